@@ -1,0 +1,66 @@
+# The project's verbs. Set-up is a target like any other: a marker file in .venv says that it is done.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PACKAGING := pyproject.toml greenstalk_server/__init__.py
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help run test check coverage bench clean
+
+help:
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+run: $(VENV)/.installed  ## set up, then serve beanstalk on 11300 and the dashboard on 8080; ARGS="-p 11301" to differ
+	@exec $(BIN)/greenstalk-server $(ARGS)
+
+test: $(VENV)/.installed-dev  ## set up, then run every test
+	@$(call need,beanstalkd,beanstalkd)
+	$(BIN)/python -m pytest
+
+check: $(VENV)/.installed-dev  ## set up, then lint, check types and the import rule
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+coverage: $(VENV)/.installed-dev  ## run every test, and show the lines that none reached
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report
+
+bench: $(VENV)/.installed-dev  ## set up, then measure ours against beanstalkd
+	@$(call need,gcc,gcc libc6-dev)
+	@$(call need,beanstalkd,beanstalkd)
+	$(BIN)/python bench/run.py
+
+clean:  ## remove the environment and everything made
+	rm -rf $(VENV) build dist *.egg-info .coverage* .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/.installed: $(PACKAGING) | $(VENV)/.made
+	$(BIN)/pip install --quiet --editable .
+	@touch $@
+
+$(VENV)/.installed-dev: $(PACKAGING) | $(VENV)/.made
+	$(BIN)/pip install --quiet --editable '.[dev]'
+	@touch $@ $(VENV)/.installed
+
+# Made whole or not at all: a half-made environment has no marker, and is made anew.
+$(VENV)/.made:
+	@command -v $(PYTHON) >/dev/null || { echo >&2 "Python 3.11 or newer is needed: apt-get install python3 python3-venv"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo >&2 "Python 3.11 or newer is needed, and $(PYTHON) is $$($(PYTHON) -V 2>&1): apt-get install python3 python3-venv" \
+	    "(Debian 12 and later), or name another with make PYTHON=..."; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { \
+	  echo >&2 "Python's venv module is needed: apt-get install python3-venv"; exit 1; }
+	$(PYTHON) -m venv --clear $(VENV)
+	@touch $@
+
+# $(call need,COMMAND,DEBIAN PACKAGES): end with a message if COMMAND is missing.
+need = PATH="$$PATH:/usr/sbin" command -v $(1) >/dev/null || { echo >&2 "$(1) is needed: apt-get install $(2)"; exit 1; }

@@ -1,0 +1,1 @@
+"""The benchmark: ours against beanstalkd, in turns, on loopback. See README.md."""

@@ -1,0 +1,532 @@
+"""The queue: every state transition of jobs, tubes and clients, one small method each.
+
+Pure: no socket, clock or disk. Every method that needs the time takes `now`, integer nanoseconds since the
+Unix epoch, which must never go back. What has to survive a crash is told to the journal before the method
+returns, so before its reply can leave.
+
+Invariants, which `check` verifies:
+
+- No method switches greenlets, calls anything that does, or blocks; so the broker needs no lock.
+- Each job is in exactly one place: its tube's ready, delayed or buried jobs, or its holder's reserved ones.
+- Counters equal reality.
+- While a client waits, no tube that it watches has a ready job, unless that tube is paused.
+- A tube exists while it is used, watched or holds a job, and `default` always.
+- Every deadline ahead of us has an armed timer at or before it.
+
+Two things are the caller's to provide: `Client.wake`, which ends a wait, and `Broker.alarm`, called with a
+time when `tick` is now wanted earlier than its last return value said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from greenstalk_server.client import Client
+from greenstalk_server.job import (
+    BURIED,
+    DELAYED,
+    MAX_ID,
+    NO_KEY,
+    READY,
+    RESERVED,
+    SECOND,
+    URGENT_BELOW,
+    Job,
+)
+from greenstalk_server.journal import Journal, NullJournal
+from greenstalk_server.stats import Counters, ServerFacts
+from greenstalk_server.timers import Timers
+from greenstalk_server.tube import Tube
+
+DEFAULT_TUBE: Final = b"default"
+DEFAULT_MAX_JOB_SIZE: Final = 65535
+
+SAFETY_MARGIN: Final = SECOND
+"""A client is not kept waiting during the last second of a job it holds (protocol.txt, "reserve")."""
+
+WAITING: Final = 0
+TIMED_OUT: Final = 1
+DEADLINE_SOON: Final = 2
+"""How a wait stands or has ended, if not with a job."""
+
+SLICE: Final = 256
+"""Jobs moved at most by one tick, kick or disconnect, about a millisecond's work; the rest goes on later."""
+
+
+def _no_alarm(when: int) -> None:
+    """Stand in for `Broker.alarm` where the caller ticks often enough by itself."""
+
+
+class Broker:
+    """All jobs, tubes and clients of one server.
+
+    jobs            every job by id, in the order of its put.
+    tubes           every tube by name, in the order of creation.
+    clients         every connected client.
+    is_draining     puts are refused.
+    """
+
+    def __init__(
+        self, facts: ServerFacts, journal: Journal | None = None, max_job_size: int = DEFAULT_MAX_JOB_SIZE
+    ) -> None:
+        """*max_job_size* is the most bytes of a body."""
+        self.facts: ServerFacts = facts
+        self.journal: Journal = journal if journal is not None else NullJournal()
+        self.max_job_size: int = max_job_size
+        self.jobs: dict[int, Job] = {}
+        self.tubes: dict[bytes, Tube] = {}
+        self.clients: dict[Client, None] = {}
+        self.counters: Counters = Counters()
+        self.is_draining: bool = False
+        self.next_id: int = 1
+        self.producer_count: int = 0
+        self.worker_count: int = 0
+        self.waiting_count: int = 0
+        self.alarm: Callable[[int], None] = _no_alarm
+        self._timers: Timers = Timers()
+        self._default: Tube = self._tube(DEFAULT_TUBE)
+
+    # Clients
+
+    def connect(self, wake: Callable[[], None]) -> Client:
+        """Admit a client that uses and watches `default`. Its waits end by a call of *wake*."""
+        client = Client(self._default, wake)
+        self._default.using += 1
+        self._default.watching += 1
+        self.clients[client] = None
+        self.counters.total_connections += 1
+        return client
+
+    def disconnect(self, client: Client, now: int) -> None:
+        """Part with *client*: its wait ends, its reserved jobs are ready again in the order it reserved them."""
+        self.cancel_wait(client)
+        client.is_closed = True
+        del self.clients[client]
+        self.producer_count -= client.is_producer
+        self.worker_count -= client.is_worker
+        client.used.using -= 1
+        self._drop_if_unneeded(client.used)
+        for tube in client.watched.values():
+            tube.watching -= 1
+            self._drop_if_unneeded(tube)
+        self._give_back(client, now)
+
+    def note_producer(self, client: Client) -> None:
+        """Count *client* among the producers."""
+        if not client.is_producer:
+            client.is_producer = True
+            self.producer_count += 1
+
+    def note_worker(self, client: Client) -> None:
+        """Count *client* among the workers."""
+        if not client.is_worker:
+            client.is_worker = True
+            self.worker_count += 1
+
+    def use(self, client: Client, name: bytes) -> None:
+        """Have *client*'s puts go to the tube *name*, which is created if need be."""
+        tube = self._tube(name)
+        tube.using += 1
+        old, client.used = client.used, tube
+        old.using -= 1
+        self._drop_if_unneeded(old)
+
+    def watch(self, client: Client, name: bytes) -> int:
+        """Have *client*'s reserves take from the tube *name* too; return how many it watches."""
+        if name not in client.watched:
+            tube = self._tube(name)
+            tube.watching += 1
+            client.watched[name] = tube
+        return len(client.watched)
+
+    def ignore(self, client: Client, name: bytes) -> int:
+        """Undo a watch; return how many tubes *client* watches, or 0 if *name* is the only one (it stays)."""
+        tube = client.watched.get(name)
+        if tube is not None:
+            if len(client.watched) == 1:
+                return 0
+            del client.watched[name]
+            tube.watching -= 1
+            self._drop_if_unneeded(tube)
+        return len(client.watched)
+
+    # Producers
+
+    def allocate_id(self) -> int:
+        """The next job id. Each is given once, whether a job comes of it or not."""
+        id = self.next_id
+        self.next_id = id + 1
+        return id
+
+    def put(self, client: Client, id: int, pri: int, delay: int, ttr: int, body: bytes, now: int) -> bool:
+        """Add a job, under an allocated *id*, to the tube that *client* uses.
+
+        *delay* and *ttr* in nanoseconds. Return False if the journal has no room for it: nothing has changed.
+        """
+        tube = client.used
+        job = Job(id, tube, body, pri, delay, ttr, now)
+        if delay:
+            job.state = DELAYED
+            job.deadline = now + delay
+        if not self.journal.put(job):
+            return False
+        self.jobs[id] = job
+        tube.total_jobs += 1
+        self.counters.total_jobs += 1
+        if delay:
+            self._add_delayed(job)
+        else:
+            self._add_ready(job, now)
+        return True
+
+    # Workers
+
+    def reserve(self, client: Client, now: int) -> Job | None:
+        """Reserve for *client* the job with the smallest (pri, id) of all tubes it watches, if one is ready."""
+        best: Job | None = None
+        for tube in client.watched.values():
+            if tube.ready.count and tube.paused_until <= now:
+                job = tube.ready.first()
+                if job is not None and (best is None or job.key < best.key):
+                    best = job
+        if best is not None:
+            best.tube.remove_ready(best)
+            self._add_reserved(best, client, now)
+        return best
+
+    def wait(self, client: Client, until: int | None, now: int) -> int:
+        """Park *client*, for which `reserve` has just found nothing, until a job comes or *until* does.
+
+        Return WAITING, with `client.wake` to be called and `client.outcome` to be set later; or TIMED_OUT or
+        DEADLINE_SOON if that is so already, and the client does not wait.
+        """
+        wake_at = until
+        soonest = client.soonest() if client.reserved else None
+        if soonest is not None:
+            margin_at = soonest.deadline - SAFETY_MARGIN
+            if margin_at <= now:
+                return DEADLINE_SOON
+            if wake_at is None or margin_at < wake_at:
+                wake_at = margin_at
+        if until is not None and until <= now:
+            return TIMED_OUT
+        client.is_waiting = True
+        client.wait_until = until
+        client.outcome = None
+        self.waiting_count += 1
+        for tube in client.watched.values():
+            tube.waiters[client] = None
+        if wake_at is not None:
+            self._arm(client, wake_at)
+        return WAITING
+
+    def cancel_wait(self, client: Client) -> None:
+        """End *client*'s wait, if it waits, without an outcome and without waking it."""
+        if client.is_waiting:
+            client.is_waiting = False
+            self.waiting_count -= 1
+            for tube in client.watched.values():
+                del tube.waiters[client]
+
+    def reserve_job(self, client: Client, id: int, now: int) -> Job | None:
+        """Reserve for *client* the ready, delayed or buried job *id* of any tube; None if there is none such."""
+        job = self.jobs.get(id)
+        if job is None or job.state == RESERVED:
+            return None
+        job.tube.remove(job)
+        self._add_reserved(job, client, now)
+        return job
+
+    def delete(self, client: Client | None, id: int) -> bool:
+        """Remove job *id* for good; False if there is none, or another than *client* holds it."""
+        job = self.jobs.get(id)
+        if job is None:
+            return False
+        tube = job.tube
+        if job.state == RESERVED:
+            if job.holder is not client:
+                return False
+            self._remove_reserved(job)
+        else:
+            tube.remove(job)
+        del self.jobs[id]
+        tube.cmd_delete += 1
+        self.journal.delete(job)
+        if not tube.using and not tube.watching:
+            self._drop_if_unneeded(tube)
+        return True
+
+    def release(self, client: Client, id: int, pri: int, delay: int, now: int) -> bool:
+        """Make the job *id* ready again, or delayed, with a new *pri*; False unless *client* holds it."""
+        job = client.reserved.get(id)
+        if job is None:
+            return False
+        self._remove_reserved(job)
+        job.pri = pri
+        job.delay = delay
+        job.releases += 1
+        if delay:
+            job.deadline = now + delay
+            self._add_delayed(job)
+        else:
+            self._add_ready(job, now)
+        self.journal.update(job)
+        return True
+
+    def bury(self, client: Client, id: int, pri: int) -> bool:
+        """Bury the job *id* with a new *pri*; False unless *client* holds it."""
+        job = client.reserved.get(id)
+        if job is None:
+            return False
+        self._remove_reserved(job)
+        job.pri = pri
+        job.buries += 1
+        job.tube.add_buried(job)
+        self.journal.update(job)
+        return True
+
+    def touch(self, client: Client, id: int, now: int) -> bool:
+        """Give the job *id* its whole ttr from *now*; False unless *client* holds it."""
+        job = client.reserved.get(id)
+        if job is None:
+            return False
+        job.deadline = now + job.ttr
+        client.hold(job)
+        self._arm(client, job.deadline)
+        return True
+
+    # Anyone
+
+    def kick(self, tube: Tube, state: int, bound: int, now: int) -> int:
+        """Make up to *bound* of the tube's jobs in *state*, BURIED or DELAYED, ready; return how many.
+
+        Never more than SLICE: ask again for the rest.
+        """
+        first = tube.first_buried if state == BURIED else tube.delayed.first
+        for kicked in range(min(bound, SLICE)):
+            job = first()
+            if job is None:
+                return kicked
+            self._kick(job, now)
+        return min(bound, SLICE)
+
+    def kick_job(self, id: int, now: int) -> bool:
+        """Make the buried or delayed job *id* ready; False if there is none such."""
+        job = self.jobs.get(id)
+        if job is None or job.state not in (BURIED, DELAYED):
+            return False
+        self._kick(job, now)
+        return True
+
+    def pause_tube(self, name: bytes, delay: int, now: int) -> bool:
+        """Let no job of the tube *name* be reserved for *delay* nanoseconds; 0 ends a pause. False if no such tube."""
+        tube = self.tubes.get(name)
+        if tube is None:
+            return False
+        tube.cmd_pause_tube += 1
+        tube.pause = delay
+        tube.paused_until = now + delay if delay else 0
+        self.journal.pause(tube)
+        if delay:
+            self._arm(tube, tube.paused_until)
+        else:
+            self._hand_out(tube, now)
+        return True
+
+    def drain(self) -> None:
+        """Refuse puts from now on."""
+        self.is_draining = True
+
+    # Time
+
+    def tick(self, now: int) -> int | None:
+        """Do what has fallen due by *now*, a slice of it; return when to tick next, or None for never.
+
+        What it returns lies at or before *now* if some is left to do: the caller sees to others first.
+        """
+        for _ in range(SLICE):
+            target = self._timers.pop_due(now)
+            if target is None:
+                break
+            if isinstance(target, Tube):
+                self._tube_due(target, now)
+            elif isinstance(target, Client):
+                self._client_due(target, now)
+        return self._timers.soonest()
+
+    def _tube_due(self, tube: Tube, now: int) -> None:
+        if tube.paused_until and tube.paused_until <= now:
+            tube.pause = tube.paused_until = 0
+            self._hand_out(tube, now)
+        job = tube.delayed.first()
+        if job is not None and job.deadline <= now:
+            tube.remove(job)
+            self._add_ready(job, now)
+            job = tube.delayed.first()
+        if job is not None:
+            self._arm(tube, job.deadline)
+        if tube.paused_until:
+            self._arm(tube, tube.paused_until)
+
+    def _client_due(self, client: Client, now: int) -> None:
+        if client.is_closed:
+            self._give_back(client, now)
+            return
+        job = client.soonest()
+        if client.is_waiting and job is not None and job.deadline - SAFETY_MARGIN <= now:
+            self._end_wait(client, DEADLINE_SOON)
+        elif client.is_waiting and client.wait_until is not None and client.wait_until <= now:
+            self._end_wait(client, TIMED_OUT)
+        elif job is not None and job.deadline <= now:
+            self._remove_reserved(job)
+            job.timeouts += 1
+            self.counters.job_timeouts += 1
+            self._add_ready(job, now)
+            job = client.soonest()
+        if job is not None:
+            self._arm(client, job.deadline - SAFETY_MARGIN if client.is_waiting else job.deadline)
+        if client.is_waiting and client.wait_until is not None:
+            self._arm(client, client.wait_until)
+
+    # Where a job is
+
+    def _add_ready(self, job: Job, now: int) -> None:
+        tube = job.tube
+        if not tube.waiters or tube.paused_until > now:
+            tube.add_ready(job)
+        elif tube.ready.count:  # a pause has ended, and no tick has come yet
+            tube.add_ready(job)
+            self._hand_out(tube, now)
+        else:
+            self._grant(job, next(iter(tube.waiters)), now)
+
+    def _add_delayed(self, job: Job) -> None:
+        job.tube.add_delayed(job)
+        self._arm(job.tube, job.deadline)
+
+    def _add_reserved(self, job: Job, client: Client, now: int) -> None:
+        job.state = RESERVED
+        job.holder = client
+        job.reserves += 1
+        job.deadline = now + job.ttr
+        job.tube.reserved_count += 1
+        client.hold(job)
+        if not 0 < client.timer_at <= job.deadline:
+            self._arm(client, job.deadline)
+
+    def _remove_reserved(self, job: Job) -> None:
+        assert job.holder is not None
+        del job.holder.reserved[job.id]
+        job.holder = None
+        job.tube.reserved_count -= 1
+
+    def _kick(self, job: Job, now: int) -> None:
+        job.tube.remove(job)
+        job.kicks += 1
+        self._add_ready(job, now)
+        self.journal.update(job)
+
+    def _give_back(self, client: Client, now: int) -> None:
+        """Make ready what the closed *client* held: a slice, and the rest at the next ticks."""
+        for job in list(client.reserved.values())[:SLICE]:
+            self._remove_reserved(job)
+            self._add_ready(job, now)
+        if client.reserved:
+            self._arm(client, now)
+        else:
+            self._timers.disarm(client)
+
+    # Waiting
+
+    def _hand_out(self, tube: Tube, now: int) -> None:
+        """Give ready jobs of *tube*, which is not paused, to the clients that wait for them, longest first."""
+        while tube.waiters:
+            job = tube.ready.first()
+            if job is None:
+                return
+            tube.remove_ready(job)
+            self._grant(job, next(iter(tube.waiters)), now)
+
+    def _grant(self, job: Job, client: Client, now: int) -> None:
+        """End the wait of *client* with *job*, which is nowhere."""
+        self._add_reserved(job, client, now)
+        self._end_wait(client, job)
+
+    def _end_wait(self, client: Client, outcome: Job | int) -> None:
+        self.cancel_wait(client)
+        client.outcome = outcome
+        client.wake()
+
+    def _arm(self, target: Client | Tube, when: int) -> None:
+        if self._timers.arm(target, when):
+            self.alarm(when)
+
+    # Tubes
+
+    def _tube(self, name: bytes) -> Tube:
+        tube = self.tubes.get(name)
+        if tube is None:
+            tube = self.tubes[name] = Tube(name, self.jobs)
+        return tube
+
+    def _drop_if_unneeded(self, tube: Tube) -> None:
+        if tube.is_unneeded() and tube is not self._default and self.tubes.get(tube.name) is tube:
+            del self.tubes[tube.name]
+            self._timers.disarm(tube)
+
+    # Proof
+
+    def check(self) -> None:
+        """Assert every invariant of the module's docstring. O(everything): for tests."""
+        places: dict[int, int] = {}
+        for tube in self.tubes.values():
+            self._check_tube(tube, places)
+        for job in self.jobs.values():
+            if job.state == RESERVED:
+                places[job.id] = places.get(job.id, 0) + 1
+                assert job.key == NO_KEY and job.holder is not None and job.holder.reserved[job.id] is job
+                assert 0 < job.holder.timer_at <= job.deadline
+        assert places == dict.fromkeys(self.jobs, 1)
+        assert all(0 < id < self.next_id <= MAX_ID and job.id == id for id, job in self.jobs.items())
+        for client in self.clients:
+            assert all(self.jobs[id] is job and job.holder is client for id, job in client.reserved.items())
+            self._check_client(client)
+        assert self.producer_count == sum(client.is_producer for client in self.clients)
+        assert self.worker_count == sum(client.is_worker for client in self.clients)
+        assert self.waiting_count == sum(client.is_waiting for client in self.clients)
+
+    def _check_tube(self, tube: Tube, places: dict[int, int]) -> None:
+        assert self.tubes[tube.name] is tube and (tube is self._default or not tube.is_unneeded())
+        ready, delayed, buried = list(tube.ready.walk()), list(tube.delayed.walk()), list(tube.buried.values())
+        for state, jobs in ((READY, ready), (DELAYED, delayed), (BURIED, buried)):
+            for job in jobs:
+                assert job.state == state and job.tube is tube and job.holder is None
+                assert (job.key == NO_KEY) == (state == BURIED)
+                places[job.id] = places.get(job.id, 0) + 1
+        assert [(job.pri, job.id) for job in ready] == sorted((job.pri, job.id) for job in ready)
+        assert [(job.deadline, job.id) for job in delayed] == sorted((job.deadline, job.id) for job in delayed)
+        for heap, jobs in ((tube.ready, ready), (tube.delayed, delayed)):
+            assert heap.count == len(jobs) and len(heap.entries) <= 2 * heap.count + heap.SLACK
+        assert tube.urgent_count == sum(job.pri < URGENT_BELOW for job in ready)
+        clients = list(self.clients)
+        assert tube.reserved_count == sum(job.tube is tube and job.state == RESERVED for job in self.jobs.values())
+        assert tube.using == sum(client.used is tube for client in clients)
+        assert tube.watching == sum(tube.name in client.watched for client in clients)
+        assert set(tube.waiters) == {c for c in clients if c.is_waiting and tube.name in c.watched}
+        assert not (tube.waiters and ready) or tube.paused_until
+        if delayed:
+            assert 0 < tube.timer_at <= delayed[0].deadline
+        if tube.paused_until:
+            assert 0 < tube.timer_at <= tube.paused_until
+
+    def _check_client(self, client: Client) -> None:
+        assert client.watched and self.tubes[client.used.name] is client.used
+        assert all(self.tubes[name] is tube for name, tube in client.watched.items())
+        if client.is_waiting:
+            assert client.outcome is None
+            if client.wait_until is not None:
+                assert 0 < client.timer_at <= client.wait_until
+            if client.reserved:
+                soonest = min(job.deadline for job in client.reserved.values())
+                assert 0 < client.timer_at <= soonest - SAFETY_MARGIN

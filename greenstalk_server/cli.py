@@ -1,0 +1,137 @@
+"""The command `greenstalk-server`: a daemon is put together here, served, and stopped in order.
+
+The only module that knows both the server and the dashboard. A start goes through these steps, each of which
+may end it with an exit code of its own: options, file limit, sockets, privileges, binlog directory, service.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import Final
+
+import gevent
+from flask import Flask
+from gevent.event import Event
+from gevent.pywsgi import LoggingLogAdapter, WSGIServer
+
+from greenstalk_server import __version__
+from greenstalk_server.broker import Broker
+from greenstalk_server.clock import steady_clock
+from greenstalk_server.exits import EXIT_OK, StartError
+from greenstalk_server.journal.lock import DirectoryLock
+from greenstalk_server.listeners import describe, open_listener, open_web_listener
+from greenstalk_server.memory import keep_collections_short
+from greenstalk_server.options import PROGRAM, Information, Options, parse
+from greenstalk_server.process import drop_privileges, raise_file_limit, server_facts
+from greenstalk_server.server import Server
+from web import create_app
+
+WEB_STOP_TIMEOUT: Final = 1.0
+"""Seconds that a request in hand has left at a stop; an idle kept-alive connection takes them all."""
+
+log = logging.getLogger(__name__)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command with *argv*, by default the process's own arguments; return its exit code."""
+    try:
+        parsed = parse(sys.argv[1:] if argv is None else argv, os.environ)
+        if isinstance(parsed, Information):
+            print(parsed.text, end="")
+            return EXIT_OK
+        _log_to_stderr(parsed.verbosity)
+        _run(parsed, os.environ)
+    except StartError as error:
+        print(f"{PROGRAM}: {error}", file=sys.stderr)
+        return error.exit_code
+    return EXIT_OK
+
+
+def _run(options: Options, environ: Mapping[str, str]) -> None:
+    """Serve as *options* say until a signal ends it; raise StartError if it cannot be done."""
+    for warning in options.warnings:
+        log.warning("%s", warning)
+    raise_file_limit()
+    with ExitStack() as at_exit:
+        listener = at_exit.enter_context(open_listener(options, environ))
+        web_listener = at_exit.enter_context(open_web_listener(options)) if options.web_enabled else None
+        if options.user is not None:
+            drop_privileges(options.user)
+        if options.binlog_dir is not None:
+            at_exit.callback(DirectoryLock(options.binlog_dir).close)
+        _serve(options, listener, web_listener)
+
+
+def _serve(options: Options, listener: socket.socket, web_listener: socket.socket | None) -> None:
+    """Serve on sockets that are bound, until SIGTERM or SIGINT; then stop in order."""
+    clock = steady_clock()
+    broker = Broker(server_facts(started_at=clock()), max_job_size=options.max_job_size)
+    server = Server(broker, [listener], clock)
+    web_server: WSGIServer | None = None
+    if web_listener is not None:
+        where = describe(listener)
+        app = create_app(broker, clock, password=options.web_password, hosts=[options.web_host], beanstalk=where)
+        web_server = _web_server(app, web_listener, options)
+    stopping = Event()
+    gevent.signal_handler(signal.SIGTERM, stopping.set)
+    gevent.signal_handler(signal.SIGINT, stopping.set)
+    gevent.signal_handler(signal.SIGUSR1, server.drain)
+    keep_collections_short()
+    server.start()
+    if web_server is not None:
+        web_server.start()
+    _announce(options, listener, web_listener)
+    stopping.wait()
+    _stop(server, web_server)
+
+
+def _stop(server: Server, web_server: WSGIServer | None) -> None:
+    """Let nobody in any more, then finish what is in hand."""
+    log.info("stopping: no new connections, what is in hand is finished")
+    if web_server is not None:
+        web_server.close()
+    server.stop()
+    if web_server is not None:
+        web_server.stop(timeout=WEB_STOP_TIMEOUT)
+    log.info("stopped")
+
+
+def _web_server(app: Flask, web_listener: socket.socket, options: Options) -> WSGIServer:
+    """Return an HTTP server of *app*, not started; it logs requests from -V on."""
+    web_log = logging.getLogger("web")
+    return WSGIServer(
+        web_listener,
+        app,
+        log=LoggingLogAdapter(web_log, logging.DEBUG),
+        error_log=LoggingLogAdapter(web_log, logging.ERROR),
+        environ={"SERVER_NAME": options.web_host},  # else gevent asks the DNS for one
+    )
+
+
+def _announce(options: Options, listener: socket.socket, web_listener: socket.socket | None) -> None:
+    """Print the first lines: version, where both listen, and whether jobs survive a restart."""
+    print(f"{PROGRAM} {__version__}, process {os.getpid()}")
+    print(f"beanstalk protocol: {describe(listener)}")
+    print(f"dashboard: {f'http://{describe(web_listener)}/' if web_listener is not None else 'off (--no-web)'}")
+    print(f"jobs: {_survival(options)}", flush=True)
+
+
+def _survival(options: Options) -> str:
+    lost = "in memory only; they do not survive a restart"
+    if options.binlog_dir is None:
+        return lost
+    return f"{lost}, since this version does not write to {options.binlog_dir} yet"
+
+
+def _log_to_stderr(verbosity: int) -> None:
+    logging.basicConfig(
+        level=logging.DEBUG if verbosity else logging.INFO,
+        format="%(asctime)s %(levelname)s %(message)s",
+        stream=sys.stderr,
+    )

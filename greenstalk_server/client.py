@@ -1,0 +1,91 @@
+"""A client, as the broker sees one connection: its tubes, its reserved jobs, and whether it waits.
+
+Owns the order of its reserved jobs by deadline. Knows no socket: to end its wait the broker calls `wake`,
+which must not switch greenlets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from heapq import heapify, heappop, heappush
+from typing import Final
+
+from greenstalk_server.job import ID_BITS, MAX_ID, Job
+from greenstalk_server.tube import Tube
+
+SCAN_AT_MOST: Final = 32
+"""Up to this many reserved jobs the soonest deadline is found by a scan; past it, by a heap."""
+
+
+class Client:
+    """One client.
+
+    used            the tube its puts go to.
+    watched         the tubes its reserves take from, by name, in the order of watching.
+    reserved        the jobs it holds, by id, in the order of reservation.
+    is_producer     it has sent a put whose size was allowed.
+    is_worker       it has sent a reserve, or reserved by id.
+    is_waiting      it is parked in a reserve.
+    wait_until      when that reserve times out, nanoseconds; None for never.
+    outcome         what ended its last wait: a job, or one of the broker's outcomes; None while it waits.
+    wake            called once when its wait ends.
+    timer_at        when the broker's timers next call on it, 0 for never (see broker.Timers).
+    """
+
+    __slots__ = (
+        "_deadlines",
+        "is_closed",
+        "is_producer",
+        "is_waiting",
+        "is_worker",
+        "outcome",
+        "reserved",
+        "timer_at",
+        "used",
+        "wait_until",
+        "wake",
+        "watched",
+    )
+
+    def __init__(self, tube: Tube, wake: Callable[[], None]) -> None:
+        """*tube* is used and watched at first; the broker counts it."""
+        self.used: Tube = tube
+        self.watched: dict[bytes, Tube] = {tube.name: tube}
+        self.reserved: dict[int, Job] = {}
+        self.is_producer: bool = False
+        self.is_worker: bool = False
+        self.is_waiting: bool = False
+        self.is_closed: bool = False
+        self.wait_until: int | None = None
+        self.outcome: Job | int | None = None
+        self.wake: Callable[[], None] = wake
+        self.timer_at: int = 0
+        self._deadlines: list[int] | None = None
+
+    def hold(self, job: Job) -> None:
+        """Add *job*, whose deadline is set, to the reserved ones, or note its new deadline."""
+        self.reserved[job.id] = job
+        if self._deadlines is not None:
+            heappush(self._deadlines, job.deadline << ID_BITS | job.id)
+            if len(self._deadlines) > 4 * (len(self.reserved) + SCAN_AT_MOST):
+                self._deadlines = None
+
+    def soonest(self) -> Job | None:
+        """The reserved job with the nearest deadline, or None. O(log n) amortised however many it holds."""
+        if len(self.reserved) <= SCAN_AT_MOST:
+            self._deadlines = None
+            return min(self.reserved.values(), key=deadline_of, default=None)
+        if self._deadlines is None:
+            self._deadlines = [job.deadline << ID_BITS | job.id for job in self.reserved.values()]
+            heapify(self._deadlines)
+        while True:
+            entry = self._deadlines[0]
+            job = self.reserved.get(entry & MAX_ID)
+            if job is not None and job.deadline == entry >> ID_BITS:
+                return job
+            heappop(self._deadlines)
+
+
+def deadline_of(job: Job) -> int:
+    """When *job*'s delay or ttr ends, nanoseconds."""
+    return job.deadline

@@ -1,0 +1,20 @@
+"""Why the daemon ends: beanstalkd's exit codes, and the error that carries one from wherever a start fails."""
+
+from __future__ import annotations
+
+from typing import Final
+
+EXIT_OK: Final = 0
+EXIT_USAGE: Final = 5
+EXIT_BINLOG: Final = 10
+EXIT_NO_SUCH_USER: Final = 33
+EXIT_PRIVILEGES: Final = 34
+EXIT_LISTEN: Final = 111
+
+
+class StartError(Exception):
+    """The daemon cannot start as asked: str() is for the operator, `exit_code` for whoever started it."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code

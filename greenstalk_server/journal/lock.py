@@ -1,0 +1,59 @@
+"""The lock on a binlog directory: one server at a time, ours or beanstalkd's.
+
+An fcntl lock on DIR/lock, as beanstalkd takes it, so that neither of the two opens a directory that the other has.
+It ends with the process.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+from pathlib import Path
+from typing import Final
+
+from greenstalk_server.exits import EXIT_BINLOG, StartError
+
+LOCK_NAME: Final = "lock"
+FLOCK: Final = struct.Struct("@hhqqi4x")
+"""struct flock of 64-bit Linux: type, whence, start, len, pid."""
+
+
+class DirectoryLock:
+    """The lock on one directory, held from construction to close().
+
+    Closing any other file descriptor on the lock file would end the lock (fcntl(2)): nothing else may open it.
+    """
+
+    __slots__ = ("_fd", "directory")
+
+    def __init__(self, directory: str) -> None:
+        """Lock *directory*; raise StartError if it is missing, not writable, or locked by another process."""
+        self.directory = directory
+        path = Path(directory, LOCK_NAME)
+        try:
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise _refused(directory, f"{error.strerror}; it must be a writable directory") from error
+        try:
+            fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            is_held = isinstance(error, BlockingIOError)
+            reason = f"in use by {_holder(self._fd)}, and one server at a time may be" if is_held else error.strerror
+            os.close(self._fd)
+            raise _refused(directory, reason) from error
+
+    def close(self) -> None:
+        """Give the lock up."""
+        os.close(self._fd)
+
+
+def _holder(fd: int) -> str:
+    """Name the process that holds a lock on *fd*; one of another pid namespace, or just gone, has no number."""
+    asked = FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    kind, _, _, _, pid = FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, asked))
+    return f"process {pid}" if kind != fcntl.F_UNLCK and pid > 0 else "another process"
+
+
+def _refused(directory: str, reason: str | None) -> StartError:
+    return StartError(f"-b {directory}: {reason}", EXIT_BINLOG)

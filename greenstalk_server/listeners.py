@@ -1,0 +1,173 @@
+"""The listening sockets: bound by us, or handed over by systemd.
+
+Every socket is returned bound, listening and non-blocking, with the options that accepted connections inherit
+from it already set. A failure is a StartError that names the address.
+
+Binding happens before privileges are dropped. Host names are resolved here, which blocks: nothing is served yet.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from greenstalk_server.exits import EXIT_LISTEN, StartError
+from greenstalk_server.options import Options
+
+BACKLOG: Final = 4096
+"""Connections that may wait to be accepted; the kernel cuts it to net.core.somaxconn."""
+
+INHERITED_FD: Final = 3
+"""SD_LISTEN_FDS_START of sd_listen_fds(3)."""
+
+UNIX_PREFIX: Final = "unix:"
+
+log = logging.getLogger(__name__)
+
+
+def open_listener(options: Options, environ: Mapping[str, str]) -> socket.socket:
+    """Return the socket for the beanstalk protocol: the inherited one if there is one, else as -l and -p say."""
+    sock = _inherited(environ)
+    if sock is None:
+        return _listen_on(options.listen, options.port)
+    for field, flag, value in (("listen", "-l", options.listen), ("port", "-p", options.port)):
+        if field in options.given:
+            log.warning("%s %s is ignored: serving the socket that was handed over", flag, value)
+    return sock
+
+
+def open_web_listener(options: Options) -> socket.socket:
+    """Return the socket for the dashboard."""
+    try:
+        return _listen_on_tcp(options.web_host, options.web_port)
+    except StartError as error:
+        raise StartError(f"{error} (the dashboard: see --web-host, --web-port, --no-web)", error.exit_code) from error
+
+
+def describe(sock: socket.socket) -> str:
+    """Return where *sock* listens, as an operator writes it: `127.0.0.1:11300`, `[::1]:11300`, `unix:PATH`."""
+    address = sock.getsockname()
+    match sock.family:
+        case socket.AF_UNIX:
+            return UNIX_PREFIX + _unix_name(address)
+        case socket.AF_INET6:
+            return _host_and_port(address[0], address[1])
+        case _:
+            return f"{address[0]}:{address[1]}"
+
+
+def _listen_on(where: str, port: int) -> socket.socket:
+    if where.startswith(UNIX_PREFIX):
+        return _listen_on_path(where.removeprefix(UNIX_PREFIX))
+    return _listen_on_tcp(where, port)
+
+
+def _listen_on_tcp(host: str, port: int) -> socket.socket:
+    """Listen on the first address of *host* that can be bound."""
+    if not host:
+        raise StartError("cannot listen on an empty address", EXIT_LISTEN)
+    failure: Exception | None = None
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError) as error:
+        raise _cannot_listen(_host_and_port(host, port), error) from error
+    for family, kind, protocol, _, address in found:
+        sock = socket.socket(family, kind, protocol)
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(address)
+            return _ready(sock)
+        except OSError as error:
+            sock.close()
+            failure = error
+    raise _cannot_listen(_host_and_port(host, port), failure)
+
+
+def _listen_on_path(path: str) -> socket.socket:
+    """Listen on a Unix socket at *path*, in place of the socket that an earlier server left there."""
+    if not path:
+        raise StartError("cannot listen on unix: without a path", EXIT_LISTEN)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        _remove_socket(Path(path))
+        sock.bind(path)
+        return _ready(sock)
+    except OSError as error:
+        sock.close()
+        raise _cannot_listen(UNIX_PREFIX + path, error) from error
+
+
+def _remove_socket(path: Path) -> None:
+    """Remove the socket at *path*, if there is one; raise FileExistsError if something else is there."""
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise FileExistsError("a file that is not a socket is there already")
+    log.warning("removing the socket at %s, to listen there", path)
+    path.unlink()
+
+
+def _ready(sock: socket.socket) -> socket.socket:
+    """Make *sock* listen, with what accepted connections inherit: answers leave at once, dead peers are noticed."""
+    if sock.family != socket.AF_UNIX:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setblocking(False)
+    sock.listen(BACKLOG)
+    return sock
+
+
+def _inherited(environ: Mapping[str, str]) -> socket.socket | None:
+    """Return the listening socket that systemd handed over to this very process, by sd_listen_fds(3), if it did."""
+    if environ.get("LISTEN_PID") != str(os.getpid()) or "LISTEN_FDS" not in environ:
+        return None
+    count = environ["LISTEN_FDS"]
+    if not (count.isascii() and count.isdigit() and int(count)):
+        raise StartError(f"LISTEN_FDS {count!r}: must be how many sockets are handed over, at least 1", EXIT_LISTEN)
+    if int(count) > 1:
+        log.warning("%s sockets were handed over: serving the first, file descriptor %d", count, INHERITED_FD)
+    return _adopt(INHERITED_FD)
+
+
+def _adopt(fd: int) -> socket.socket:
+    """Take over *fd*, which must be a listening stream socket, TCP or Unix."""
+    what = f"the socket handed over as file descriptor {fd}"
+    try:
+        sock = socket.socket(fileno=fd)
+    except OSError as error:
+        raise _cannot_listen(what, error) from error
+    if not _is_listening_stream(sock):
+        sock.close()
+        raise StartError(f"cannot listen on {what}: it is not a listening TCP or Unix socket", EXIT_LISTEN)
+    sock.set_inheritable(False)
+    return _ready(sock)
+
+
+def _is_listening_stream(sock: socket.socket) -> bool:
+    return (
+        sock.family in {socket.AF_INET, socket.AF_INET6, socket.AF_UNIX}
+        and sock.type == socket.SOCK_STREAM
+        and sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) == 1
+    )
+
+
+def _cannot_listen(where: str, error: Exception | None) -> StartError:
+    reason = getattr(error, "strerror", None) or str(error)
+    return StartError(f"cannot listen on {where}: {reason}", EXIT_LISTEN)
+
+
+def _host_and_port(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _unix_name(address: str | bytes) -> str:
+    """Return the name of a Unix socket; an abstract one is written with an at sign, as ss(8) does."""
+    name = os.fsdecode(address)
+    return "@" + name[1:] if name.startswith("\0") else name

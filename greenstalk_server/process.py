@@ -1,0 +1,65 @@
+"""This process itself: whom it runs as, and how many files it may have open."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pwd
+import resource
+import secrets
+
+from greenstalk_server import __version__
+from greenstalk_server.exits import EXIT_NO_SUCH_USER, EXIT_PRIVILEGES, StartError
+from greenstalk_server.stats import ServerFacts
+
+log = logging.getLogger(__name__)
+
+
+def drop_privileges(user: str) -> None:
+    """Become *user*, with the user's groups, for good; raise StartError if there is none, or it is not allowed.
+
+    Whoever is not root can only become itself, which changes nothing.
+    """
+    try:
+        account = pwd.getpwnam(user)
+    except KeyError:
+        raise StartError(f"-u {user or repr(user)}: no such user", EXIT_NO_SUCH_USER) from None
+    try:
+        os.setgid(account.pw_gid)
+        if os.geteuid() == 0:
+            os.initgroups(account.pw_name, account.pw_gid)
+        os.setuid(account.pw_uid)
+    except PermissionError as error:
+        message = f"-u {user}: only root can become another user ({error.strerror})"
+        raise StartError(message, EXIT_PRIVILEGES) from error
+
+
+def raise_file_limit() -> int:
+    """Raise the soft limit on open files to the hard one, and return the limit now: each connection is a file."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (OSError, ValueError) as error:
+        log.warning("the limit on open files stays at %d: %s", soft, error)
+        return soft
+    return hard
+
+
+def server_facts(started_at: int) -> ServerFacts:
+    """What this process can say of itself, and a new random id, for a server started at *started_at*."""
+    system = os.uname()
+    return ServerFacts(
+        id=secrets.token_hex(8),
+        pid=os.getpid(),
+        version=__version__,
+        hostname=system.nodename,
+        os=system.version,
+        platform=system.machine,
+        started_at=started_at,
+        rusage=_rusage,
+    )
+
+
+def _rusage() -> tuple[float, float]:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime, usage.ru_stime

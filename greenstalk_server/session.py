@@ -1,0 +1,419 @@
+"""One connection's conversation, sans-IO: bytes in, bytes out, and the broker in between.
+
+Where a session stands, one of:
+
+- at a command line: `_rest` holds the line's beginning, if some has come;
+- in the body of a put: `_put` is the command, `_parts` what has come, `_missing` how many bytes have not;
+- in the body of a put that is too big: `_skip` bytes are still to be discarded;
+- in a line that is too long: `_is_long_line`;
+- parked in a reserve: `is_waiting`; what comes meanwhile is kept in `_rest`, unread;
+- in the middle of its input because it has done enough for one turn: `has_more`;
+- closing: `is_closing`; the connection is to be closed once what was returned is sent.
+
+One call serves all that has come, up to a slice, and returns the replies as one piece. The slices bound
+what a call costs, and what it returns to about OUTPUT_SLICE and one reply.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, TypeAlias
+
+from greenstalk_server import broker as outcomes
+from greenstalk_server import job as states
+from greenstalk_server import protocol, stats
+from greenstalk_server.broker import Broker
+from greenstalk_server.client import Client
+from greenstalk_server.job import Job
+from greenstalk_server.protocol import CRLF, MAX_LINE, Command
+
+INPUT_LIMIT: Final = 65536
+"""Bytes kept unread while parked; the caller should read no further."""
+
+OUTPUT_SLICE: Final = 65536
+COMMAND_SLICE: Final = range(1000)
+
+
+class Session:
+    """One connection's conversation with *broker*; see the module."""
+
+    __slots__ = (
+        "_broker",
+        "_is_eof",
+        "_is_long_line",
+        "_kick",
+        "_missing",
+        "_out_size",
+        "_parts",
+        "_put",
+        "_put_id",
+        "_rest",
+        "_skip",
+        "client",
+        "has_more",
+        "is_closing",
+        "is_waiting",
+    )
+
+    def __init__(self, broker: Broker, wake: Callable[[], None]) -> None:
+        """Connect a client. *wake* is called when a reserve that was parked has its outcome: then `resume`."""
+        self._broker: Broker = broker
+        self.client: Client = broker.connect(wake)
+        self.is_waiting: bool = False
+        self.has_more: bool = False
+        self.is_closing: bool = False
+        self._is_eof: bool = False
+        self._is_long_line: bool = False
+        self._rest: bytes = b""
+        self._put: Command | None = None
+        self._put_id: int = 0
+        self._parts: list[bytes] | None = None
+        self._missing: int = 0
+        self._skip: int = 0
+        self._kick: _Kick | None = None
+        self._out_size: int = 0
+
+    @property
+    def wants_input(self) -> bool:
+        """Whether to read on: not in the middle of its input, and not too much kept unread."""
+        return not self.has_more and len(self._rest) < INPUT_LIMIT
+
+    def receive(self, data: bytes, now: int) -> bytes:
+        """Take *data*, not empty, and return the replies it makes."""
+        if self.is_waiting:
+            self._rest += data
+            return b""
+        out: list[bytes] = []
+        pos = 0
+        if self._put is not None:
+            pos = self._go_on_with_body(self._put, data, out, now)
+        elif self._skip:
+            pos = self._go_on_skipping(data, 0, out)
+        elif self._rest:
+            data = self._rest + data
+            self._rest = b""
+        return self._serve(data, pos, out, now)
+
+    def receive_eof(self, now: int) -> bytes:
+        """Note that no more data comes: the peer closed its side. What has come is still served."""
+        self._is_eof = True
+        out: list[bytes] = []
+        if self.is_waiting:
+            self._broker.cancel_wait(self.client)
+            self.is_waiting = False
+            out.append(protocol.TIMED_OUT)
+        return self._serve(self._take_rest(), 0, out, now)
+
+    def resume(self, now: int) -> bytes:
+        """Go on: after `wake`, or where the last call left `has_more`."""
+        out: list[bytes] = []
+        if self.is_waiting:
+            self.is_waiting = False
+            out.append(self._outcome(self.client.outcome))
+        elif self._kick is not None:
+            reply = self._go_on_kicking(self._kick, now)
+            if reply is None:
+                return b""
+            out.append(reply)
+        return self._serve(self._take_rest(), 0, out, now)
+
+    def close(self, now: int) -> None:
+        """Part with the broker; call once, last."""
+        self._broker.disconnect(self.client, now)
+
+    # Framing
+
+    def _serve(self, data: bytes, pos: int, out: list[bytes], now: int) -> bytes:
+        """Serve the lines of *data* from *pos* on; keep what is not served; return *out* as one piece."""
+        known = protocol.known
+        self.has_more = False
+        self._out_size = 0
+        if self._is_long_line:
+            pos = self._go_on_with_long_line(data, pos, out)
+        for _ in COMMAND_SLICE:
+            end = data.find(CRLF, pos, pos + MAX_LINE)
+            if end < 0:
+                if len(data) - pos < MAX_LINE:
+                    break
+                self._is_long_line = True
+                pos = self._go_on_with_long_line(data, pos, out)
+                continue
+            line = data[pos:end]
+            pos = end + 2
+            try:
+                command = known.get(line) or protocol.parse(line)
+                if command[0] == protocol.PUT:
+                    pos = self._begin_put(command, data, pos, out, now)
+                    continue
+                reply = _HANDLERS[command[0]](self, command, now)
+            except protocol.ProtocolError as error:
+                reply = error.reply
+            if reply is None:
+                break
+            out.append(reply)
+            if self._out_size > OUTPUT_SLICE:
+                self.has_more = True
+                break
+        else:
+            self.has_more = True
+        if pos < len(data):
+            self._rest = data[pos:]
+        if self._is_eof and not self.has_more:
+            self.is_closing = True
+        return out[0] if len(out) == 1 else b"".join(out)
+
+    def _take_rest(self) -> bytes:
+        rest, self._rest = self._rest, b""
+        return rest
+
+    def _go_on_with_long_line(self, data: bytes, pos: int, out: list[bytes]) -> int:
+        end = data.find(CRLF, pos)
+        if end < 0:
+            return len(data) - data.endswith(b"\r")
+        self._is_long_line = False
+        out.append(protocol.BadFormat.reply)
+        return end + 2
+
+    # Put
+
+    def _begin_put(self, command: Command, data: bytes, pos: int, out: list[bytes], now: int) -> int:
+        """Begin the put whose line ends before *pos*, and finish it if its body has come; return where to go on."""
+        broker = self._broker
+        size = command[4]
+        broker.counters.cmd_put += 1
+        if size > broker.max_job_size:
+            self._skip = size + 2
+            return self._go_on_skipping(data, pos, out)
+        if not command[5]:
+            raise protocol.BadFormat
+        if not self.client.is_producer:
+            broker.note_producer(self.client)
+        id = broker.allocate_id()
+        end = pos + size
+        if len(data) < end + 2:
+            self._put = command
+            self._put_id = id
+            self._parts = [data[pos:]]
+            self._missing = end + 2 - len(data)
+            return len(data)
+        out.append(self._end_put(command, id, data[pos:end], data.startswith(CRLF, end), now))
+        return end + 2
+
+    def _go_on_with_body(self, command: Command, data: bytes, out: list[bytes], now: int) -> int:
+        assert self._parts is not None
+        taken = data[: self._missing]
+        self._parts.append(taken)
+        self._missing -= len(taken)
+        if not self._missing:
+            whole = b"".join(self._parts)
+            self._put = self._parts = None
+            out.append(self._end_put(command, self._put_id, whole[:-2], whole.endswith(CRLF), now))
+        return len(taken)
+
+    def _end_put(self, command: Command, id: int, body: bytes, is_terminated: bool, now: int) -> bytes:
+        if not is_terminated:
+            return protocol.EXPECTED_CRLF
+        if self._broker.is_draining:
+            return protocol.DRAINING
+        _, pri, delay, ttr, _, _ = command
+        is_done = self._broker.put(self.client, id, pri, delay, ttr, body, now)
+        return protocol.inserted(id) if is_done else protocol.OUT_OF_MEMORY
+
+    def _go_on_skipping(self, data: bytes, pos: int, out: list[bytes]) -> int:
+        skipped = min(self._skip, len(data) - pos)
+        self._skip -= skipped
+        if not self._skip:
+            out.append(protocol.JOB_TOO_BIG)
+        return pos + skipped
+
+    # Verbs: each returns its reply, or None if what follows it has to wait
+
+    def _reserve(self, command: Command, now: int) -> bytes | None:
+        self._broker.counters.cmd_reserve += 1
+        return self._reserve_until(None, now)
+
+    def _reserve_with_timeout(self, command: Command, now: int) -> bytes | None:
+        self._broker.counters.cmd_reserve_with_timeout += 1
+        return self._reserve_until(now + command[1], now)
+
+    def _reserve_until(self, until: int | None, now: int) -> bytes | None:
+        broker, client = self._broker, self.client
+        if not client.is_worker:
+            broker.note_worker(client)
+        job = broker.reserve(client, now)
+        if job is not None:
+            return self._reserved(job)
+        outcome = broker.wait(client, now if self._is_eof else until, now)
+        if outcome == outcomes.WAITING:
+            self.is_waiting = True
+            return None
+        return self._outcome(outcome)
+
+    def _outcome(self, outcome: Job | int | None) -> bytes:
+        if isinstance(outcome, Job):
+            return self._reserved(outcome)
+        return protocol.DEADLINE_SOON if outcome == outcomes.DEADLINE_SOON else protocol.TIMED_OUT
+
+    def _reserved(self, job: Job) -> bytes:
+        self._out_size += len(job.body)
+        return protocol.reserved(job)
+
+    def _reserve_job(self, command: Command, now: int) -> bytes:
+        job = self._broker.reserve_job(self.client, command[1], now)
+        if job is None:
+            return protocol.NOT_FOUND
+        self._broker.note_worker(self.client)
+        return self._reserved(job)
+
+    def _delete(self, command: Command, now: int) -> bytes:
+        self._broker.counters.cmd_delete += 1
+        return protocol.DELETED if self._broker.delete(self.client, command[1]) else protocol.NOT_FOUND
+
+    def _release(self, command: Command, now: int) -> bytes:
+        self._broker.counters.cmd_release += 1
+        done = self._broker.release(self.client, command[1], command[2], command[3], now)
+        return protocol.RELEASED if done else protocol.NOT_FOUND
+
+    def _bury(self, command: Command, now: int) -> bytes:
+        self._broker.counters.cmd_bury += 1
+        return protocol.BURIED if self._broker.bury(self.client, command[1], command[2]) else protocol.NOT_FOUND
+
+    def _touch(self, command: Command, now: int) -> bytes:
+        self._broker.counters.cmd_touch += 1
+        return protocol.TOUCHED if self._broker.touch(self.client, command[1], now) else protocol.NOT_FOUND
+
+    def _peek(self, command: Command, now: int) -> bytes:
+        self._broker.counters.cmd_peek += 1
+        return self._found(self._broker.jobs.get(command[1]))
+
+    def _peek_ready(self, command: Command, now: int) -> bytes:
+        self._broker.counters.cmd_peek_ready += 1
+        return self._found(self.client.used.ready.first())
+
+    def _peek_delayed(self, command: Command, now: int) -> bytes:
+        self._broker.counters.cmd_peek_delayed += 1
+        return self._found(self.client.used.delayed.first())
+
+    def _peek_buried(self, command: Command, now: int) -> bytes:
+        self._broker.counters.cmd_peek_buried += 1
+        return self._found(self.client.used.first_buried())
+
+    def _found(self, job: Job | None) -> bytes:
+        if job is None:
+            return protocol.NOT_FOUND
+        self._out_size += len(job.body)
+        return protocol.found(job)
+
+    def _begin_kick(self, command: Command, now: int) -> bytes | None:
+        self._broker.counters.cmd_kick += 1
+        tube = self.client.used
+        state = states.BURIED if tube.buried else states.DELAYED
+        present = len(tube.buried) or tube.delayed.count
+        self._kick = _Kick(state, min(command[1], present))
+        return self._go_on_kicking(self._kick, now)
+
+    def _go_on_kicking(self, kick: _Kick, now: int) -> bytes | None:
+        done = self._broker.kick(self.client.used, kick.state, kick.bound - kick.done, now)
+        kick.done += done
+        if done and kick.done < kick.bound:
+            self.has_more = True
+            return None
+        self._kick = None
+        return protocol.kicked(kick.done)
+
+    def _kick_job(self, command: Command, now: int) -> bytes:
+        return protocol.KICKED if self._broker.kick_job(command[1], now) else protocol.NOT_FOUND
+
+    def _use(self, command: Command, now: int) -> bytes:
+        self._broker.counters.cmd_use += 1
+        self._broker.use(self.client, command[1])
+        return protocol.using(command[1])
+
+    def _watch(self, command: Command, now: int) -> bytes:
+        self._broker.counters.cmd_watch += 1
+        return protocol.watching(self._broker.watch(self.client, command[1]))
+
+    def _ignore(self, command: Command, now: int) -> bytes:
+        self._broker.counters.cmd_ignore += 1
+        count = self._broker.ignore(self.client, command[1])
+        return protocol.watching(count) if count else protocol.NOT_IGNORED
+
+    def _pause_tube(self, command: Command, now: int) -> bytes:
+        self._broker.counters.cmd_pause_tube += 1
+        if not command[3]:
+            raise protocol.BadFormat
+        return protocol.PAUSED if self._broker.pause_tube(command[1], command[2], now) else protocol.NOT_FOUND
+
+    def _stats(self, command: Command, now: int) -> bytes:
+        self._broker.counters.cmd_stats += 1
+        return self._sized(protocol.stats(stats.server_stats(self._broker, now)))
+
+    def _stats_job(self, command: Command, now: int) -> bytes:
+        self._broker.counters.cmd_stats_job += 1
+        job = self._broker.jobs.get(command[1])
+        return protocol.NOT_FOUND if job is None else self._sized(protocol.stats(stats.job_stats(job, now)))
+
+    def _stats_tube(self, command: Command, now: int) -> bytes:
+        self._broker.counters.cmd_stats_tube += 1
+        tube = self._broker.tubes.get(command[1])
+        return protocol.NOT_FOUND if tube is None else self._sized(protocol.stats(stats.tube_stats(tube, now)))
+
+    def _list_tubes(self, command: Command, now: int) -> bytes:
+        self._broker.counters.cmd_list_tubes += 1
+        return self._sized(protocol.name_list(self._broker.tubes))
+
+    def _list_tube_used(self, command: Command, now: int) -> bytes:
+        self._broker.counters.cmd_list_tube_used += 1
+        return protocol.using(self.client.used.name)
+
+    def _list_tubes_watched(self, command: Command, now: int) -> bytes:
+        self._broker.counters.cmd_list_tubes_watched += 1
+        return self._sized(protocol.name_list(self.client.watched))
+
+    def _sized(self, reply: bytes) -> bytes:
+        self._out_size += len(reply)
+        return reply
+
+    def _quit(self, command: Command, now: int) -> None:
+        self.is_closing = True
+
+
+class _Kick:
+    """A kick under way: of jobs in *state*, *done* of at most *bound*."""
+
+    __slots__ = ("bound", "done", "state")
+
+    def __init__(self, state: int, bound: int) -> None:
+        self.state: int = state
+        self.bound: int = bound
+        self.done: int = 0
+
+
+_Handler: TypeAlias = Callable[[Session, Command, int], bytes | None]
+
+_HANDLERS: Final[dict[bytes, _Handler]] = {
+    protocol.PEEK: Session._peek,
+    protocol.PEEK_READY: Session._peek_ready,
+    protocol.PEEK_DELAYED: Session._peek_delayed,
+    protocol.PEEK_BURIED: Session._peek_buried,
+    protocol.RESERVE: Session._reserve,
+    protocol.RESERVE_WITH_TIMEOUT: Session._reserve_with_timeout,
+    protocol.RESERVE_JOB: Session._reserve_job,
+    protocol.DELETE: Session._delete,
+    protocol.RELEASE: Session._release,
+    protocol.BURY: Session._bury,
+    protocol.KICK: Session._begin_kick,
+    protocol.KICK_JOB: Session._kick_job,
+    protocol.TOUCH: Session._touch,
+    protocol.STATS: Session._stats,
+    protocol.STATS_JOB: Session._stats_job,
+    protocol.STATS_TUBE: Session._stats_tube,
+    protocol.USE: Session._use,
+    protocol.WATCH: Session._watch,
+    protocol.IGNORE: Session._ignore,
+    protocol.LIST_TUBES: Session._list_tubes,
+    protocol.LIST_TUBE_USED: Session._list_tube_used,
+    protocol.LIST_TUBES_WATCHED: Session._list_tubes_watched,
+    protocol.QUIT: Session._quit,
+    protocol.PAUSE_TUBE: Session._pause_tube,
+}

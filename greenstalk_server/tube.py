@@ -1,0 +1,116 @@
+"""A tube: its ready, delayed and buried jobs, the clients that wait on it, its pause.
+
+Owns the order of jobs within the tube and the tube's counters. Knows nothing of other tubes, of timers or of
+the journal: the broker calls it and does the rest.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+from greenstalk_server.job import BURIED, DELAYED, NO_KEY, READY, URGENT_BELOW, Job, JobHeap
+
+if TYPE_CHECKING:
+    from greenstalk_server.client import Client
+
+
+class Tube:
+    """One tube.
+
+    ready           by (pri, id).
+    delayed         by (deadline, id).
+    buried          in the order they were buried, by id.
+    waiters         clients parked in a reserve that watch it, longest waiting first.
+    reserved_count  its jobs that some client holds.
+    paused_until    end of the pause, nanoseconds; it is paused while this is later than now.
+    pause           length of the running pause, nanoseconds; 0 if none.
+    timer_at        when the broker's timers next call on it, 0 for never (see broker.Timers).
+    """
+
+    __slots__ = (
+        "buried",
+        "cmd_delete",
+        "cmd_pause_tube",
+        "delayed",
+        "name",
+        "pause",
+        "paused_until",
+        "ready",
+        "reserved_count",
+        "timer_at",
+        "total_jobs",
+        "urgent_count",
+        "using",
+        "waiters",
+        "watching",
+    )
+
+    def __init__(self, name: bytes, jobs: dict[int, Job]) -> None:
+        """*jobs* is the broker's table of every job by id."""
+        self.name: bytes = name
+        self.ready: JobHeap = JobHeap(self, jobs)
+        self.delayed: JobHeap = JobHeap(self, jobs)
+        self.buried: OrderedDict[int, Job] = OrderedDict()
+        self.waiters: OrderedDict[Client, None] = OrderedDict()
+        self.reserved_count: int = 0
+        self.urgent_count: int = 0
+        self.using: int = 0
+        self.watching: int = 0
+        self.total_jobs: int = 0
+        self.cmd_delete: int = 0
+        self.cmd_pause_tube: int = 0
+        self.pause: int = 0
+        self.paused_until: int = 0
+        self.timer_at: int = 0
+
+    def __repr__(self) -> str:
+        return f"<Tube {self.name!r}>"
+
+    def add_ready(self, job: Job) -> None:
+        """Put *job*, which is nowhere, among the ready ones."""
+        job.state = READY
+        self.ready.push(job, job.pri)
+        if job.pri < URGENT_BELOW:
+            self.urgent_count += 1
+
+    def add_delayed(self, job: Job) -> None:
+        """Put *job*, which is nowhere, among the delayed ones until its deadline."""
+        job.state = DELAYED
+        self.delayed.push(job, job.deadline)
+
+    def add_buried(self, job: Job) -> None:
+        """Put *job*, which is nowhere, at the end of the buried ones."""
+        job.state = BURIED
+        self.buried[job.id] = job
+
+    def remove(self, job: Job) -> None:
+        """Take out *job*, which is ready, delayed or buried here; it is nowhere then."""
+        if job.state == READY:
+            self.remove_ready(job)
+        elif job.state == DELAYED:
+            self.delayed.remove(job)
+        else:
+            assert job.state == BURIED and job.key == NO_KEY
+            del self.buried[job.id]
+
+    def remove_ready(self, job: Job) -> None:
+        """Take out *job*, which is ready here; it is nowhere then."""
+        self.ready.remove(job)
+        if job.pri < URGENT_BELOW:
+            self.urgent_count -= 1
+
+    def first_buried(self) -> Job | None:
+        """The job buried longest ago, or None."""
+        return next(iter(self.buried.values()), None)
+
+    def is_unneeded(self) -> bool:
+        """Whether no client uses or watches it and no job is in it."""
+        return not (
+            self.using
+            or self.watching
+            or self.reserved_count
+            or self.ready.count
+            or self.delayed.count
+            or self.buried
+        )

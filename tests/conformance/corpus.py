@@ -1,0 +1,29 @@
+"""The whole corpus, by name."""
+
+from . import (
+    corpus_framing,
+    corpus_jobs,
+    corpus_names,
+    corpus_numbers,
+    corpus_servers,
+    corpus_stats,
+    corpus_time,
+    corpus_tubes,
+    corpus_waiting,
+)
+from .script import Conversation
+
+_ALL: list[Conversation] = [
+    *corpus_framing.CONVERSATIONS,
+    *corpus_numbers.CONVERSATIONS,
+    *corpus_names.CONVERSATIONS,
+    *corpus_jobs.CONVERSATIONS,
+    *corpus_waiting.CONVERSATIONS,
+    *corpus_tubes.CONVERSATIONS,
+    *corpus_stats.CONVERSATIONS,
+    *corpus_servers.CONVERSATIONS,
+    *corpus_time.CONVERSATIONS,
+]
+
+CORPUS: dict[str, Conversation] = {conversation.name: conversation for conversation in _ALL}
+assert len(CORPUS) == len(_ALL), "two conversations of one name"

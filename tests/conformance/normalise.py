@@ -1,0 +1,101 @@
+"""From a raw reply to text that is equal on both sides unless the servers behave differently.
+
+- A job id becomes its number since the conversation began: `INSERTED {1}`.
+- Counters count from the conversation's baseline, which takes the control connection out too.
+- What names the process, the machine or the moment (pid, version, CPU time, uptime, id, uname) becomes a
+  placeholder, but only when it has the right form or is the right value: a wrong one stays, and shows.
+- `OK n` becomes `OK *` when n is the size of the body, as it must be; n itself depends on masked values.
+- A long body is abbreviated to its ends, its size and its checksum.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import zlib
+from collections.abc import Callable
+
+from .servers import Baseline
+
+_LONG_BODY = 200
+
+_ID_REPLY = re.compile(rb"(INSERTED|RESERVED|FOUND|BURIED) (\d+)(.*)", re.DOTALL)
+_COUNTED = re.compile(r"cmd-.*|job-timeouts|total-(jobs|connections)|current-(connections|producers|workers)")
+_COUNTED_OF_DEFAULT = ("total-jobs", "current-using", "current-watching", "cmd-delete", "cmd-pause-tube")
+_MASKED_FORMS = {
+    "version": re.compile(r'"[^"]+"'),
+    "rusage-utime": re.compile(r"\d+\.\d{6}"),
+    "rusage-stime": re.compile(r"\d+\.\d{6}"),
+    "uptime": re.compile(r"\d+"),
+    "id": re.compile(r"[0-9a-f]{16}"),
+}
+
+
+def normalise(reply: bytes, baseline: Baseline) -> str:
+    """*reply*, as read from the wire, as text to compare."""
+    if reply.startswith(b"OK "):
+        return _yaml(reply, baseline)
+    if found := _ID_REPLY.fullmatch(reply):
+        word, job_id, rest = found.groups()
+        return f"{word.decode()} {_relative_id(int(job_id), baseline)}{_abbreviated(rest)}"
+    return _abbreviated(reply)
+
+
+def _relative_id(job_id: int, baseline: Baseline) -> str:
+    return f"{{{job_id - baseline.last_id}}}"
+
+
+def _abbreviated(data: bytes) -> str:
+    """*data* as printable text, backslash-escaped, its middle left out if it is long."""
+    if len(data) <= _LONG_BODY:
+        return repr(data)[2:-1]
+    ends = repr(data[:40])[2:-1], repr(data[-40:])[2:-1]
+    return f"{ends[0]} ... {ends[1]} ({len(data)} bytes, crc {zlib.crc32(data):08x})"
+
+
+def _yaml(reply: bytes, baseline: Baseline) -> str:
+    head, _, body = reply.partition(b"\r\n")
+    if head != b"OK %d" % len(body) or not (body.startswith(b"---\n") and body.endswith(b"\n")):
+        return _abbreviated(reply)
+    lines = body.decode("latin-1").splitlines()[1:]
+    first_key = lines[0].partition(": ")[0] if lines else ""
+    value_of = {"id": _job_value, "name": _tube_value}.get(first_key, _server_value)
+    if lines and lines[0] in ("name: default", 'name: "default"'):
+        value_of = _default_tube_value
+    return "\n".join(["OK *", *(_line(line, value_of, baseline) for line in lines)])
+
+
+def _line(line: str, value_of: Callable[[str, str, Baseline], str], baseline: Baseline) -> str:
+    key, colon, value = line.partition(": ")
+    return f"{key}: {value_of(key, value, baseline)}" if colon else line
+
+
+def _job_value(key: str, value: str, baseline: Baseline) -> str:
+    return _relative_id(int(value), baseline) if key == "id" and value.isdecimal() else value
+
+
+def _tube_value(key: str, value: str, baseline: Baseline) -> str:
+    return value
+
+
+def _default_tube_value(key: str, value: str, baseline: Baseline) -> str:
+    return _since(value, baseline.default_tube.get(key)) if key in _COUNTED_OF_DEFAULT else value
+
+
+def _server_value(key: str, value: str, baseline: Baseline) -> str:
+    if _COUNTED.fullmatch(key):
+        return _since(value, baseline.stats.get(key))
+    if key == "pid" and value == str(baseline.pid):
+        return "<pid>"
+    if (form := _MASKED_FORMS.get(key)) and form.fullmatch(value):
+        return f"<{key}>"
+    host = os.uname()
+    known = {"hostname": host.nodename, "os": host.version, "platform": host.machine}
+    # Only the value is masked: the quotes around it stay.
+    return value.replace(known[key], f"<{key}>") if key in known else value
+
+
+def _since(value: str, before: str | None) -> str:
+    if before is None or not (value.isdecimal() and before.isdecimal()):
+        return value
+    return str(int(value) - int(before))

@@ -1,0 +1,178 @@
+"""Play one conversation to one server, and return what it answered.
+
+How the bytes are delivered is a parameter: step by step as the corpus says, byte by byte (a turn of the
+server's event loop for each), or everything in one chunk. Only a conversation of one connection, in which no
+time passes, means the same in all three.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .normalise import normalise
+from .script import (
+    Close,
+    Conversation,
+    HalfClose,
+    Open,
+    Quiet,
+    Read,
+    ReadToEnd,
+    Send,
+    Signal,
+    Step,
+    Wait,
+)
+from .servers import Server
+from .wire import Connection
+
+PATIENCE_SECONDS = 0.1
+"""Enough, since the barrier follows before a silence is believed."""
+TIMED_PATIENCE_SECONDS = 6.0
+_BYTEWISE_EDGE = 512
+"""Longer payloads go byte by byte at both ends only; their middle is body, which nothing parses."""
+
+
+class Delivery(enum.StrEnum):
+    STEPWISE = "stepwise"
+    BYTEWISE = "bytewise"
+    ONE_CHUNK = "one-chunk"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One step of a transcript: the corpus line, and the replies that were read at it."""
+
+    line: str
+    replies: tuple[str, ...]
+    at: float
+    """Seconds since the conversation began when the last reply was there."""
+
+    def rewritten(self, rewrite: Callable[[str], str]) -> Entry:
+        return dataclasses.replace(self, replies=tuple(map(rewrite, self.replies)))
+
+    def __str__(self) -> str:
+        indented = [f"    {line}" for reply in self.replies for line in reply.splitlines()]
+        return "\n".join([self.line, *indented])
+
+
+Transcript = list[Entry]
+
+
+def play(server: Server, conversation: Conversation, delivery: Delivery = Delivery.STEPWISE) -> Transcript:
+    """Play *conversation* to *server* on fresh connections; end each in order with a half-close."""
+    player = _Player(server, conversation, delivery)
+    try:
+        if delivery is Delivery.ONE_CHUNK:
+            return player.play_in_one_chunk()
+        return player.play()
+    finally:
+        player.close()
+
+
+def replies(transcript: Transcript) -> list[str]:
+    return [reply for entry in transcript for reply in entry.replies]
+
+
+class _Player:
+    """The connections of one playing; `transcript` grows as steps are taken."""
+
+    def __init__(self, server: Server, conversation: Conversation, delivery: Delivery) -> None:
+        self.server = server
+        self.baseline = server.reset()
+        self.conversation = conversation
+        self.delivery = delivery
+        self.transcript: Transcript = []
+        self.connections: dict[str, Connection] = {}
+        self.began = time.monotonic()
+
+    def play(self) -> Transcript:
+        for line, step in self.conversation.steps:
+            self._record(line, self._take(step))
+        return self._end()
+
+    def play_in_one_chunk(self) -> Transcript:
+        """Send everything at once, then read at each step as many replies as it would have read."""
+        steps = self.conversation.steps
+        (name,) = self.conversation.connections
+        sends = [step for _, step in steps if isinstance(step, Send)]
+        self._connection(name).send(b"".join(send.payload.render(self.baseline.last_id) for send in sends))
+        for line, step in steps:
+            if isinstance(step, Send):
+                self._record(line, self._read(name, int(step.reads_reply)))
+            else:
+                self._record(line, self._take(step))
+        return self._end()
+
+    def close(self) -> None:
+        for connection in self.connections.values():
+            connection.close()
+
+    def _connection(self, name: str) -> Connection:
+        if name not in self.connections:
+            patience = TIMED_PATIENCE_SECONDS if self.conversation.is_timed else PATIENCE_SECONDS
+            self.connections[name] = Connection(self.server.address, patience, self.server.barrier)
+        return self.connections[name]
+
+    def _take(self, step: Step) -> list[bytes]:
+        match step:
+            case Send(name, payload, reads_reply):
+                self._send(name, payload.render(self.baseline.last_id))
+                if reads_reply:
+                    return self._read(name, 1)
+                self.server.barrier()
+            case Read(name, count):
+                return self._read(name, count)
+            case ReadToEnd(name):
+                return self._connection(name).read_to_end()
+            case Quiet(name):
+                self.server.barrier()
+                return self._connection(name).read_arrived()
+            case Open(name):
+                self._connection(name)
+                self.server.barrier()
+            case HalfClose(name):
+                self._connection(name).half_close()
+                self.server.barrier()
+            case Close(name):
+                self.connections.pop(name).close()
+                self.server.barrier()
+            case Wait(seconds):
+                time.sleep(seconds)
+            case Signal(number):
+                self.server.signal(number)
+        return []
+
+    def _send(self, name: str, data: bytes) -> None:
+        connection = self._connection(name)
+        for chunk in _chunks(data) if self.delivery is Delivery.BYTEWISE else [data]:
+            connection.send(chunk)
+            if self.delivery is Delivery.BYTEWISE:
+                self.server.round_trip()
+
+    def _read(self, name: str, count: int) -> list[bytes]:
+        connection = self._connection(name)
+        return [connection.read_reply() for _ in range(count)]
+
+    def _record(self, line: str, raw: list[bytes]) -> None:
+        texts = tuple(normalise(reply, self.baseline) for reply in raw)
+        self.transcript.append(Entry(line, texts, time.monotonic() - self.began))
+
+    def _end(self) -> Transcript:
+        """Half-close what is still open, in order of opening, and record all that still comes."""
+        for name, connection in self.connections.items():
+            connection.half_close()
+            self._record(f"{name} at the end", connection.read_to_end())
+        return self.transcript
+
+
+def _chunks(data: bytes) -> list[bytes]:
+    """*data* in single bytes, but for the middle of a long one."""
+    edge = _BYTEWISE_EDGE
+    if len(data) <= 2 * edge:
+        return [data[i : i + 1] for i in range(len(data))]
+    return [*_chunks(data[:edge]), data[edge:-edge], *_chunks(data[-edge:])]

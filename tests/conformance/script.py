@@ -1,0 +1,246 @@
+r"""The language of the corpus: conversations as text, parsed into steps.
+
+A corpus is a string of conversations, each a title and one step a line::
+
+    == release-with-delay  timed
+    # Comments start with a hash.
+    a> put 0 0 10 5\r\nhello      send this and CRLF, read one reply
+    a>> reserve                   send this and CRLF, read nothing yet
+    a+ list-tu                    send exactly this, read nothing
+    a< 2                          read two replies (one, without a number)
+    a open                        connect (any first mention does)
+    a quiet                       record what has arrived, expected to be nothing
+    a half-close                  send FIN, go on reading
+    a end                         read to the end of the stream
+    a close                       close at once, reading nothing
+    wait 1.5                      let seconds pass
+    signal SIGUSR1                send the server a signal
+
+Names of connections are single letters. In what is sent, ``\r \n \t \0 \\ \xHH`` are escapes, ``{3}`` is the
+third job id allocated since the conversation began, and ``{ab*100}`` is ``ab`` a hundred times. A trailing
+space that matters is written ``\x20``.
+
+After the title come options: ``timed`` (elapsed times are compared too), ``own-server`` (it changes its
+server for good), ``-z 100`` (server flags).
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """Bytes to send; an int stands for the n-th job id allocated since the conversation began."""
+
+    parts: tuple[bytes | int, ...]
+
+    def render(self, id_base: int) -> bytes:
+        return b"".join(part if isinstance(part, bytes) else b"%d" % (id_base + part) for part in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send *payload*, then read one reply if *reads_reply*."""
+
+    connection: str
+    payload: Payload
+    reads_reply: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    connection: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    connection: str
+
+
+@dataclass(frozen=True, slots=True)
+class Quiet:
+    """Record what has arrived unasked."""
+
+    connection: str
+
+
+@dataclass(frozen=True, slots=True)
+class HalfClose:
+    connection: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReadToEnd:
+    connection: str
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    connection: str
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    number: signal.Signals
+
+
+Step = Send | Read | Open | Quiet | HalfClose | ReadToEnd | Close | Wait | Signal
+
+_CONNECTION_VERBS: dict[str, type[Open | Quiet | HalfClose | ReadToEnd | Close]] = {
+    "open": Open,
+    "quiet": Quiet,
+    "half-close": HalfClose,
+    "end": ReadToEnd,
+    "close": Close,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    name: str
+    steps: tuple[tuple[str, Step], ...]
+    """Each step with the line of the corpus that it came from."""
+    flags: tuple[str, ...] = ()
+    """Command-line flags that its server must have been started with."""
+    is_timed: bool = False
+    needs_own_server: bool = False
+    connections: frozenset[str] = field(default=frozenset())
+
+    @property
+    def can_be_redelivered(self) -> bool:
+        """Whether its bytes mean the same however they are cut: one connection, sends and reads, no time."""
+        if self.is_timed or self.needs_own_server or len(self.connections) > 1:
+            return False
+        return all(isinstance(step, Send | Read | ReadToEnd | HalfClose) for _, step in self.steps)
+
+    @property
+    def seconds(self) -> float:
+        """How long it waits on purpose, at least: for scheduling."""
+        return sum(step.seconds for _, step in self.steps if isinstance(step, Wait))
+
+
+class ScriptError(ValueError):
+    """A line of the corpus that is not in the language."""
+
+
+def parse_corpus(text: str) -> list[Conversation]:
+    """The conversations of *text*; raise ScriptError on a line that makes no sense."""
+    return [_conversation(title, lines) for title, lines in _sections(text)]
+
+
+def _sections(text: str) -> Iterator[tuple[str, list[str]]]:
+    title, lines = "", list[str]()
+    for line in (raw.strip() for raw in text.splitlines()):
+        if line.startswith("== "):
+            if title:
+                yield title, lines
+            title, lines = line[3:], []
+        elif line and not line.startswith("#"):
+            if not title:
+                raise ScriptError(f"a step before the first title: {line!r}")
+            lines.append(line)
+    if title:
+        yield title, lines
+
+
+def _conversation(title: str, lines: list[str]) -> Conversation:
+    name, _, options = title.partition(" ")
+    words = options.split()
+    marks = {"timed", "own-server"} & set(words)
+    steps = tuple((line, parse_step(line)) for line in lines)
+    return Conversation(
+        name=name,
+        steps=steps,
+        flags=tuple(word for word in words if word not in marks),
+        is_timed="timed" in marks,
+        needs_own_server="own-server" in marks,
+        connections=frozenset(step.connection for _, step in steps if not isinstance(step, Wait | Signal)),
+    )
+
+
+_SEND = re.compile(r"([a-z])(>>|>|\+)(?: (.*))?$")
+_READ = re.compile(r"([a-z])<(?: (\d+))?$")
+_VERB = re.compile(r"([a-z]) ([a-z-]+)$")
+_WAIT = re.compile(r"wait (\d+(?:\.\d+)?)$")
+_SIGNAL = re.compile(r"signal (SIG[A-Z0-9]+)$")
+
+
+def parse_step(line: str) -> Step:
+    """One line of a conversation; raise ScriptError if it is not a step."""
+    if found := _SEND.match(line):
+        connection, arrow, text = found.groups()
+        ending = "" if arrow == "+" else r"\r\n"
+        return Send(connection, parse_payload((text or "") + ending), reads_reply=arrow == ">")
+    if found := _READ.match(line):
+        return Read(found[1], int(found[2] or 1))
+    if (found := _VERB.match(line)) and found[2] in _CONNECTION_VERBS:
+        return _CONNECTION_VERBS[found[2]](found[1])
+    if found := _WAIT.match(line):
+        return Wait(float(found[1]))
+    if found := _SIGNAL.match(line):
+        return Signal(signal.Signals[found[1]])
+    raise ScriptError(f"not a step: {line!r}")
+
+
+_TOKEN = re.compile(
+    r"\{(?P<id>\d+)\}"
+    r"|\{(?P<unit>[^{}]+)\*(?P<times>\d+)\}"
+    r"|\\x(?P<hex>[0-9a-fA-F]{2})"
+    r"|\\(?P<escape>.)"
+)
+_ESCAPES = {"r": b"\r", "n": b"\n", "t": b"\t", "0": b"\0", "\\": b"\\"}
+
+
+def parse_payload(text: str) -> Payload:
+    """What *text* of the corpus sends; raise ScriptError on an unknown escape or a stray brace."""
+    parts: list[bytes | int] = []
+    position = 0
+    for token in _TOKEN.finditer(text):
+        parts.append(_literal(text[position : token.start()]))
+        parts.append(_token_value(token))
+        position = token.end()
+    parts.append(_literal(text[position:]))
+    return Payload(tuple(_joined(parts)))
+
+
+def _literal(text: str) -> bytes:
+    if "{" in text or "}" in text:
+        raise ScriptError(f"a stray brace in {text!r}")
+    return text.encode("ascii")
+
+
+def _token_value(token: re.Match[str]) -> bytes | int:
+    if token["id"]:
+        return int(token["id"])
+    if token["unit"]:
+        return parse_payload(token["unit"]).render(0) * int(token["times"])
+    if token["hex"]:
+        return bytes.fromhex(token["hex"])
+    if token["escape"] not in _ESCAPES:
+        raise ScriptError(f"an unknown escape: {token[0]!r}")
+    return _ESCAPES[token["escape"]]
+
+
+def _joined(parts: list[bytes | int]) -> Iterator[bytes | int]:
+    """*parts* with neighbouring bytes put together."""
+    pending = b""
+    for part in parts:
+        if isinstance(part, bytes):
+            pending += part
+        else:
+            if pending:
+                yield pending
+            yield part
+            pending = b""
+    if pending:
+        yield pending

@@ -1,0 +1,206 @@
+"""The two servers as subprocesses on free loopback ports, and what takes one back to a known state.
+
+A Server is used by one thread at a time. Before a conversation `reset` deletes what the last one left, so
+that each starts with no job, no tube but `default`, and no connection but the control connection.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from .wire import SILENCE, Connection
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+START_SECONDS = 15.0
+STOP_SECONDS = 5.0
+MOST_IDS = 1000
+"""More than any conversation uses: a server that goes beyond has lost count."""
+
+OURS_VARIABLE = "CONFORMANCE_OURS"
+"""Environment variable that replaces the command of ours; `-l`, `-p` and the flags are appended to it."""
+
+
+class ServerError(Exception):
+    """A server that is missing, does not start, or cannot be brought back to a known state."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """How one of the two servers is started."""
+
+    name: str
+    command: tuple[str, ...]
+    trailing: tuple[str, ...] = ()
+
+    def arguments(self, port: int, flags: Sequence[str]) -> list[str]:
+        return [*self.command, "-l", "127.0.0.1", "-p", str(port), *self.trailing, *flags]
+
+
+def ours() -> Kind:
+    if command := os.environ.get(OURS_VARIABLE):
+        return Kind("ours", tuple(shlex.split(command)))
+    return Kind("ours", (sys.executable, "-m", "greenstalk_server"), ("--no-web",))
+
+
+def peer() -> Kind:
+    """Debian's beanstalkd; raise ServerError if it is not installed."""
+    path = shutil.which("beanstalkd", path=os.environ.get("PATH", "") + ":/usr/bin:/usr/sbin")
+    if path is None:
+        raise ServerError(
+            "beanstalkd, held against ours here, is missing: install the Debian package `beanstalkd`"
+        )
+    return Kind("peer", (path,))
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """What a server said just before a conversation began; normalise.py counts from here."""
+
+    pid: int
+    last_id: int
+    stats: dict[str, str]
+    default_tube: dict[str, str]
+
+
+class Server:
+    """One server process and a control connection to it."""
+
+    def __init__(self, kind: Kind, flags: Sequence[str] = ()) -> None:
+        self.kind = kind
+        self.flags = tuple(flags)
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed by close)
+        self._last_id = 0
+        self._process, self._control, self.address = self._start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def stop(self) -> None:
+        """End this server's own process, by its pid."""
+        self._control.close()
+        if self._process.poll() is None:
+            self._process.terminate()
+            try:
+                self._process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+
+    def close(self) -> None:
+        """Stop, and give up the log."""
+        self.stop()
+        self._log.close()
+
+    def barrier(self) -> None:
+        """Return once the server has handled everything that reached it before.
+
+        An unknown command touches no counter. Its reply proves that the event loop has come round; three
+        replies, that what lay in the same batch of events, in any order, has been handled too.
+        """
+        for _ in range(3):
+            reply = self._control.ask(b"barrier")
+            if reply != b"UNKNOWN_COMMAND":
+                raise ServerError(f"{self.kind.name} answered the barrier with {reply!r}{self.log_tail()}")
+
+    def round_trip(self) -> None:
+        """One turn of the server's event loop."""
+        self._control.ask(b"barrier")
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal, and return once the server has taken notice of it."""
+        self._process.send_signal(number)
+        for _ in range(100):  # a signal has no reply; the loop sees it within a turn or two
+            self.round_trip()
+
+    def reset(self) -> Baseline:
+        """Bring the server to the known state, starting it anew if it cannot be, and return the baseline."""
+        try:
+            return self._reset()
+        except ServerError:
+            self.stop()
+            self._last_id = 0
+            self._process, self._control, self.address = self._start()
+            return self._reset()
+
+    def log_tail(self) -> str:
+        self._log.seek(0)
+        return "\n" + self._log.read()[-2000:].decode(errors="replace")
+
+    def _reset(self) -> Baseline:
+        self._delete_all_jobs()
+        self._control.ask(b"pause-tube default 0")
+        deadline = time.monotonic() + 3.0
+        while True:
+            default_tube = yaml_mapping(self._control.ask(b"stats-tube default"))
+            stats = yaml_mapping(self._control.ask(b"stats"))
+            if _is_clean(stats):
+                return Baseline(self.pid, self._last_id, stats, default_tube)
+            if time.monotonic() > deadline:
+                raise ServerError(f"{self.kind.name} cannot be reset: {stats}{self.log_tail()}")
+            time.sleep(0.01)
+            self._delete_all_jobs()
+
+    def _delete_all_jobs(self) -> None:
+        """Delete every job up to a new one: once the connections are gone, none is reserved."""
+        reply = self._control.ask(b"put 0 0 1 0\r\n")
+        if not (inserted := re.fullmatch(rb"INSERTED (\d+)", reply)):
+            raise ServerError(f"{self.kind.name} answered put with {reply!r}{self.log_tail()}")
+        first, self._last_id = self._last_id + 1, int(inserted[1])
+        if self._last_id - first > MOST_IDS:
+            raise ServerError(f"{self.kind.name} went from id {first} to {self._last_id}")
+        for job_id in range(first, self._last_id + 1):
+            self._control.ask(b"delete %d" % job_id)
+
+    def _start(self) -> tuple[subprocess.Popen[bytes], Connection, tuple[str, int]]:
+        """Start the process and wait until it accepts; again if another program took the port first."""
+        command = list[str]()
+        for _ in range(5):
+            address = ("127.0.0.1", _free_port())
+            command = self.kind.arguments(address[1], self.flags)
+            process = subprocess.Popen(command, cwd=REPOSITORY, stdout=self._log, stderr=self._log)
+            deadline = time.monotonic() + START_SECONDS
+            while process.poll() is None and time.monotonic() < deadline:
+                try:
+                    control = Connection(address, patience=5.0)
+                except ConnectionRefusedError:
+                    time.sleep(0.01)
+                    continue
+                return process, control, address
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+        raise ServerError(f"{self.kind.name} does not start: {command!r}{self.log_tail()}")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _is_clean(stats: dict[str, str]) -> bool:
+    jobs = [value for key, value in stats.items() if key.startswith("current-jobs-")]
+    return set(jobs) == {"0"} and stats["current-connections"] == "1" and stats["current-tubes"] == "1"
+
+
+def yaml_mapping(reply: bytes) -> dict[str, str]:
+    """The keys and values of a stats reply; raise ServerError if it is none."""
+    head, _, body = reply.partition(b"\r\n")
+    if not head.startswith(b"OK ") or reply.endswith(SILENCE):
+        raise ServerError(f"not a stats reply: {reply!r}")
+    pairs = (line.partition(": ") for line in body.decode().splitlines()[1:])
+    return {key: value for key, _, value in pairs}

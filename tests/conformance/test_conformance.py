@@ -1,0 +1,182 @@
+"""The corpus, played to both servers and compared; ours is always held against the real beanstalkd."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from queue import SimpleQueue
+
+import pytest
+
+from .corpus import CORPUS
+from .differences import DIFFERENCES, QUOTED_SINCE_1_13, as_1_13
+from .player import Delivery, Transcript, play, replies
+from .script import Conversation
+from .servers import Kind, Server, ours, peer
+
+TIME_TOLERANCE_SECONDS = 0.35
+"""Between the moments of a reply on the two sides; every step of the corpus that waits, waits for longer."""
+TIMED_AT_ONCE = 12
+"""Pairs of servers that play timed conversations side by side: they spend their time asleep."""
+
+Pair = tuple[Transcript, Transcript]
+"""The peer's transcript, then ours."""
+
+UNTIMED = [name for name, conversation in CORPUS.items() if not conversation.is_timed]
+TIMED = [name for name, conversation in CORPUS.items() if conversation.is_timed]
+REDELIVERED = [
+    (name, delivery)
+    for name in UNTIMED
+    for delivery in (Delivery.BYTEWISE, Delivery.ONE_CHUNK)
+    if CORPUS[name].can_be_redelivered
+]
+
+
+class Servers:
+    """Running servers by kind and flags, started when first asked for."""
+
+    def __init__(self) -> None:
+        self._running: dict[tuple[Kind, tuple[str, ...]], Server] = {}
+
+    def play(
+        self, kind: Kind, conversation: Conversation, delivery: Delivery = Delivery.STEPWISE
+    ) -> Transcript:
+        if conversation.needs_own_server:
+            return play_on_own_server(kind, conversation)
+        key = (kind, conversation.flags)
+        if key not in self._running:
+            self._running[key] = Server(kind, conversation.flags)
+        return play(self._running[key], conversation, delivery)
+
+    def close(self) -> None:
+        for server in self._running.values():
+            server.close()
+
+
+def play_on_own_server(kind: Kind, conversation: Conversation) -> Transcript:
+    server = Server(kind, conversation.flags)
+    try:
+        return play(server, conversation)
+    finally:
+        server.close()
+
+
+@pytest.fixture(scope="session")
+def servers() -> Iterator[Servers]:
+    running = Servers()
+    yield running
+    running.close()
+
+
+@pytest.fixture(scope="session")
+def timed_pair(request: pytest.FixtureRequest) -> Iterator[Callable[[str], Pair]]:
+    """Plays every selected timed conversation, side by side, and gives the transcripts of one by its name."""
+    selected = [getattr(item, "callspec", None) for item in request.session.items]
+    names = {spec.params["timed_name"] for spec in selected if spec and "timed_name" in spec.params}
+    longest_first = sorted(names, key=lambda name: CORPUS[name].seconds, reverse=True)
+    # Each pair of servers lies in the queue while nobody uses it.
+    free: SimpleQueue[tuple[Server, Server]] = SimpleQueue()
+    pairs = [(Server(peer()), Server(ours())) for _ in range(min(TIMED_AT_ONCE, len(names)))]
+    for pair in pairs:
+        free.put(pair)
+
+    def play_pair(name: str) -> Pair:
+        pair = free.get()
+        try:
+            on_peer = peers.submit(play, pair[0], CORPUS[name])
+            on_ours = play(pair[1], CORPUS[name])
+            return on_peer.result(), on_ours
+        finally:
+            free.put(pair)
+
+    with ThreadPoolExecutor(TIMED_AT_ONCE) as peers, ThreadPoolExecutor(TIMED_AT_ONCE) as batch:
+        played: dict[str, Future[Pair]] = {name: batch.submit(play_pair, name) for name in longest_first}
+        yield lambda name: played[name].result()
+    for pair in pairs:
+        for server in pair:
+            server.close()
+
+
+@pytest.mark.parametrize("name", UNTIMED)
+def test_conversation(servers: Servers, name: str) -> None:
+    on_peer, on_ours = (servers.play(kind, CORPUS[name]) for kind in (peer(), ours()))
+    check(name, on_peer, on_ours)
+
+
+@pytest.mark.parametrize(("name", "delivery"), REDELIVERED)
+def test_conversation_delivered_otherwise(servers: Servers, name: str, delivery: Delivery) -> None:
+    on_peer, on_ours = (servers.play(kind, CORPUS[name], delivery) for kind in (peer(), ours()))
+    check(name, on_peer, on_ours)
+
+
+@pytest.mark.parametrize("timed_name", TIMED)
+def test_timed_conversation(timed_pair: Callable[[str], Pair], timed_name: str) -> None:
+    on_peer, on_ours = timed_pair(timed_name)
+    check(timed_name, on_peer, on_ours)
+    if timed_name not in DIFFERENCES:
+        check_times(on_peer, on_ours)
+
+
+def check(name: str, on_peer: Transcript, on_ours: Transcript) -> None:
+    """Ours must answer as the peer does, or, where it differs on purpose, as differences.py says."""
+    difference = DIFFERENCES.get(name)
+    if difference is None:
+        expected = as_lines([entry.rewritten(as_1_13) for entry in on_peer])
+        assert as_lines(on_ours) == expected, as_diff(name, expected, as_lines(on_ours))
+        return
+    assert replies(on_ours) == difference.ours, as_diff(name, difference.ours, replies(on_ours))
+    if not difference.peer_varies:
+        stale = f"{name} no longer differs from beanstalkd: remove it from differences.py"
+        assert [as_1_13(reply) for reply in replies(on_peer)] != difference.ours, stale
+
+
+def as_lines(transcript: Transcript) -> list[str]:
+    return [line for entry in transcript for line in str(entry).splitlines()]
+
+
+def check_times(on_peer: Transcript, on_ours: Transcript) -> None:
+    """Each step must have ended at about the same time on both sides."""
+    late = [
+        f"{theirs.line}: {theirs.at:.2f} s in beanstalkd, {mine.at:.2f} s in ours"
+        for theirs, mine in zip(on_peer, on_ours, strict=True)
+        if abs(theirs.at - mine.at) > TIME_TOLERANCE_SECONDS
+    ]
+    assert not late, "\n".join(late)
+
+
+def as_diff(name: str, expected: list[str], got: list[str]) -> str:
+    lines = difflib.unified_diff(expected, got, "expected", "ours", lineterm="", n=4)
+    return "\n".join([f"{name}: ours answers otherwise", *lines])
+
+
+def test_every_difference_is_of_a_conversation() -> None:
+    assert DIFFERENCES.keys() <= CORPUS.keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [
+        ("stats-of-an-idle-server", ("hostname", "os", "platform")),
+        ("stats-of-the-default-tube", ("name",)),
+        ("stats-of-a-job", ("tube",)),
+    ],
+)
+def test_quoting_still_differs(servers: Servers, name: str, keys: tuple[str, ...]) -> None:
+    """The peer writes these names bare: once it quotes them, QUOTED_SINCE_1_13 can go."""
+    lines = "\n".join(replies(servers.play(peer(), CORPUS[name]))).splitlines()
+    for key in keys:
+        assert key in QUOTED_SINCE_1_13
+        values = [line.partition(": ")[2] for line in lines if line.startswith(f"{key}: ")]
+        assert values
+        assert not any(value.startswith('"') for value in values)
+
+
+def test_the_first_id_is_one() -> None:
+    for kind in (peer(), ours()):
+        server = Server(kind)
+        try:
+            # The reset before a conversation takes one id.
+            assert server.reset().last_id == 1
+        finally:
+            server.close()

@@ -1,0 +1,178 @@
+"""The suite's own tools: the language of the corpus, the cutting into replies, the normalising."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from .differences import as_1_13
+from .normalise import normalise
+from .script import (
+    Close,
+    Open,
+    Quiet,
+    Read,
+    ScriptError,
+    Send,
+    Signal,
+    Step,
+    Wait,
+    parse_corpus,
+    parse_payload,
+    parse_step,
+)
+from .servers import Baseline
+from .wire import END, MISSING_CRLF, QUIET, SILENCE, Connection
+
+BASELINE = Baseline(
+    pid=7, last_id=40, stats={"cmd-put": "5"}, default_tube={"total-jobs": "3", "current-using": "1"}
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "rendered"),
+    [
+        ("", b""),
+        ("delete {1}", b"delete 41"),
+        ("{2}{1}", b"4241"),
+        (r"put 0 0 1 1\r\nx", b"put 0 0 1 1\r\nx"),
+        (r"{ab*3}", b"ababab"),
+        (r"{\r\n*2}", b"\r\n\r\n"),
+        (r"\0\t\\\xff\x7b", b"\0\t\\\xff{"),
+    ],
+)
+def test_payload(text: str, rendered: bytes) -> None:
+    assert parse_payload(text).render(40) == rendered
+
+
+@pytest.mark.parametrize("text", ["{", "}", "{x}", "{*3}", r"\q", r"\x1"])
+def test_payload_that_is_none(text: str) -> None:
+    with pytest.raises(ScriptError):
+        parse_payload(text)
+
+
+@pytest.mark.parametrize(
+    ("line", "step"),
+    [
+        ("a> x", Send("a", parse_payload(r"x\r\n"), reads_reply=True)),
+        ("a>", Send("a", parse_payload(r"\r\n"), reads_reply=True)),
+        ("b>> x", Send("b", parse_payload(r"x\r\n"), reads_reply=False)),
+        ("a+ x", Send("a", parse_payload("x"), reads_reply=False)),
+        ("a<", Read("a", 1)),
+        ("a< 3", Read("a", 3)),
+        ("c open", Open("c")),
+        ("c quiet", Quiet("c")),
+        ("c close", Close("c")),
+        ("wait 1.5", Wait(1.5)),
+        ("signal SIGUSR1", Signal(signal.SIGUSR1)),
+    ],
+)
+def test_step(line: str, step: Step) -> None:
+    assert parse_step(line) == step
+
+
+@pytest.mark.parametrize("line", ["a", "a>x", "aa> x", "a dance", "wait", "wait long", "signal USR1"])
+def test_step_that_is_none(line: str) -> None:
+    with pytest.raises(ScriptError):
+        parse_step(line)
+
+
+def test_title_carries_options() -> None:
+    plain, timed, flagged = parse_corpus("== p\na> x\n== t timed\nwait 2\n# why\n== f -z 10 own-server\nb> y")
+    assert (plain.name, plain.flags, plain.is_timed, plain.can_be_redelivered) == ("p", (), False, True)
+    assert (timed.is_timed, timed.seconds, timed.can_be_redelivered) == (True, 2.0, False)
+    assert (flagged.flags, flagged.needs_own_server) == (("-z", "10"), True)
+
+
+def test_step_before_any_title() -> None:
+    with pytest.raises(ScriptError):
+        parse_corpus("a> x")
+
+
+@pytest.fixture
+def link() -> Iterator[tuple[Connection, socket.socket]]:
+    """A connection of the suite, and the server's end of it."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        connection = Connection(listener.getsockname(), patience=0.05)
+        server, _ = listener.accept()
+        with server:
+            yield connection, server
+        connection.close()
+
+
+def test_replies_are_cut_by_the_size_they_announce(link: tuple[Connection, socket.socket]) -> None:
+    connection, server = link
+    server.sendall(b"USING x\r\nRESERVED 1 4\r\na\r\nb\r\nOK 2\r\n{}\r\nOK\r\nFOUND 1 0\r\n\r\n")
+    server.shutdown(socket.SHUT_WR)
+    expected = [b"USING x", b"RESERVED 1 4\r\na\r\nb", b"OK 2\r\n{}", b"OK", b"FOUND 1 0\r\n", END]
+    assert connection.read_to_end() == expected
+
+
+def test_a_body_longer_than_announced_shows(link: tuple[Connection, socket.socket]) -> None:
+    connection, server = link
+    server.sendall(b"RESERVED 1 1\r\nabc\r\n")
+    assert connection.read_reply() == b"RESERVED 1 1\r\nabc" + MISSING_CRLF
+
+
+def test_half_a_reply_shows_as_such(link: tuple[Connection, socket.socket]) -> None:
+    connection, server = link
+    server.sendall(b"RESERVED 1 4\r\nab")
+    assert connection.read_reply() == b"RESERVED 1 4\r\nab" + SILENCE
+    assert connection.read_arrived() == [QUIET]
+    server.sendall(b"USING")
+    server.close()
+    assert connection.read_to_end() == [b"USING" + END]
+
+
+@pytest.mark.parametrize(
+    ("raw", "text"),
+    [
+        (b"INSERTED 41", "INSERTED {1}"),
+        (b"BURIED", "BURIED"),
+        (b"RESERVED 42 1\r\n\xff", r"RESERVED {2} 1\r\n\xff"),
+        (b"", ""),
+        (b"OK 3\r\n{}\n", r"OK 3\r\n{}\n"),
+        (b"OK 8\r\n---\n- t\n<end>", r"OK 8\r\n---\n- t\n<end>"),
+        (b"OK 9\r\n---\n- t\n", r"OK 9\r\n---\n- t\n"),
+        (b"OK 8\r\n---\n- t\n", "OK *\n- t"),
+    ],
+)
+def test_normalised(raw: bytes, text: str) -> None:
+    assert normalise(raw, BASELINE) == text
+
+
+@pytest.mark.parametrize(
+    ("lines", "normalised"),
+    [
+        ("cmd-put: 6", "cmd-put: 1"),
+        ("current-tubes: 6", "current-tubes: 6"),
+        ("pid: 7\nuptime: -1", "pid: <pid>\nuptime: -1"),
+        ("pid: 8\nuptime: 10", "pid: 8\nuptime: <uptime>"),
+        ('version: "1.0"', "version: <version>"),
+        ("version: 1.0", "version: 1.0"),
+        ("id: 41\nage: 0", "id: {1}\nage: 0"),
+        ('name: "default"\ntotal-jobs: 4', 'name: "default"\ntotal-jobs: 1'),
+        ("name: t\ntotal-jobs: 4", "name: t\ntotal-jobs: 4"),
+    ],
+)
+def test_stats_normalised(lines: str, normalised: str) -> None:
+    body = f"---\n{lines}\n".encode()
+    assert normalise(b"OK %d\r\n%s" % (len(body), body), BASELINE) == f"OK *\n{normalised}"
+
+
+def test_long_bodies_differ_by_their_checksum() -> None:
+    one, other = (
+        normalise(b"FOUND 41 500\r\n" + b"x" * 249 + middle + b"x" * 250, BASELINE) for middle in (b"y", b"z")
+    )
+    assert one != other
+    assert "(506 bytes, crc " in one
+
+
+def test_1_13_quotes_names_only() -> None:
+    assert as_1_13("OK *\nname: t\npause: 0") == 'OK *\nname: "t"\npause: 0'
+    assert as_1_13('OK *\nname: "t"') == 'OK *\nname: "t"'
+    assert as_1_13("OK *\n- name: t") == "OK *\n- name: t"
+    assert as_1_13("name: t") == "name: t"

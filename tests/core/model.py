@@ -1,0 +1,294 @@
+"""The rules of the queue once more, as slow and plain as can be, to hold the broker against.
+
+No heap, no timer, no place that a job is kept in: a job knows its state, and every question is answered by looking
+at all jobs and all clients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+SECOND = 1_000_000_000
+DEFAULT = "default"
+
+
+class Tie(Exception):
+    """Two things fall due in one instant, and nobody says which is first."""
+
+
+@dataclass
+class ModelJob:
+    id: int
+    tube: str
+    pri: int
+    delay: int
+    ttr: int
+    state: str = "ready"
+    deadline: int = 0
+    buried_as: int = 0
+    reserves: int = 0
+    timeouts: int = 0
+    releases: int = 0
+    buries: int = 0
+    kicks: int = 0
+
+
+@dataclass
+class ModelClient:
+    """`reserved` in the order of reservation; `until` is when a wait ends, None for never."""
+
+    used: str = DEFAULT
+    watched: list[str] = field(default_factory=lambda: [DEFAULT])
+    reserved: list[ModelJob] = field(default_factory=list)
+    until: int | None = None
+    ended: list[int | str] = field(default_factory=list)
+
+
+class Model:
+    """`clients` by a number of the test's own; `waiting` their numbers, longest first; `paused` when a pause ends."""
+
+    def __init__(self, now: int) -> None:
+        self.now = now
+        self.jobs: dict[int, ModelJob] = {}
+        self.clients: dict[int, ModelClient] = {}
+        self.waiting: list[int] = []
+        self.paused: dict[str, int] = {}
+        self.burials = 0
+        self.total_jobs = 0
+        self.job_timeouts = 0
+
+    # Questions
+
+    def tubes(self) -> set[str]:
+        """A tube is there while it is used, watched or holds a job."""
+        clients = self.clients.values()
+        used = {client.used for client in clients}
+        watched = {name for client in clients for name in client.watched}
+        return {DEFAULT} | used | watched | {job.tube for job in self.jobs.values()}
+
+    def ready(self, tube: str) -> list[ModelJob]:
+        return sorted(self._jobs(tube, "ready"), key=lambda job: (job.pri, job.id))
+
+    def delayed(self, tube: str) -> list[ModelJob]:
+        return sorted(self._jobs(tube, "delayed"), key=lambda job: (job.deadline, job.id))
+
+    def buried(self, tube: str) -> list[ModelJob]:
+        return sorted(self._jobs(tube, "buried"), key=lambda job: job.buried_as)
+
+    def reserved(self, tube: str) -> list[ModelJob]:
+        return self._jobs(tube, "reserved")
+
+    def next_for(self, client: ModelClient) -> ModelJob | None:
+        """The job that a reserve of *client* gets."""
+        ready = [job for name in client.watched if name not in self.paused for job in self.ready(name)]
+        return min(ready, key=lambda job: (job.pri, job.id), default=None)
+
+    def _jobs(self, tube: str, state: str) -> list[ModelJob]:
+        return [job for job in self.jobs.values() if job.tube == tube and job.state == state]
+
+    # Commands
+
+    def connect(self, number: int) -> None:
+        self.clients[number] = ModelClient()
+
+    def disconnect(self, number: int) -> None:
+        self.cancel_wait(number)
+        client = self.clients.pop(number)
+        for job in list(client.reserved):
+            self._make_ready(job)
+        self._forget_tubes()
+
+    def use(self, number: int, tube: str) -> None:
+        self.clients[number].used = tube
+        self._forget_tubes()
+
+    def watch(self, number: int, tube: str) -> int:
+        watched = self.clients[number].watched
+        if tube not in watched:
+            watched.append(tube)
+        return len(watched)
+
+    def ignore(self, number: int, tube: str) -> int:
+        """How many tubes are watched then; 0 if it is refused."""
+        watched = self.clients[number].watched
+        if watched == [tube]:
+            return 0
+        if tube in watched:
+            watched.remove(tube)
+        self._forget_tubes()
+        return len(watched)
+
+    def put(self, number: int, id: int, pri: int, delay: int, ttr: int) -> None:
+        job = self.jobs[id] = ModelJob(id, self.clients[number].used, pri, delay, ttr)
+        self.total_jobs += 1
+        self._make_ready_or_delayed(job)
+
+    def reserve(self, number: int, timeout: int | None) -> int | str:
+        """The job's id or a word, as in the tests' World."""
+        client = self.clients[number]
+        job = self.next_for(client)
+        if job is not None:
+            self._give(client, job)
+            return job.id
+        if any(job.deadline - SECOND <= self.now for job in client.reserved):
+            return "DEADLINE_SOON"
+        if timeout == 0:
+            return "TIMED_OUT"
+        client.until = None if timeout is None else self.now + timeout
+        self.waiting.append(number)
+        return "WAITING"
+
+    def cancel_wait(self, number: int) -> None:
+        if number in self.waiting:
+            self.waiting.remove(number)
+
+    def reserve_job(self, number: int, id: int) -> bool:
+        job = self.jobs.get(id)
+        if job is None or job.state == "reserved":
+            return False
+        self._give(self.clients[number], job)
+        return True
+
+    def delete(self, number: int, id: int) -> bool:
+        job = self.jobs.get(id)
+        if job is None or (job.state == "reserved" and job not in self.clients[number].reserved):
+            return False
+        self._take_back(job)
+        del self.jobs[id]
+        self._forget_tubes()
+        return True
+
+    def release(self, number: int, id: int, pri: int, delay: int) -> bool:
+        job = self.jobs.get(id)
+        if job is None or job not in self.clients[number].reserved:
+            return False
+        job.pri, job.delay = pri, delay
+        job.releases += 1
+        self._make_ready_or_delayed(job)
+        return True
+
+    def bury(self, number: int, id: int, pri: int) -> bool:
+        job = self.jobs.get(id)
+        if job is None or job not in self.clients[number].reserved:
+            return False
+        self._take_back(job)
+        self.burials += 1
+        job.state, job.pri, job.buried_as = "buried", pri, self.burials
+        job.buries += 1
+        return True
+
+    def touch(self, number: int, id: int) -> bool:
+        job = self.jobs.get(id)
+        if job is None or job not in self.clients[number].reserved:
+            return False
+        job.deadline = self.now + job.ttr
+        return True
+
+    def kick(self, number: int, state: str, bound: int) -> int:
+        tube = self.clients[number].used
+        jobs = (self.buried if state == "buried" else self.delayed)(tube)[:bound]
+        for job in jobs:
+            self._kick(job)
+        return len(jobs)
+
+    def kick_job(self, id: int) -> bool:
+        job = self.jobs.get(id)
+        if job is None or job.state not in ("buried", "delayed"):
+            return False
+        self._kick(job)
+        return True
+
+    def pause_tube(self, tube: str, delay: int) -> bool:
+        if tube not in self.tubes():
+            return False
+        self.paused.pop(tube, None)
+        if delay:
+            self.paused[tube] = self.now + delay
+        self._serve_who_waits()
+        return True
+
+    # Time
+
+    def advance_to(self, until: int) -> None:
+        """Do all that falls due up to *until*, in the order of time; raise Tie if that is no order."""
+        while True:
+            due = sorted(self._to_come(), key=lambda event: event[0])
+            if not due or due[0][0] > until:
+                break
+            if len(due) > 1 and due[0][0] == due[1][0]:
+                raise Tie
+            self.now, happen = due[0]
+            happen()
+        self.now = until
+
+    def _to_come(self) -> Iterator[tuple[int, Callable[[], None]]]:
+        for number in self.waiting:
+            client = self.clients[number]
+            if client.until is not None:
+                yield client.until, lambda number=number: self._end_wait(number, "TIMED_OUT")
+            if client.reserved:
+                soonest = min(job.deadline for job in client.reserved)
+                yield soonest - SECOND, lambda number=number: self._end_wait(number, "DEADLINE_SOON")
+        for job in self.jobs.values():
+            if job.state == "delayed":
+                yield job.deadline, lambda job=job: self._make_ready(job)
+            elif job.state == "reserved":
+                yield job.deadline, lambda job=job: self._time_out(job)
+        for tube, until in self.paused.items():
+            yield until, lambda tube=tube: self._unpause(tube)
+
+    def _end_wait(self, number: int, word: str) -> None:
+        self.waiting.remove(number)
+        self.clients[number].ended.append(word)
+
+    def _time_out(self, job: ModelJob) -> None:
+        job.timeouts += 1
+        self.job_timeouts += 1
+        self._make_ready(job)
+
+    def _unpause(self, tube: str) -> None:
+        del self.paused[tube]
+        self._serve_who_waits()
+
+    # Where a job is
+
+    def _give(self, client: ModelClient, job: ModelJob) -> None:
+        job.state, job.deadline = "reserved", self.now + job.ttr
+        job.reserves += 1
+        client.reserved.append(job)
+
+    def _take_back(self, job: ModelJob) -> None:
+        for client in self.clients.values():
+            if job in client.reserved:
+                client.reserved.remove(job)
+
+    def _make_ready(self, job: ModelJob) -> None:
+        self._take_back(job)
+        job.state = "ready"
+        self._serve_who_waits()
+
+    def _make_ready_or_delayed(self, job: ModelJob) -> None:
+        if job.delay:
+            self._take_back(job)
+            job.state, job.deadline = "delayed", self.now + job.delay
+        else:
+            self._make_ready(job)
+
+    def _kick(self, job: ModelJob) -> None:
+        job.kicks += 1
+        self._make_ready(job)
+
+    def _serve_who_waits(self) -> None:
+        for number in list(self.waiting):
+            client = self.clients[number]
+            job = self.next_for(client)
+            if job is not None:
+                self.waiting.remove(number)
+                self._give(client, job)
+                client.ended.append(job.id)
+
+    def _forget_tubes(self) -> None:
+        """The pause of a tube goes with it."""
+        tubes = self.tubes()
+        self.paused = {tube: until for tube, until in self.paused.items() if tube in tubes}

@@ -1,0 +1,252 @@
+"""Delays, times to run, touch, and DEADLINE_SOON."""
+
+from __future__ import annotations
+
+import pytest
+
+from greenstalk_server.broker import SLICE
+from greenstalk_server.client import SCAN_AT_MOST
+from greenstalk_server.job import DELAYED, SECOND
+from tests.core.world import World
+
+INSTANT = 1 / SECOND
+
+
+def test_delay_ends_at_its_second_and_not_before(world: World) -> None:
+    id = world.client().put(delay=3)
+    world.advance(3 - INSTANT)
+    assert world.state(id) == "delayed"
+    world.advance(INSTANT)
+    assert world.state(id) == "ready"
+
+
+def test_delay_that_ends_serves_who_waits(world: World) -> None:
+    producer, worker = world.client(), world.client()
+    id = producer.put(delay=3)
+    assert worker.reserve() == "WAITING"
+    world.advance(3)
+    assert worker.ended == [id]
+
+
+def test_ttr_ends_at_its_second_and_not_before(world: World) -> None:
+    client = world.client()
+    id = client.put(ttr=3)
+    client.reserve()
+    world.advance(3 - INSTANT)
+    assert world.state(id) == "reserved"
+    world.advance(INSTANT)
+    assert world.state(id) == "ready"
+    stats = world.stats_job(id)
+    assert (stats.timeouts, stats.releases, world.stats().job_timeouts) == (1, 0, 1)
+
+
+def test_ttr_that_ends_serves_who_waits(world: World) -> None:
+    holder, worker = world.client(), world.client()
+    id = holder.put(ttr=3)
+    holder.reserve()
+    worker.reserve()
+    world.advance(3)
+    assert worker.ended == [id]
+    assert holder.reserved == []
+
+
+def test_every_reservation_has_the_whole_ttr(world: World) -> None:
+    client = world.client()
+    id = client.put(ttr=10)
+    client.reserve()
+    world.advance(6)
+    client.release(id)
+    client.reserve()
+    world.advance(9)
+    assert world.stats_job(id).time_left == 1
+    world.advance(1)
+    assert world.state(id) == "ready"
+
+
+def test_touch_gives_the_whole_ttr_from_now(world: World) -> None:
+    client = world.client()
+    id = client.put(ttr=10)
+    client.reserve()
+    for _ in range(3):
+        world.advance(9)
+        assert client.touch(id)
+        assert world.stats_job(id).time_left == 10
+    world.advance(10)
+    assert world.state(id) == "ready"
+    assert world.stats_job(id).timeouts == 1
+
+
+@pytest.mark.parametrize("held", [1, SCAN_AT_MOST, SCAN_AT_MOST + 1, 3 * SCAN_AT_MOST])
+def test_each_of_many_jobs_keeps_its_own_deadline(world: World, held: int) -> None:
+    """However many a client holds; it finds the soonest by a scan or by a heap."""
+    client = world.client()
+    ids = [client.put(ttr=2 + n) for n in range(held)]
+    assert client.take(held) == ids
+    client.touch(ids[0])
+    for n in range(held):
+        world.advance(2 if n == 0 else 1)
+        assert client.reserved == ids[n + 1 :]
+
+
+def test_many_touches_of_many_jobs_expire_each_job_once(world: World) -> None:
+    client = world.client()
+    ids = [client.put(ttr=10) for _ in range(2 * SCAN_AT_MOST)]
+    client.take(len(ids))
+    for _ in range(20):
+        world.advance(1)
+        for id in ids:
+            client.touch(id)
+    world.advance(9)
+    assert client.reserved == ids
+    world.advance(1)
+    assert client.reserved == []
+    assert world.stats().job_timeouts == len(ids)
+
+
+def test_the_ends_of_many_delays_and_times_to_run_need_more_than_one_tick(world: World) -> None:
+    producer, worker = world.client(use=b"delayed"), world.client()
+    with world.in_bulk():
+        for _ in range(2 * SLICE):
+            producer.put(delay=5)
+            worker.put(ttr=5)
+        worker.take(2 * SLICE)
+    world.now += 5 * SECOND
+    due = world.broker.tick(world.now)
+    assert due is not None and due <= world.now
+    assert world.stats().current_jobs_ready <= SLICE
+    with world.in_bulk():
+        world.advance(0)
+    assert world.stats().current_jobs_ready == 4 * SLICE
+
+
+def test_a_tick_moves_no_more_than_a_slice_of_a_gone_clients_jobs(world: World) -> None:
+    producer, worker = world.client(), world.client()
+    with world.in_bulk():
+        for _ in range(4 * SLICE):
+            producer.put()
+        worker.take(4 * SLICE)
+    worker.disconnect()
+    assert world.stats().current_jobs_ready == SLICE
+    world.broker.tick(world.now)
+    world.broker.check()
+    assert world.stats().current_jobs_ready <= 2 * SLICE
+    world.advance(0)
+    assert world.stats().current_jobs_ready == 4 * SLICE
+
+
+def test_nothing_to_come_needs_no_tick(world: World) -> None:
+    client = world.client()
+    client.put()
+    client.reserve(0)
+    client.delete(1)
+    client.put(delay=5)
+    client.kick(DELAYED, 1)
+    world.advance(100)
+    assert world.broker.tick(world.now) is None
+
+
+def test_a_late_tick_catches_up(world: World) -> None:
+    client = world.client()
+    soon, later = client.put(ttr=2), client.put(delay=3)
+    client.reserve()
+    world.now += 60 * SECOND
+    assert client.touch(soon)  # not noticed yet, so still its own
+    world.advance(0)
+    assert (world.state(soon), world.state(later)) == ("reserved", "ready")
+
+
+# DEADLINE_SOON
+
+
+@pytest.mark.parametrize("timeout", [None, 0, 5])
+def test_reserve_inside_the_margin_ends_at_once(world: World, timeout: float | None) -> None:
+    client = world.client()
+    client.put(ttr=5)
+    client.reserve()
+    world.advance(4 - INSTANT)
+    assert client.reserve(0) == "TIMED_OUT"
+    world.advance(INSTANT)
+    assert client.reserve(timeout) == "DEADLINE_SOON"
+
+
+def test_wait_ends_when_the_margin_begins(world: World) -> None:
+    client = world.client()
+    id = client.put(ttr=5)
+    client.reserve()
+    assert client.reserve() == "WAITING"
+    world.advance(4 - INSTANT)
+    assert client.is_waiting
+    world.advance(INSTANT)
+    assert client.ended == ["DEADLINE_SOON"]
+    assert world.state(id) == "reserved"
+    world.advance(1)
+    assert world.state(id) == "ready"
+
+
+def test_wait_ends_at_the_nearest_of_its_own_deadlines(world: World) -> None:
+    client, other = world.client(), world.client()
+    other.put(ttr=3)
+    other.reserve()
+    other.pause_tube(b"default", 60)
+    for ttr in (30, 10, 20):
+        client.reserve_job(client.put(ttr=ttr))
+    assert client.reserve(25) == "WAITING"
+    world.advance(9 - INSTANT)
+    assert client.is_waiting
+    world.advance(INSTANT)
+    assert client.ended == ["DEADLINE_SOON"]
+
+
+@pytest.mark.parametrize(("timeout", "outcome"), [(3, "TIMED_OUT"), (5, "DEADLINE_SOON")])
+def test_a_timeout_before_the_margin_is_a_timeout(world: World, timeout: float, outcome: str) -> None:
+    client = world.client()
+    client.put(ttr=5)
+    client.reserve()
+    assert client.reserve(timeout) == "WAITING"
+    world.advance(5)
+    assert client.ended == [outcome]
+
+
+def test_a_job_with_a_ttr_of_one_is_always_inside_the_margin(world: World) -> None:
+    client = world.client()
+    client.put(ttr=1)
+    client.reserve()
+    assert client.reserve() == "DEADLINE_SOON"
+
+
+def test_a_ready_job_is_handed_out_inside_the_margin(world: World) -> None:
+    client = world.client()
+    client.put(ttr=1)
+    client.reserve()
+    id = client.put()
+    assert client.reserve() == id
+
+
+def test_ready_jobs_of_paused_tubes_do_not_put_the_deadline_off(world: World) -> None:
+    client = world.client()
+    client.put(ttr=1)
+    client.reserve()
+    client.put()
+    client.pause_tube(b"default", 60)
+    assert client.reserve() == "DEADLINE_SOON"
+
+
+def test_touch_and_delete_put_the_deadline_off(world: World) -> None:
+    client = world.client()
+    id = client.put(ttr=5)
+    client.reserve()
+    world.advance(4)
+    client.touch(id)
+    assert client.reserve(0) == "TIMED_OUT"
+    world.advance(4)
+    client.delete(id)
+    assert client.reserve(0) == "TIMED_OUT"
+
+
+def test_anothers_deadline_is_no_reason(world: World) -> None:
+    holder, worker = world.client(), world.client()
+    id = holder.put(ttr=1)
+    holder.reserve()
+    assert worker.reserve() == "WAITING"
+    world.advance(1)
+    assert worker.ended == [id]

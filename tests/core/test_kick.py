@@ -1,0 +1,72 @@
+"""Kick: how many, of which state, a slice at a time."""
+
+from __future__ import annotations
+
+import pytest
+
+from greenstalk_server.broker import SLICE
+from greenstalk_server.job import BURIED, DELAYED
+from tests.core.world import Actor, World
+
+
+def bury(client: Actor, count: int) -> list[int]:
+    """Put and bury *count* jobs."""
+    ids = [client.put() for _ in range(count)]
+    for id in ids:
+        client.reserve_job(id)
+        client.bury(id)
+    return ids
+
+
+@pytest.mark.parametrize(
+    ("present", "bound", "kicked"), [(3, 0, 0), (3, 2, 2), (3, 3, 3), (3, 2**32 - 1, 3), (0, 5, 0)]
+)
+@pytest.mark.parametrize("state", [BURIED, DELAYED])
+def test_kick_moves_up_to_its_bound(world: World, state: int, present: int, bound: int, kicked: int) -> None:
+    client = world.client()
+    ids = bury(client, present) if state == BURIED else [client.put(delay=60) for _ in range(present)]
+    assert client.kick(state, bound) == kicked
+    assert world.ready() == ids[:kicked]
+    assert (world.buried() or world.delayed()) == ids[kicked:]
+
+
+def test_kick_moves_a_slice_at_most(world: World) -> None:
+    client = world.client()
+    with world.in_bulk():
+        for _ in range(2 * SLICE + 1):
+            client.put(delay=60)
+    assert [client.kick(DELAYED, 2**32 - 1) for _ in range(4)] == [SLICE, SLICE, 1, 0]
+
+
+def test_kick_takes_only_the_state_it_is_told(world: World) -> None:
+    client = world.client()
+    delayed = client.put(delay=60)
+    (buried,) = bury(client, 1)
+    assert client.kick(BURIED, 9) == 1
+    assert (world.ready(), world.delayed()) == ([buried], [delayed])
+
+
+def test_kick_takes_only_from_the_used_tube(world: World) -> None:
+    client = world.client(use=b"a")
+    bury(client, 1)
+    client.use(b"b")
+    assert client.kick(BURIED, 1) == 0
+    client.use(b"a")
+    assert client.kick(BURIED, 1) == 1
+
+
+def test_kicks_are_counted_per_job_and_a_delay_that_ends_is_none(world: World) -> None:
+    client = world.client()
+    kicked, waited = client.put(delay=5), client.put(delay=6)
+    client.kick(DELAYED, 1)
+    world.advance(6)
+    assert [world.stats_job(id).kicks for id in (kicked, waited)] == [1, 0]
+
+
+def test_a_kicked_job_keeps_the_delay_it_was_put_with(world: World) -> None:
+    client = world.client()
+    id = client.put(delay=5)
+    client.kick_job(id)
+    assert world.stats_job(id).delay == 5
+    world.advance(10)
+    assert world.state(id) == "ready"

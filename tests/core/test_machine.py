@@ -1,0 +1,278 @@
+"""Any sequence of commands and time: the broker and a plain model of it agree after every step."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from hypothesis import assume, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from greenstalk_server.job import BURIED, DELAYED, SECOND, URGENT_BELOW
+from tests.core.model import Model, ModelJob, Tie
+from tests.core.world import START, Actor, World
+
+CLIENTS = 6
+TUBES = st.sampled_from(["default", "a", "b", "c"])
+PRIS = st.sampled_from([0, 1, URGENT_BELOW - 1, URGENT_BELOW, 2**32 - 1])
+DELAYS = st.sampled_from([0, 0, 0, 1, 3])
+TTRS = st.sampled_from([1, 2, 5, 30])
+TIMEOUTS = st.sampled_from([None, 0, 0, 1, 4])
+PAUSES = st.sampled_from([0, 1, 5])
+PICKS = st.integers(0, 2**16)
+"""A number that picks one of whatever there is to pick from."""
+
+
+class BrokerMachine(RuleBasedStateMachine):
+    """Commands of clients that do not wait; waits that are cancelled, connections that break, and time.
+
+    One client at least does not wait, so that there is always something to do. No two commands happen in one instant
+    and no two jobs have the same time to run, so hardly ever do two things fall due at once, which would leave open
+    what happens; then the example is given up.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = World()
+        self.model = Model(START)
+        self.actors: dict[int, Actor] = {}
+        self.connected = 0
+        self.commands = 0
+
+    # Picking
+
+    def begin(self) -> None:
+        """Let a moment pass before a command, a different one each time."""
+        self.commands += 1
+        self.let_pass(1000 * self.commands)
+
+    def let_pass(self, nanoseconds: int) -> None:
+        until = self.world.now + nanoseconds
+        try:
+            self.model.advance_to(until)
+        except Tie:
+            assume(False)
+        self.world.advance_to(until)
+
+    def idle(self) -> list[int]:
+        return [number for number in self.actors if number not in self.model.waiting]
+
+    def pick_idle(self, pick: int) -> tuple[int, Actor]:
+        numbers = self.idle()
+        number = numbers[pick % len(numbers)]
+        return number, self.actors[number]
+
+    def pick_job(self, pick: int, states: set[str]) -> int:
+        """A job in one of *states*; now and then any job, or one that is not there."""
+        fitting = [job.id for job in self.model.jobs.values() if job.state in states]
+        if pick % 8 == 0 or not fitting:
+            fitting = [*self.model.jobs, 10**6]
+        return fitting[pick // 8 % len(fitting)]
+
+    def pick_held(self, pick: int) -> tuple[int, Actor, int]:
+        """A client and a job that it holds; now and then any of either."""
+        held = [(number, job.id) for number in self.idle() for job in self.model.clients[number].reserved]
+        if pick % 8 == 0 or not held:
+            return *self.pick_idle(pick // 8), self.pick_job(pick // 8, {"reserved"})
+        number, id = held[pick // 8 % len(held)]
+        return number, self.actors[number], id
+
+    # Clients
+
+    @initialize(tubes=st.lists(st.sets(TUBES, min_size=1), min_size=4, max_size=CLIENTS))
+    def connect_first(self, tubes: list[set[str]]) -> None:
+        for watched in tubes:
+            self.connect()
+            number = self.connected
+            for tube in sorted(watched):
+                self.model.watch(number, tube)
+                self.actors[number].watch(tube.encode())
+
+    @precondition(lambda self: len(self.actors) < CLIENTS)
+    @rule()
+    def connect(self) -> None:
+        self.connected += 1
+        self.model.connect(self.connected)
+        self.actors[self.connected] = self.world.client()
+
+    @precondition(lambda self: len(self.actors) > 2)
+    @rule(pick=PICKS)
+    def disconnect(self, pick: int) -> None:
+        self.begin()
+        numbers = [number for number in self.actors if [number] != self.idle()]
+        number = numbers[pick % len(numbers)]
+        self.model.disconnect(number)
+        self.actors.pop(number).disconnect()
+
+    @rule(pick=PICKS, tube=TUBES)
+    def use(self, pick: int, tube: str) -> None:
+        number, actor = self.pick_idle(pick)
+        self.model.use(number, tube)
+        actor.use(tube.encode())
+
+    @rule(pick=PICKS, tube=TUBES)
+    def watch(self, pick: int, tube: str) -> None:
+        number, actor = self.pick_idle(pick)
+        assert actor.watch(tube.encode()) == self.model.watch(number, tube)
+
+    @rule(pick=PICKS, tube=TUBES)
+    def ignore(self, pick: int, tube: str) -> None:
+        number, actor = self.pick_idle(pick)
+        assert actor.ignore(tube.encode()) == self.model.ignore(number, tube)
+
+    # Jobs
+
+    @rule(pick=PICKS, tube=TUBES, jobs=st.lists(st.tuples(PRIS, DELAYS, TTRS), min_size=1, max_size=5))
+    def put(self, pick: int, tube: str, jobs: list[tuple[int, int, int]]) -> None:
+        number, actor = self.pick_idle(pick)
+        self.use(pick, tube)
+        for pri, delay, ttr in jobs:
+            self.begin()
+            distinct = ttr + self.world.broker.next_id / SECOND
+            id = actor.put(pri, delay, distinct)
+            self.model.put(number, id, pri, delay * SECOND, round(distinct * SECOND))
+
+    @precondition(lambda self: len(self.idle()) > 1)
+    @rule(pick=PICKS, timeout=TIMEOUTS)
+    def reserve(self, pick: int, timeout: int | None) -> None:
+        self.begin()
+        number, actor = self.pick_idle(pick)
+        expected = self.model.reserve(number, None if timeout is None else timeout * SECOND)
+        assert actor.reserve(timeout) == expected
+
+    @precondition(lambda self: self.model.waiting)
+    @rule(pick=PICKS)
+    def cancel_wait(self, pick: int) -> None:
+        number = self.model.waiting[pick % len(self.model.waiting)]
+        self.model.cancel_wait(number)
+        self.actors[number].cancel_wait()
+
+    @rule(pick=PICKS, job=PICKS)
+    def reserve_job(self, pick: int, job: int) -> None:
+        self.begin()
+        number, actor = self.pick_idle(pick)
+        id = self.pick_job(job, {"ready", "delayed", "buried"})
+        assert actor.reserve_job(id) == self.model.reserve_job(number, id)
+
+    @rule(pick=PICKS, job=PICKS)
+    def delete(self, pick: int, job: int) -> None:
+        number, actor = self.pick_idle(pick)
+        id = self.pick_job(job, {"ready", "delayed", "buried"})
+        assert actor.delete(id) == self.model.delete(number, id)
+
+    @rule(pick=PICKS, pri=PRIS, delay=DELAYS)
+    def release(self, pick: int, pri: int, delay: int) -> None:
+        self.begin()
+        number, actor, id = self.pick_held(pick)
+        assert actor.release(id, pri, delay) == self.model.release(number, id, pri, delay * SECOND)
+
+    @rule(pick=PICKS, pri=PRIS)
+    def bury(self, pick: int, pri: int) -> None:
+        number, actor, id = self.pick_held(pick)
+        assert actor.bury(id, pri) == self.model.bury(number, id, pri)
+
+    @rule(pick=PICKS)
+    def delete_held(self, pick: int) -> None:
+        number, actor, id = self.pick_held(pick)
+        assert actor.delete(id) == self.model.delete(number, id)
+
+    @rule(pick=PICKS)
+    def touch(self, pick: int) -> None:
+        self.begin()
+        number, actor, id = self.pick_held(pick)
+        assert actor.touch(id) == self.model.touch(number, id)
+
+    @rule(pick=PICKS, state=st.sampled_from(["buried", "delayed"]), bound=st.sampled_from([0, 1, 2, 2**32 - 1]))
+    def kick(self, pick: int, state: str, bound: int) -> None:
+        self.begin()
+        number, actor = self.pick_idle(pick)
+        assert actor.kick(BURIED if state == "buried" else DELAYED, bound) == self.model.kick(number, state, bound)
+
+    @rule(pick=PICKS, job=PICKS)
+    def kick_job(self, pick: int, job: int) -> None:
+        self.begin()
+        _, actor = self.pick_idle(pick)
+        id = self.pick_job(job, {"delayed", "buried"})
+        assert actor.kick_job(id) == self.model.kick_job(id)
+
+    @rule(pick=PICKS, tube=TUBES, delay=PAUSES)
+    def pause_tube(self, pick: int, tube: str, delay: int) -> None:
+        self.begin()
+        _, actor = self.pick_idle(pick)
+        assert actor.pause_tube(tube.encode(), delay) == self.model.pause_tube(tube, delay * SECOND)
+
+    # Time
+
+    @rule(seconds=st.sampled_from([0.5, 1, 2, 10, 40]))
+    def advance(self, seconds: float) -> None:
+        self.let_pass(round(seconds * SECOND))
+
+    # Agreement
+
+    @invariant()
+    def broker_keeps_its_own_invariants(self) -> None:
+        self.world.broker.check()
+
+    @invariant()
+    def tubes_agree(self) -> None:
+        model, world = self.model, self.world
+        assert {name.decode() for name in world.tubes()} == model.tubes()
+        clients = model.clients.values()
+        waiting = [model.clients[number] for number in model.waiting]
+        for name in model.tubes():
+            tube = name.encode()
+            assert world.ready(tube) == ids(model.ready(name))
+            assert world.delayed(tube) == ids(model.delayed(name))
+            assert world.buried(tube) == ids(model.buried(name))
+            stats = world.stats_tube(tube)
+            assert stats.current_jobs_reserved == len(model.reserved(name))
+            assert stats.current_jobs_urgent == sum(job.pri < URGENT_BELOW for job in model.ready(name))
+            assert stats.current_using == sum(client.used == name for client in clients)
+            assert stats.current_watching == sum(name in client.watched for client in clients)
+            assert stats.current_waiting == sum(name in client.watched for client in waiting)
+            assert stats.pause_time_left == (model.paused.get(name, model.now) - model.now) // SECOND
+
+    @invariant()
+    def clients_agree(self) -> None:
+        for number, actor in self.actors.items():
+            client = self.model.clients[number]
+            assert actor.is_waiting == (number in self.model.waiting)
+            assert actor.ended == client.ended
+            assert actor.reserved == ids(client.reserved)
+            assert actor.client.used.name.decode() == client.used
+            assert [name.decode() for name in actor.client.watched] == client.watched
+
+    @invariant()
+    def jobs_agree(self) -> None:
+        assert list(self.world.broker.jobs) == list(self.model.jobs)
+        for id, job in self.model.jobs.items():
+            stats = asdict(self.world.stats_job(id))
+            left = job.deadline - self.model.now if job.state in ("reserved", "delayed") else 0
+            expected = asdict(job) | {
+                "time_left": left // SECOND,
+                "delay": job.delay // SECOND,
+                "ttr": job.ttr // SECOND,
+            }
+            assert {key: expected[key] for key in stats if key in expected} == {
+                key: value for key, value in stats.items() if key in expected
+            }
+        stats = self.world.stats()
+        assert (stats.total_jobs, stats.job_timeouts) == (self.model.total_jobs, self.model.job_timeouts)
+
+    def teardown(self) -> None:
+        """When all have gone and all delays and pauses have ended, every job not buried is ready."""
+        for number, actor in self.actors.items():
+            self.model.disconnect(number)
+            actor.disconnect()
+        self.world.advance(1000)
+        for job in self.model.jobs.values():
+            assert self.world.state(job.id) == ("buried" if job.state == "buried" else "ready")
+        assert self.world.broker.tick(self.world.now) is None
+
+
+def ids(jobs: list[ModelJob]) -> list[int]:
+    return [job.id for job in jobs]
+
+
+class TestBroker(BrokerMachine.TestCase):  # type: ignore[name-defined, misc]
+    settings = settings(max_examples=150, stateful_step_count=60, deadline=None)

@@ -1,0 +1,114 @@
+"""Who may do what to which job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.core.world import Actor, World
+
+DEEDS: dict[str, Callable[[Actor, int], bool]] = {
+    "delete": lambda actor, id: actor.delete(id),
+    "release": lambda actor, id: actor.release(id),
+    "bury": lambda actor, id: actor.bury(id),
+    "touch": lambda actor, id: actor.touch(id),
+    "kick-job": lambda actor, id: actor.kick_job(id),
+    "reserve-job": lambda actor, id: actor.reserve_job(id),
+}
+
+ALLOWED = {
+    "ready": {"delete", "reserve-job"},
+    "delayed": {"delete", "reserve-job", "kick-job"},
+    "buried": {"delete", "reserve-job", "kick-job"},
+    "reserved by me": {"delete", "release", "bury", "touch"},
+    "reserved by another": set(),
+    "reserved by one gone": {"delete", "reserve-job"},
+    "timed out": {"delete", "reserve-job"},
+    "deleted": set(),
+    "never put": set(),
+}
+
+
+def prepare(world: World, me: Actor, situation: str) -> int:
+    """A job in the tube `elsewhere`, which *me* neither uses nor watches, in *situation*; return its id."""
+    other = world.client(use=b"elsewhere", watch=[b"elsewhere"])
+    if situation == "never put":
+        return 99
+    id = other.put(delay=10 if situation == "delayed" else 0, ttr=5)
+    match situation:
+        case "buried":
+            other.reserve()
+            other.bury(id)
+        case "reserved by another":
+            other.reserve()
+        case "reserved by one gone":
+            other.reserve()
+            other.disconnect()
+        case "reserved by me":
+            me.reserve_job(id)
+        case "timed out":
+            me.reserve_job(id)
+            world.advance(5)
+        case "deleted":
+            other.delete(id)
+    return id
+
+
+@pytest.mark.parametrize("deed", DEEDS)
+@pytest.mark.parametrize("situation", ALLOWED)
+def test_who_may_do_what(world: World, situation: str, deed: str) -> None:
+    me = world.client()
+    id = prepare(world, me, situation)
+    before = world.state(id)
+    done = DEEDS[deed](me, id)
+    assert done == (deed in ALLOWED[situation])
+    if not done:
+        assert world.state(id) == before
+
+
+def test_nobody_deletes_a_reserved_job_in_the_name_of_no_client(world: World) -> None:
+    client = world.client()
+    reserved, ready = client.put(), client.put()
+    client.reserve()
+    assert not world.broker.delete(None, reserved)
+    assert world.broker.delete(None, ready)
+
+
+@pytest.mark.parametrize("situation", ["ready", "delayed", "buried"])
+def test_reserve_job_takes_from_a_paused_tube(world: World, situation: str) -> None:
+    me = world.client()
+    id = prepare(world, me, situation)
+    me.pause_tube(b"elsewhere", 60)
+    assert me.reserve_job(id)
+    assert me.reserved == [id]
+
+
+def test_reserve_job_inside_the_safety_margin_is_served(world: World) -> None:
+    me = world.client()
+    me.put(ttr=1)
+    other = me.put()
+    me.reserve()
+    assert me.reserve_job(other)
+
+
+def test_a_delayed_job_reserved_by_id_does_not_turn_ready_when_its_delay_ends(world: World) -> None:
+    me = world.client()
+    id = me.put(delay=2, ttr=60)
+    me.reserve_job(id)
+    world.advance(2)
+    assert world.state(id) == "reserved"
+    me.release(id, delay=5)
+    world.advance(4)
+    assert world.state(id) == "delayed"
+    world.advance(1)
+    assert world.state(id) == "ready"
+
+
+def test_ids_rise_and_none_is_given_twice(world: World) -> None:
+    client = world.client()
+    first = client.put()
+    world.broker.allocate_id()
+    third = client.put()
+    client.delete(third)
+    assert (first, third, client.put()) == (1, 3, 4)

@@ -1,0 +1,119 @@
+"""Timers: each target is called on once, at the soonest time it was armed for."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from greenstalk_server.timers import SLACK, Timers
+
+
+class Target:
+    def __init__(self) -> None:
+        self.timer_at = 0
+
+
+def pop_all(timers: Timers, now: int) -> list[Target]:
+    popped = []
+    while (target := timers.pop_due(now)) is not None:
+        assert isinstance(target, Target) and target.timer_at == 0
+        popped.append(target)
+    return popped
+
+
+def test_targets_come_due_soonest_first() -> None:
+    timers, targets = Timers(), [Target() for _ in range(3)]
+    for target, when in zip(targets, (30, 10, 20), strict=True):
+        timers.arm(target, when)
+    assert timers.soonest() == 10
+    assert pop_all(timers, 9) == []
+    assert pop_all(timers, 20) == [targets[1], targets[2]]
+    assert timers.soonest() == 30
+
+
+def test_arming_for_later_changes_nothing() -> None:
+    timers, target = Timers(), Target()
+    assert timers.arm(target, 10)
+    assert not timers.arm(target, 20)
+    assert not timers.arm(target, 10)
+    assert target.timer_at == 10
+    assert pop_all(timers, 100) == [target]
+
+
+def test_arming_for_sooner_replaces_the_time() -> None:
+    timers, target = Timers(), Target()
+    timers.arm(target, 20)
+    assert timers.arm(target, 10)
+    assert pop_all(timers, 100) == [target]
+    assert timers.soonest() is None
+
+
+def test_arm_tells_whether_it_is_the_soonest_now() -> None:
+    timers, first, second = Timers(), Target(), Target()
+    assert timers.arm(first, 20)
+    assert not timers.arm(second, 30)
+    assert timers.arm(second, 10)
+
+
+def test_a_disarmed_target_is_not_called_on() -> None:
+    timers, target, other = Timers(), Target(), Target()
+    timers.arm(target, 10)
+    timers.arm(other, 20)
+    timers.disarm(target)
+    timers.disarm(target)
+    assert target.timer_at == 0
+    assert timers.soonest() == 20
+    assert pop_all(timers, 100) == [other]
+
+
+def test_armed_anew_for_the_same_time_it_is_called_on_once() -> None:
+    timers, target = Timers(), Target()
+    for _ in range(3):
+        timers.arm(target, 10)
+        timers.disarm(target)
+    timers.arm(target, 10)
+    assert pop_all(timers, 10) == [target]
+
+
+def test_armed_while_called_on_it_is_called_on_again() -> None:
+    timers, target = Timers(), Target()
+    timers.arm(target, 10)
+    assert timers.pop_due(10) is target
+    assert timers.arm(target, 10)
+    assert pop_all(timers, 10) == [target]
+
+
+def test_rests_are_bounded_however_often_a_target_is_armed() -> None:
+    timers, target, other = Timers(), Target(), Target()
+    timers.arm(other, 1)
+    for when in range(10_000, 1, -1):
+        timers.arm(target, when)
+        assert len(timers._entries) <= 2 * 2 + SLACK + 1
+    for when in range(2, 10_000):
+        timers.disarm(target)
+        timers.arm(target, when)
+        assert len(timers._entries) <= 2 * 2 + SLACK + 1
+    assert pop_all(timers, 10_000) == [other, target]
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(1, 20) | st.none()), max_size=200))
+def test_any_arming_agrees_with_a_table(steps: list[tuple[int, int | None]]) -> None:
+    """A step arms a target for a time, or disarms it; the fifth target's time is when the due are called on."""
+    timers, targets, table = Timers(), [Target() for _ in range(5)], dict[Target, int]()
+    for number, when in steps:
+        target = targets[number]
+        if when is None:
+            timers.disarm(target)
+            table.pop(target, None)
+        elif number == 4:
+            due = [target for target, at in table.items() if at <= when]
+            popped = pop_all(timers, when)
+            assert set(popped) == set(due) and len(popped) == len(due)
+            assert [table[target] for target in popped] == sorted(table[target] for target in due)
+            for target in due:
+                del table[target]
+        else:
+            timers.arm(target, when)
+            table[target] = min(when, table.get(target, when))
+        assert timers.soonest() == min(table.values(), default=None)
+        assert all(target.timer_at == table.get(target, 0) for target in targets)

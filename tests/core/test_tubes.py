@@ -1,0 +1,212 @@
+"""Tubes: when they come and go, watching and using them, pausing them."""
+
+from __future__ import annotations
+
+import pytest
+
+from greenstalk_server.job import BURIED, SECOND
+from tests.core.world import World
+
+INSTANT = 1 / SECOND
+
+
+def test_only_default_exists_at_first_and_always(world: World) -> None:
+    assert world.tubes() == [b"default"]
+    client = world.client(use=b"a", watch=[b"a"])
+    assert world.tubes() == [b"default", b"a"]
+    client.disconnect()
+    assert world.tubes() == [b"default"]
+
+
+def test_tubes_are_listed_in_the_order_of_creation(world: World) -> None:
+    world.client(use=b"b", watch=[b"a"])
+    assert world.tubes() == [b"default", b"b", b"a"]
+
+
+@pytest.mark.parametrize("why", ["used", "watched", "ready", "delayed", "buried", "reserved"])
+def test_a_tube_lives_while_there_is_a_reason(world: World, why: str) -> None:
+    client = world.client()
+    if why == "watched":
+        client.watch(b"a")
+    else:
+        client.use(b"a")
+    if why not in ("used", "watched"):
+        id = client.put(delay=9 if why == "delayed" else 0)
+        if why in ("buried", "reserved"):
+            client.reserve_job(id)
+        if why == "buried":
+            client.bury(id)
+        client.use(b"default")
+    assert world.tubes() == [b"default", b"a"]
+    match why:
+        case "used":
+            client.use(b"default")
+        case "watched":
+            client.ignore(b"a")
+        case _:
+            client.delete(id)
+    assert world.tubes() == [b"default"]
+
+
+def test_a_tube_that_goes_takes_its_counters_and_its_pause_along(world: World) -> None:
+    client = world.client(use=b"a")
+    client.put()
+    client.pause_tube(b"a", 60)
+    client.delete(1)
+    assert world.stats_tube(b"a").cmd_delete == 1
+    client.use(b"default")
+    client.use(b"a")
+    stats = world.stats_tube(b"a")
+    assert (stats.total_jobs, stats.cmd_delete, stats.cmd_pause_tube, stats.pause, stats.pause_time_left) == (0,) * 5
+
+
+def test_using_the_used_tube_again_keeps_it(world: World) -> None:
+    client = world.client(use=b"a")
+    client.pause_tube(b"a", 60)
+    client.use(b"a")
+    assert world.stats_tube(b"a").pause == 60
+
+
+def test_a_job_stays_in_its_tube_when_its_producer_uses_another(world: World) -> None:
+    client = world.client(use=b"a")
+    client.put()
+    client.use(b"b")
+    assert world.ready(b"a") == [1]
+
+
+def test_the_tube_of_a_gone_clients_reserved_job_lives(world: World) -> None:
+    client = world.client(use=b"a", watch=[b"a"])
+    id = client.put()
+    client.reserve()
+    client.disconnect()
+    assert world.ready(b"a") == [id]
+
+
+def test_watching_twice_counts_once(world: World) -> None:
+    client = world.client()
+    assert client.watch(b"a") == 2
+    assert client.watch(b"a") == 2
+    assert client.ignore(b"a") == 1
+
+
+def test_ignoring_a_tube_not_watched_changes_nothing(world: World) -> None:
+    client = world.client()
+    assert client.ignore(b"missing") == 1
+    assert world.tubes() == [b"default"]
+
+
+def test_the_only_watched_tube_is_not_ignored(world: World) -> None:
+    client = world.client()
+    assert client.ignore(b"default") == 0
+    assert list(client.client.watched) == [b"default"]
+
+
+def test_using_and_watching_are_counted(world: World) -> None:
+    client, other = world.client(use=b"a", watch=[b"a", b"b"]), world.client(watch=[b"default", b"b"])
+    counted = [(stats.current_using, stats.current_watching) for stats in map(world.stats_tube, world.tubes())]
+    assert (world.tubes(), counted) == ([b"default", b"a", b"b"], [(1, 1), (1, 1), (0, 2)])
+    client.disconnect()
+    other.disconnect()
+    assert world.stats_tube().current_using == world.stats_tube().current_watching == 0
+
+
+# Pause
+
+
+def test_a_paused_tube_gives_nothing_until_the_pause_ends(world: World) -> None:
+    client = world.client()
+    id = client.put()
+    assert client.pause_tube(b"default", 5)
+    assert client.reserve(0) == "TIMED_OUT"
+    world.advance(5 - INSTANT)
+    assert client.reserve(0) == "TIMED_OUT"
+    world.advance(INSTANT)
+    assert client.reserve(0) == id
+
+
+def test_the_end_of_a_pause_serves_those_who_wait_in_order(world: World) -> None:
+    producer, first, second, third = (world.client() for _ in range(4))
+    producer.pause_tube(b"default", 5)
+    first.reserve()
+    second.reserve(10)
+    third.reserve(3)
+    late, early = producer.put(pri=2), producer.put(pri=1)
+    assert world.ready() == [early, late]
+    world.advance(5)
+    assert (first.ended, second.ended, third.ended) == ([early], [late], ["TIMED_OUT"])
+
+
+def test_pausing_for_zero_ends_a_pause_at_once_and_serves_those_who_wait(world: World) -> None:
+    producer, worker = world.client(), world.client()
+    producer.pause_tube(b"default", 5)
+    worker.reserve()
+    id = producer.put()
+    assert producer.pause_tube(b"default", 0)
+    assert worker.ended == [id]
+    assert (world.stats_tube().pause, world.stats_tube().pause_time_left) == (0, 0)
+
+
+@pytest.mark.parametrize(("first", "second"), [(5, 20), (20, 5)])
+def test_a_new_pause_replaces_the_old_one(world: World, first: float, second: float) -> None:
+    client = world.client()
+    id = client.put()
+    client.pause_tube(b"default", first)
+    world.advance(1)
+    client.pause_tube(b"default", second)
+    assert client.reserve() == "WAITING"
+    world.advance(second - INSTANT)
+    assert client.is_waiting
+    world.advance(INSTANT)
+    assert client.ended == [id]
+
+
+def test_pause_time_left_is_cut_to_whole_seconds(world: World) -> None:
+    world.client().pause_tube(b"default", 5)
+    assert (world.stats_tube().pause, world.stats_tube().pause_time_left) == (5, 5)
+    world.advance(0.5)
+    assert (world.stats_tube().pause, world.stats_tube().pause_time_left) == (5, 4)
+    world.advance(4.5)
+    assert (world.stats_tube().pause, world.stats_tube().pause_time_left) == (0, 0)
+
+
+def test_other_tubes_go_on_when_one_is_paused(world: World) -> None:
+    producer, worker = world.client(), world.client(watch=[b"a", b"b"])
+    for name, pri in ((b"a", 0), (b"b", 9)):
+        producer.use(name)
+        producer.put(pri)
+    producer.pause_tube(b"a", 5)
+    assert worker.reserve() == 2
+
+
+@pytest.mark.parametrize("deed", ["put", "release", "kick", "timeout", "delay"])
+def test_jobs_turn_ready_in_a_paused_tube_and_serve_nobody(world: World, deed: str) -> None:
+    holder, worker = world.client(), world.client()
+    id = holder.put(ttr=5, delay=5 if deed == "delay" else 0)
+    if deed in ("release", "kick", "timeout"):
+        holder.reserve()
+    holder.pause_tube(b"default", 60)
+    worker.reserve()
+    match deed:
+        case "release":
+            holder.release(id)
+        case "kick":
+            holder.bury(id)
+            holder.kick(BURIED, 1)
+        case "timeout" | "delay":
+            world.advance(5)
+    assert world.ready() == [id]
+    assert worker.is_waiting
+
+
+def test_delays_and_times_to_run_go_on_during_a_pause(world: World) -> None:
+    client = world.client()
+    delayed, reserved = client.put(delay=5), client.put(ttr=5)
+    client.reserve()
+    client.pause_tube(b"default", 60)
+    world.advance(5)
+    assert world.ready() == [delayed, reserved]
+
+
+def test_pausing_a_missing_tube_finds_nothing(world: World) -> None:
+    assert not world.client().pause_tube(b"missing", 5)
+    assert world.tubes() == [b"default"]

@@ -1,0 +1,228 @@
+"""A broker in fake time, and clients that remember how their reserves ended.
+
+Every step ends in `Broker.check()`, save in bulk. Time passes only in `advance`, which ticks when the broker has
+asked for it and at no other time; so a broker that forgets to ask fails here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Final, TypeAlias, TypeVar
+
+from greenstalk_server.broker import DEADLINE_SOON, TIMED_OUT, WAITING, Broker
+from greenstalk_server.client import Client
+from greenstalk_server.job import SECOND, STATE_NAMES, Job
+from greenstalk_server.stats import JobStats, ServerFacts, ServerStats, TubeStats, job_stats, server_stats, tube_stats
+
+T = TypeVar("T")
+
+START: Final = 1_700_000_000 * SECOND
+"""When every fake time begins: a time of our days, as the broker may expect."""
+
+Outcome: TypeAlias = int | str
+"""How a reserve ended: with a job's id, or one of the words below."""
+
+WORDS: Final = {WAITING: "WAITING", TIMED_OUT: "TIMED_OUT", DEADLINE_SOON: "DEADLINE_SOON"}
+
+
+def make_broker(max_job_size: int = 65535) -> Broker:
+    """A broker of a server about which everything is known, started at START."""
+    facts = ServerFacts(
+        id="0123456789abcdef",
+        pid=1,
+        version="0",
+        hostname="host",
+        os="os",
+        platform="platform",
+        started_at=START,
+        rusage=lambda: (0.25, 1.5),
+    )
+    return Broker(facts, max_job_size=max_job_size)
+
+
+def outcome_of(result: Job | int | None) -> Outcome:
+    """What a reserve or a wait has given, as an Outcome."""
+    assert result is not None
+    return result.id if isinstance(result, Job) else WORDS[result]
+
+
+class World:
+    """A broker, its clients, and the time."""
+
+    def __init__(self) -> None:
+        self.broker = make_broker()
+        self.broker.alarm = self._on_alarm
+        self.now = START
+        self.due: int | None = None
+        self._is_bulk = False
+
+    def client(self, use: bytes = b"default", watch: Iterable[bytes] = (b"default",)) -> Actor:
+        """Connect a client that uses *use* and watches *watch*."""
+        return Actor(self, use, list(watch))
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass, and the broker tick whenever it has asked to."""
+        self.advance_to(self.now + round(seconds * SECOND))
+
+    def advance_to(self, until: int) -> None:
+        """The same, to a time in nanoseconds."""
+        while self.due is not None and self.due <= until:
+            self.now = max(self.now, self.due)
+            self.due = self.broker.tick(self.now)
+            self.check()
+        self.now = until
+
+    def check(self) -> None:
+        """Have the broker verify its invariants."""
+        if not self._is_bulk:
+            self.broker.check()
+
+    def checked(self, value: T) -> T:
+        """Check, and return *value*."""
+        self.check()
+        return value
+
+    @contextmanager
+    def in_bulk(self) -> Iterator[None]:
+        """Check once, at the end: a check costs as much as there is in the broker."""
+        self._is_bulk = True
+        try:
+            yield
+        finally:
+            self._is_bulk = False
+        self.check()
+
+    def state(self, id: int) -> str:
+        """The state of job *id*, or "deleted"."""
+        job = self.broker.jobs.get(id)
+        return STATE_NAMES[job.state] if job is not None else "deleted"
+
+    def ready(self, tube: bytes = b"default") -> list[int]:
+        """The ready jobs of *tube*, first one first."""
+        return [job.id for job in self.broker.tubes[tube].ready.walk()]
+
+    def delayed(self, tube: bytes = b"default") -> list[int]:
+        """The delayed jobs of *tube*, first one first."""
+        return [job.id for job in self.broker.tubes[tube].delayed.walk()]
+
+    def buried(self, tube: bytes = b"default") -> list[int]:
+        """The buried jobs of *tube*, first one first."""
+        return list(self.broker.tubes[tube].buried)
+
+    def tubes(self) -> list[bytes]:
+        """The names of the tubes, in the order of creation."""
+        return list(self.broker.tubes)
+
+    def stats(self) -> ServerStats:
+        """The reply to "stats"."""
+        return server_stats(self.broker, self.now)
+
+    def stats_tube(self, name: bytes = b"default") -> TubeStats:
+        """The reply to "stats-tube"."""
+        return tube_stats(self.broker.tubes[name], self.now)
+
+    def stats_job(self, id: int) -> JobStats:
+        """The reply to "stats-job"."""
+        return job_stats(self.broker.jobs[id], self.now)
+
+    def _on_alarm(self, when: int) -> None:
+        if self.due is None or when < self.due:
+            self.due = when
+
+
+class Actor:
+    """A client; times in seconds. `ended` lists how the reserves that had to wait have ended."""
+
+    def __init__(self, world: World, use: bytes, watch: list[bytes]) -> None:
+        self.world = world
+        self.broker = world.broker
+        self.ended: list[Outcome] = []
+        self.client: Client = self.broker.connect(self._on_wake)
+        self.use(use)
+        for name in watch:
+            self.watch(name)
+        if b"default" not in watch:
+            self.ignore(b"default")
+
+    @property
+    def reserved(self) -> list[int]:
+        """The jobs it holds, in the order of reservation."""
+        return list(self.client.reserved)
+
+    @property
+    def is_waiting(self) -> bool:
+        return self.client.is_waiting
+
+    def use(self, name: bytes) -> None:
+        self.broker.use(self.client, name)
+        self.world.check()
+
+    def watch(self, name: bytes) -> int:
+        return self.world.checked(self.broker.watch(self.client, name))
+
+    def ignore(self, name: bytes) -> int:
+        return self.world.checked(self.broker.ignore(self.client, name))
+
+    def put(self, pri: int = 0, delay: float = 0, ttr: float = 60, body: bytes = b"") -> int:
+        """Put a job and return its id."""
+        id = self.broker.allocate_id()
+        done = self.broker.put(
+            self.client, id, pri, round(delay * SECOND), round(ttr * SECOND), body, self.world.now
+        )
+        assert self.world.checked(done)
+        return id
+
+    def reserve(self, timeout: float | None = None) -> Outcome:
+        """Reserve as a session does: take a job, or wait for one."""
+        now = self.world.now
+        job = self.broker.reserve(self.client, now)
+        if job is not None:
+            return self.world.checked(job.id)
+        until = None if timeout is None else now + round(timeout * SECOND)
+        return self.world.checked(WORDS[self.broker.wait(self.client, until, now)])
+
+    def cancel_wait(self) -> None:
+        self.broker.cancel_wait(self.client)
+        self.world.check()
+
+    def reserve_job(self, id: int) -> bool:
+        job = self.broker.reserve_job(self.client, id, self.world.now)
+        assert job is None or job.id == id
+        return self.world.checked(job is not None)
+
+    def delete(self, id: int) -> bool:
+        return self.world.checked(self.broker.delete(self.client, id))
+
+    def release(self, id: int, pri: int = 0, delay: float = 0) -> bool:
+        done = self.broker.release(self.client, id, pri, round(delay * SECOND), self.world.now)
+        return self.world.checked(done)
+
+    def bury(self, id: int, pri: int = 0) -> bool:
+        return self.world.checked(self.broker.bury(self.client, id, pri))
+
+    def touch(self, id: int) -> bool:
+        return self.world.checked(self.broker.touch(self.client, id, self.world.now))
+
+    def kick(self, state: int, bound: int) -> int:
+        return self.world.checked(self.broker.kick(self.client.used, state, bound, self.world.now))
+
+    def kick_job(self, id: int) -> bool:
+        return self.world.checked(self.broker.kick_job(id, self.world.now))
+
+    def pause_tube(self, name: bytes, delay: float) -> bool:
+        return self.world.checked(self.broker.pause_tube(name, round(delay * SECOND), self.world.now))
+
+    def disconnect(self) -> None:
+        self.broker.disconnect(self.client, self.world.now)
+        self.world.check()
+
+    def take(self, count: int) -> list[int]:
+        """Reserve *count* jobs that are ready."""
+        taken = [self.reserve(0) for _ in range(count)]
+        assert all(isinstance(id, int) for id in taken), taken
+        return [int(id) for id in taken]
+
+    def _on_wake(self) -> None:
+        assert not self.client.is_waiting
+        self.ended.append(outcome_of(self.client.outcome))

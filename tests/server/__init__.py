@@ -1,0 +1,1 @@
+"""The third ring: real sockets to the real process."""

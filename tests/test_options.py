@@ -1,0 +1,259 @@
+"""The command line and the environment, as values; test_cli.py starts the real command."""
+
+from __future__ import annotations
+
+import pytest
+
+from greenstalk_server import __version__
+from greenstalk_server.options import DEFINITIONS, Information, Options, UsageError, parse, usage
+
+GIB = 2**30
+
+
+def options(*argv: str, **environ: str) -> Options:
+    parsed = parse(argv, environ)
+    assert isinstance(parsed, Options)
+    return parsed
+
+
+def refusal(*argv: str, **environ: str) -> UsageError:
+    with pytest.raises(UsageError) as caught:
+        parse(argv, environ)
+    return caught.value
+
+
+def test_defaults() -> None:
+    assert options() == Options(
+        binlog_dir=None,
+        sync_interval_ns=50_000_000,
+        binlog_max_size=10_485_760,
+        listen="0.0.0.0",
+        port=11300,
+        user=None,
+        max_job_size=65535,
+        verbosity=0,
+        web_host="127.0.0.1",
+        web_port=8080,
+        web_enabled=True,
+        web_password=None,
+        allow_insecure=False,
+        given=frozenset(),
+        warnings=(),
+    )
+
+
+@pytest.mark.parametrize(
+    ("argv", "field", "value"),
+    [
+        (["-b", "/var/lib/jobs"], "binlog_dir", "/var/lib/jobs"),
+        (["-f", "0"], "sync_interval_ns", 0),
+        (["-f100"], "sync_interval_ns", 100_000_000),
+        (["-F"], "sync_interval_ns", None),
+        (["-s", "4096"], "binlog_max_size", 4096),
+        (["-l", "::1"], "listen", "::1"),
+        (["-lunix:/run/jobs.sock"], "listen", "unix:/run/jobs.sock"),
+        (["-p", "0"], "port", 0),
+        (["-p", "+11301"], "port", 11301),
+        (["-p65535"], "port", 65535),
+        (["-u", "nobody"], "user", "nobody"),
+        (["-z", "0"], "max_job_size", 0),
+        (["-z", str(GIB)], "max_job_size", GIB),
+        (["-V"], "verbosity", 1),
+        (["-VV", "-V"], "verbosity", 3),
+        (["--web-host", "localhost"], "web_host", "localhost"),
+        (["--web-host=::1"], "web_host", "::1"),
+        (["--web-host", "127.8.9.10"], "web_host", "127.8.9.10"),
+        (["--web-port=0"], "web_port", 0),
+        (["--no-web"], "web_enabled", False),
+    ],
+)
+def test_a_flag_sets_its_field_and_no_other(argv: list[str], field: str, value: object) -> None:
+    parsed = options(*argv)
+    assert getattr(parsed, field) == value
+    assert parsed.given == {field}
+    unset = {name for name in Options.__slots__ if getattr(parsed, name) == getattr(options(), name)}
+    assert unset == set(Options.__slots__) - {field, "given"}
+
+
+def test_short_flags_can_be_bundled() -> None:
+    parsed = options("-VFVp11301", "-Vl", "127.0.0.1")
+    assert (parsed.verbosity, parsed.sync_interval_ns, parsed.port, parsed.listen) == (3, None, 11301, "127.0.0.1")
+
+
+def test_a_value_may_look_like_a_flag() -> None:
+    assert options("-b", "-F").binlog_dir == "-F"
+    assert options("-b-F").binlog_dir == "-F"
+    assert options("-u", "--no-web").web_enabled
+
+
+@pytest.mark.parametrize(("argv", "value"), [(["-F", "-f", "7"], 7_000_000), (["-f", "7", "-F"], None)])
+def test_the_last_of_f_and_F_wins(argv: list[str], value: int | None) -> None:  # noqa: N802  the flags' names
+    assert options(*argv).sync_interval_ns == value
+
+
+def test_the_last_of_a_flag_wins() -> None:
+    assert options("-p", "1", "-p2").port == 2
+
+
+@pytest.mark.parametrize(
+    "argv", [["-v"], ["--version"], ["-Vv"], ["-vh"], ["-v", "-x"], ["-z", "1", "-v", "nonsense"], ["-vx"]]
+)
+def test_version(argv: list[str]) -> None:
+    assert parse(argv, {"PORT": "nonsense"}) == Information(f"greenstalk-server {__version__}\n")
+
+
+@pytest.mark.parametrize("argv", [["-h"], ["--help"], ["-Vh"], ["-hv"], ["-h", "-x"]])
+def test_help(argv: list[str]) -> None:
+    assert parse(argv, {}) == Information(usage())
+
+
+def test_help_names_every_option_and_fits_a_terminal() -> None:
+    text = usage()
+    for row in DEFINITIONS:
+        for name in (*row.flags, row.variable or "", row.default if row.metavar and row.default else ""):
+            assert name in text
+    assert max(map(len, text.splitlines())) <= 108
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["-x"], "unknown flag -x: greenstalk-server -h lists those allowed"),
+        (["-Vx"], "unknown flag -x in -Vx: greenstalk-server -h lists those allowed"),
+        (["-F-x"], "unknown flag -- in -F-x: greenstalk-server -h lists those allowed"),
+        (["-xv"], "unknown flag -x in -xv: greenstalk-server -h lists those allowed"),
+        (["--"], "unknown flag --: greenstalk-server -h lists those allowed"),
+        (["--web-prt", "1"], "unknown flag --web-prt: did you mean --web-port?"),
+        (["-web-port", "1"], "unknown flag -w in -web-port: greenstalk-server -h lists those allowed"),
+        (["jobs"], "unknown argument jobs: only flags are allowed"),
+        (["-"], "unknown argument -: only flags are allowed"),
+        ([""], "unknown argument '': only flags are allowed"),
+        (["-F", "two words"], "unknown argument 'two words': only flags are allowed"),
+        (["--no-web=no"], "--no-web takes no value, not no"),
+        (["-z", "abc"], "-z abc: must be a whole number of bytes, 0 or more"),
+        (["-z", ""], "-z '': must be a whole number of bytes, 0 or more"),
+        (["-z", "5 "], "-z '5 ': must be a whole number of bytes, 0 or more"),
+        (["-z10k"], "-z 10k: must be a whole number of bytes, 0 or more"),
+        (["-z", "-1"], "-z -1: must be a whole number of bytes, 0 or more"),
+        (["-z", "++1"], "-z ++1: must be a whole number of bytes, 0 or more"),
+        (["-z", "1_000"], "-z 1_000: must be a whole number of bytes, 0 or more"),
+        (["-z", "٣"], "-z ٣: must be a whole number of bytes, 0 or more"),
+        (["-s", "0x10"], "-s 0x10: must be a whole number of bytes, 0 or more"),
+        (["-f", "1.5"], "-f 1.5: must be a whole number of milliseconds, 0 (at every write) or more"),
+        (["-f", "1", "-f", "-1"], "-f -1: must be a whole number of milliseconds, 0 (at every write) or more"),
+        (["--web-port", "65536"], "--web-port 65536: must be a port number from 0 (any free one) to 65535"),
+        (["--web-port="], "--web-port '': must be a port number from 0 (any free one) to 65535"),
+    ],
+)
+def test_refusals_name_the_flag_its_value_and_what_is_allowed(argv: list[str], message: str) -> None:
+    error = refusal(*argv)
+    assert (str(error), error.exit_code) == (message, 5)
+
+
+@pytest.mark.parametrize("flag", [flag for row in DEFINITIONS if row.metavar for flag in row.flags])
+def test_a_missing_value_is_named(flag: str) -> None:
+    error = refusal("-V", flag)
+    assert str(error).startswith(f"{flag} needs a value: {flag} ")
+    assert error.exit_code == 5
+
+
+@pytest.mark.parametrize("text", ["abc", "-1", "65536", "11300x", "", "9" * 5000])
+def test_a_bad_port_has_the_exit_code_of_a_failed_bind(text: str) -> None:
+    error = refusal("-p", text)
+    assert str(error).endswith(": must be a port number from 0 (any free one) to 65535")
+    assert error.exit_code == 111
+
+
+def test_an_empty_directory_name_has_the_exit_code_of_a_missing_directory() -> None:
+    error = refusal("-b", "")
+    assert (str(error), error.exit_code) == ("-b '': must be the path of a directory", 10)
+
+
+def test_a_long_value_is_cut_in_the_message() -> None:
+    assert len(str(refusal("-z", "x" * 100_000))) < 200
+
+
+@pytest.mark.parametrize("flag", ["-c", "-n"])
+def test_removed_flags_warn(flag: str) -> None:
+    assert options(flag).warnings == (f"the {flag} flag was removed: the binlog is always compacted",)
+
+
+@pytest.mark.parametrize("text", [str(GIB + 1), "99999999999999999999"])
+def test_a_job_size_above_1_gib_is_cut_with_a_warning(text: str) -> None:
+    parsed = options("-z", text)
+    assert parsed.max_job_size == GIB
+    assert parsed.warnings == (f"the maximum job size (-z) was cut to {GIB}, the largest allowed",)
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "field", "value"),
+    [
+        ("GREENSTALK_DATA_DIR", "/data", "binlog_dir", "/data"),
+        ("GREENSTALK_LISTEN", "::1", "listen", "::1"),
+        ("GREENSTALK_MAX_JOB_SIZE", "100", "max_job_size", 100),
+        ("GREENSTALK_WEB_HOST", "::1", "web_host", "::1"),
+        ("PORT", "5000", "web_port", 5000),
+        ("GREENSTALK_WEB_PASSWORD", "secret", "web_password", "secret"),
+        ("GREENSTALK_ALLOW_INSECURE", "1", "allow_insecure", True),
+        ("GREENSTALK_ALLOW_INSECURE", "No", "allow_insecure", False),
+    ],
+)
+def test_a_variable_sets_its_field(variable: str, text: str, field: str, value: object) -> None:
+    parsed = options(**{variable: text})
+    assert getattr(parsed, field) == value
+    assert parsed.given == {field}
+
+
+def test_every_variable_is_tested_above() -> None:
+    (parametrize,) = test_a_variable_sets_its_field.pytestmark  # type: ignore[attr-defined]
+    assert {case[0] for case in parametrize.args[1]} == {row.variable for row in DEFINITIONS if row.variable}
+
+
+def test_a_flag_beats_the_environment() -> None:
+    parsed = options("--web-port", "1", PORT="2")
+    assert parsed.web_port == 1
+    assert options("--web-port", "1", PORT="nonsense that is never read").web_port == 1
+
+
+def test_an_empty_variable_counts_as_absent() -> None:
+    assert options(PORT="", GREENSTALK_WEB_PASSWORD="") == options()
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "message", "exit_code"),
+    [
+        ("PORT", "http", "PORT http: must be a port number from 0 (any free one) to 65535", 5),
+        (
+            "GREENSTALK_ALLOW_INSECURE",
+            "maybe",
+            "GREENSTALK_ALLOW_INSECURE maybe: must be 1, true, yes or on; or 0, false, no or off",
+            5,
+        ),
+        (
+            "GREENSTALK_MAX_JOB_SIZE",
+            "1M",
+            "GREENSTALK_MAX_JOB_SIZE 1M: must be a whole number of bytes, 0 or more",
+            5,
+        ),
+    ],
+)
+def test_a_bad_variable_is_named(variable: str, text: str, message: str, exit_code: int) -> None:
+    error = refusal(**{variable: text})
+    assert (str(error), error.exit_code) == (message, exit_code)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.com", ""])
+def test_an_open_dashboard_on_the_network_is_refused(host: str) -> None:
+    error = refusal("--web-host", host)
+    assert error.exit_code == 5
+    for name in ("--web-host", host, "loopback", "GREENSTALK_WEB_PASSWORD", "GREENSTALK_ALLOW_INSECURE"):
+        assert name in str(error)
+
+
+@pytest.mark.parametrize("environ", [{"GREENSTALK_WEB_PASSWORD": "secret"}, {"GREENSTALK_ALLOW_INSECURE": "yes"}])
+def test_a_dashboard_on_the_network_is_allowed_with_a_password_or_on_purpose(environ: dict[str, str]) -> None:
+    assert options("--web-host", "0.0.0.0", **environ).web_host == "0.0.0.0"
+
+
+def test_without_a_dashboard_its_address_does_not_matter() -> None:
+    assert not options("--no-web", "--web-host", "0.0.0.0").web_enabled

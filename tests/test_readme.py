@@ -1,0 +1,46 @@
+"""The README keeps its word: its first example runs as written, and its tables name what there is."""
+
+from __future__ import annotations
+
+import re
+import socket
+import subprocess
+import sys
+
+from greenstalk_server.options import DEFINITIONS
+from tests.daemon import PATIENCE, REPOSITORY, Daemon
+
+README = (REPOSITORY / "README.md").read_text()
+
+
+def first_example() -> tuple[str, str]:
+    """Return the first Python example, and what the README says that it prints."""
+    match = re.search(r"```python\n(.*?)```\n.*?```text\n(.*?)```", README, re.DOTALL)
+    assert match is not None
+    return match[1], match[2]
+
+
+def is_free(port: int) -> bool:
+    try:
+        with socket.create_server(("127.0.0.1", port)):
+            return True
+    except OSError:
+        return False
+
+
+def test_the_first_example_runs_as_written() -> None:
+    """Where another server has 11300 (Debian's package starts one), the port is all that differs."""
+    source, expected = first_example()
+    with Daemon("-l", "127.0.0.1", "-p", "11300" if is_free(11300) else "0", "--no-web") as daemon:
+        source = source.replace("11300", str(daemon.port))
+        done = subprocess.run(
+            [sys.executable, "-c", source], capture_output=True, text=True, timeout=PATIENCE, check=False
+        )
+    assert (done.stdout, done.stderr, done.returncode) == (expected, "", 0)
+
+
+def test_every_flag_and_variable_is_in_the_tables() -> None:
+    rows = [line for line in README.splitlines() if line.startswith("| `")]
+    for definition in DEFINITIONS:
+        for name in filter(None, (*definition.flags, definition.variable)):
+            assert any(re.search(rf"`{name}[` ]", row) for row in rows), f"the README has no {name}"

@@ -1,0 +1,81 @@
+"""A real browser, Debian's Chromium, that keeps account of what a page does."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from playwright.sync_api import Page, sync_playwright
+
+CHROMIUM = "/usr/bin/chromium"
+FLAGS = (
+    "--no-sandbox",
+    "--headless",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+
+SCREENSHOTS = "SCREENSHOTS"
+"""Environment variable with a directory to leave screenshots in, to be looked at."""
+
+
+class Tab:
+    """One tab in a context of its own, and what went on in it.
+
+    console         every message and every error that no script caught.
+    elsewhere       every request to another host than the dashboard's.
+    """
+
+    def __init__(self, page: Page, home: str) -> None:
+        self.page = page
+        self.console: list[str] = []
+        self.elsewhere: list[str] = []
+        page.on("console", lambda message: self.console.append(f"{message.type}: {message.text}"))
+        page.on("pageerror", lambda error: self.console.append(f"uncaught: {error}"))
+        page.on("request", lambda request: self._note(request.url, home))
+
+    def _note(self, url: str, home: str) -> None:
+        if urlsplit(url).netloc != urlsplit(home).netloc:
+            self.elsewhere.append(url)
+
+    def screenshot(self, name: str) -> None:
+        """Leave a picture of the whole page, if somebody wants to look at it."""
+        if directory := os.environ.get(SCREENSHOTS):
+            self.page.screenshot(path=Path(directory, f"{name}.png"), full_page=True)
+
+
+class Browser:
+    """Opens tabs."""
+
+    def __init__(self, chromium: Any) -> None:
+        self._chromium = chromium
+
+    @contextmanager
+    def tab(self, home: str, width: int = 1280, **options: Any) -> Iterator[Tab]:
+        """Open a tab that is to visit *home*; *options* are a Playwright context's."""
+        context = self._chromium.new_context(viewport={"width": width, "height": 800}, **options)
+        context.set_default_timeout(15_000)
+        try:
+            yield Tab(context.new_page(), home)
+        finally:
+            context.close()
+
+
+@contextmanager
+def browser() -> Iterator[Browser]:
+    """Run Chromium; fail if it is not installed."""
+    assert Path(CHROMIUM).exists(), f"{CHROMIUM} is missing: install the Debian package `chromium`"
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
+        try:
+            yield Browser(chromium)
+        finally:
+            chromium.close()

@@ -1,0 +1,74 @@
+"""A broker at a known time, and the dashboard over it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from flask import Flask
+from flask.testing import FlaskClient
+
+from greenstalk_server.broker import Broker
+from greenstalk_server.client import Client
+from greenstalk_server.job import SECOND
+from greenstalk_server.stats import ServerFacts
+from web import create_app
+
+STARTED_AT = 1_800_000_000 * SECOND
+
+
+class Queue:
+    """A broker with a clock that is set by hand, and words for what tests do to it."""
+
+    def __init__(self) -> None:
+        self.now = STARTED_AT
+        facts = ServerFacts(
+            id="0123456789abcdef",
+            pid=4711,
+            version="9.8.7",
+            hostname="queue-host",
+            os="#1 SMP test",
+            platform="pdp11",
+            started_at=STARTED_AT,
+            rusage=lambda: (1.5, 0.25),
+        )
+        self.broker = Broker(facts)
+
+    def clock(self) -> int:
+        return self.now
+
+    def connect(self) -> Client:
+        return self.broker.connect(lambda: None)
+
+    def put(self, tube: str, *, pri: int = 2000, delay: int = 0, count: int = 1) -> list[int]:
+        """Put *count* jobs by a client of their own, which then goes."""
+        client = self.connect()
+        self.broker.use(client, tube.encode())
+        ids = [self.broker.allocate_id() for _ in range(count)]
+        for id in ids:
+            assert self.broker.put(client, id, pri, delay * SECOND, 60 * SECOND, b"body", self.now)
+        self.broker.disconnect(client, self.now)
+        return ids
+
+    def app(self, **options: object) -> Flask:
+        return create_app(self.broker, self.clock, **options)
+
+
+@pytest.fixture
+def queue() -> Queue:
+    return Queue()
+
+
+@pytest.fixture
+def client(queue: Queue) -> FlaskClient:
+    return queue.app().test_client()
+
+
+@pytest.fixture
+def visit(queue: Queue) -> Callable[..., FlaskClient]:
+    """Make a client of a dashboard with options."""
+
+    def make(**options: object) -> FlaskClient:
+        return queue.app(**options).test_client()
+
+    return make

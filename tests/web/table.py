@@ -1,0 +1,60 @@
+"""Reads a page back: what a person would see in the table of tubes, and what it loads."""
+
+from __future__ import annotations
+
+from html.parser import HTMLParser
+
+VOID = frozenset({"meta", "link", "img", "input", "br"})
+
+
+class Page(HTMLParser):
+    """One page.
+
+    tubes       a row each, the texts of its cells.
+    elements    every element: its tag and attributes.
+    text        all text outside of templates.
+    """
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tubes: list[list[str]] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self._open: list[str] = []
+        self._is_tubes = False
+        self.feed(html)
+        self.close()
+        assert not self._open, f"left open: {self._open}"
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        attributes = dict(attrs)
+        assert len(attributes) == len(attrs), f"attribute twice in {tag}: {attrs}"
+        self.elements.append((tag, attributes))
+        if tag not in VOID:
+            self._open.append(tag)
+        if attributes.get("id") == "tubes":
+            self._is_tubes = True
+        elif self._is_tubes and tag == "tr":
+            self.tubes.append([])
+        elif self._is_tubes and tag in ("td", "th"):
+            self.tubes[-1].append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open, f"never opened: {tag}"
+        assert self._open.pop() == tag, f"closed out of turn: {tag}"
+        if tag == "tbody":
+            self._is_tubes = False
+
+    def handle_data(self, data: str) -> None:
+        if "template" in self._open:
+            return
+        self.text += data
+        if self._is_tubes and self._open[-1] in ("td", "th"):
+            self.tubes[-1][-1] += data
+
+    def attribute(self, id: str, name: str) -> str | None:
+        """The attribute *name* of the element with *id*."""
+        return next(attributes for _, attributes in self.elements if attributes.get("id") == id).get(name)
+
+    def is_shown(self, id: str) -> bool:
+        return "hidden" not in next(attributes for _, attributes in self.elements if attributes.get("id") == id)

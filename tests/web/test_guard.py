@@ -1,0 +1,230 @@
+"""Who may, what every response bears, and what is said to whoever may not."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Callable, Iterator
+
+import pytest
+from flask.testing import FlaskClient
+from werkzeug.test import TestResponse
+
+from web import views
+from web.guard import SECURITY_HEADERS
+
+from .conftest import Queue
+from .table import Page
+
+PASSWORD = "pa:ss wörd"  # noqa: S105
+
+STYLE = "/static/style.css"
+
+
+def basic(user: str, password: str) -> dict[str, str]:
+    return {"Authorization": "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()}
+
+
+def responses(client: FlaskClient) -> Iterator[TestResponse]:
+    """One response of every kind that this dashboard gives."""
+    for path in ("/", "/overview.json", "/healthz", STYLE, "/nowhere", "/static/nowhere", "/static/../web"):
+        yield client.get(path, buffered=True)
+        yield client.head(path, buffered=True)
+    yield client.options("/")
+    yield client.post("/", headers={"Sec-Fetch-Site": "same-origin"})
+    yield client.post("/", headers={"Sec-Fetch-Site": "cross-site"})
+    yield client.get("/", headers={"Host": "evil.example"})
+    yield client.post("/", data=b"x" * 100_000, headers={"Sec-Fetch-Site": "same-origin"})
+
+
+@pytest.mark.parametrize("password", [None, PASSWORD])
+def test_every_response_bears_the_headers(visit: Callable[..., FlaskClient], password: str | None) -> None:
+    seen = set()
+    for response in responses(visit(password=password)):
+        seen.add(response.status_code)
+        for key, value in SECURITY_HEADERS.items():
+            assert response.headers.getlist(key) == [value], response.request.path
+        kept = "no-cache" if response.request.path == STYLE and response.status_code == 200 else "no-store"
+        assert response.headers.getlist("Cache-Control") == [kept]
+        assert "Set-Cookie" not in response.headers
+    assert seen == ({200, 401, 403, 404} if password else {200, 403, 404, 405, 421})
+
+
+def test_policy_is_strict(client: FlaskClient) -> None:
+    policy = client.get("/").headers["Content-Security-Policy"]
+    assert policy == (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:;"
+        " form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    )
+
+
+@pytest.mark.parametrize("path", ["/", "/nowhere"])
+def test_page_has_nothing_inline_and_nothing_from_elsewhere(client: FlaskClient, path: str) -> None:
+    for tag, attributes in Page(client.get(path).text).elements:
+        assert "style" not in attributes
+        assert not any(name.startswith("on") for name in attributes)
+        for name in ("href", "src", "action"):
+            assert (attributes.get(name) or "/").startswith(("/", "#")), (tag, attributes)
+        assert tag not in ("style", "iframe", "object", "base")
+        assert tag != "script" or attributes["src"]
+
+
+def test_static_files_load_nothing_from_elsewhere(client: FlaskClient) -> None:
+    for name in ("style.css", "overview.js", "favicon.svg"):
+        response = client.get(f"/static/{name}", buffered=True)
+        assert response.status_code == 200
+        assert not re.search(r"@import|url\(|[\"']https?://(?!www\.w3\.org/2000/svg)", response.text)
+        again = client.get(f"/static/{name}", headers={"If-None-Match": response.headers["ETag"]}, buffered=True)
+        assert again.status_code == 304
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["localhost", "localhost:8080", "LOCALHOST", "localhost.", "127.0.0.1:80", "10.1.2.3", "[::1]", "[::1]:8080",
+     "[fe80::1]:8080", "queue-host:8080", "jobs.lan", "Jobs.LAN:1"],
+)  # fmt: skip
+def test_host_of_ours(visit: Callable[..., FlaskClient], host: str) -> None:
+    assert visit(hosts=["jobs.lan"]).get("/", headers={"Host": host}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["evil.example", "evil.example:8080", "localhost.evil.example", "127.0.0.1.evil.example", "evil-localhost", "",
+     "localhost:8080:8080", "localhost/", "localhost@evil.example", "[::1", "::1", "[localhost]", "[]", "127.0.0.1\t",
+     "0x7f.1", "jobs.lan,evil.example"],
+)  # fmt: skip
+def test_other_host_is_refused(visit: Callable[..., FlaskClient], host: str) -> None:
+    client = visit(hosts=["jobs.lan"])
+    for path in ("/", "/overview.json", "/static/style.css", "/nowhere"):
+        response = client.get(path, environ_overrides={"HTTP_HOST": host}, buffered=True)
+        assert response.status_code == 421
+        assert "Uptime" not in response.text
+    assert client.get("/healthz", environ_overrides={"HTTP_HOST": host}).status_code == 200
+
+
+def test_refusal_of_a_host_says_what_to_do(client: FlaskClient) -> None:
+    text = Page(client.get("/", headers={"Host": "evil.example"}).text).text
+    assert "does not answer to the name “evil.example”" in text
+    assert "Visit it by its IP address" in text
+
+
+def test_with_a_password_any_host_will_do(visit: Callable[..., FlaskClient]) -> None:
+    client = visit(password=PASSWORD)
+    assert client.get("/", headers={"Host": "jobs.example", **basic("me", PASSWORD)}).status_code == 200
+    assert client.get("/", headers={"Host": "jobs.example"}).status_code == 401
+
+
+@pytest.mark.parametrize("user", ["", "admin", "wörker"])
+def test_password(visit: Callable[..., FlaskClient], user: str) -> None:
+    assert visit(password=PASSWORD).get("/", headers=basic(user, PASSWORD)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        basic("", ""),
+        basic("admin", PASSWORD + " "),
+        basic("admin", PASSWORD[:-1]),
+        basic("admin", PASSWORD.upper()),
+        basic(PASSWORD, ""),
+        {"Authorization": PASSWORD},
+        {"Authorization": f"Bearer {PASSWORD.replace(' ', '').encode().hex()}"},
+        {"Authorization": "Basic"},
+        {"Authorization": "Basic !!!"},
+        {"Authorization": "Basic " + base64.b64encode(b"admin").decode()},
+        {"Authorization": "Basic " + base64.b64encode(b"admin:\xff\xfe").decode()},
+        {"Authorization": 'Digest username="admin"'},
+    ],
+)
+def test_without_the_password_nothing_is_told(visit: Callable[..., FlaskClient], headers: dict[str, str]) -> None:
+    client = visit(password=PASSWORD)
+    for path in ("/", "/overview.json", "/nowhere"):
+        response = client.get(path, headers=headers)
+        assert response.status_code == 401
+        assert response.headers["WWW-Authenticate"] == 'Basic realm="Greenstalk Server", charset=UTF-8'
+        assert "password" in Page(response.text).text
+        for secret in ("queue-host", "9.8.7", "Uptime"):
+            assert secret not in response.text
+
+
+def test_wrong_password_is_told_from_none(visit: Callable[..., FlaskClient]) -> None:
+    client = visit(password=PASSWORD)
+    assert "That is not this dashboard" in client.get("/", headers=basic("a", "b")).text
+    assert "That is not this dashboard" not in client.get("/").text
+
+
+def test_health_and_looks_need_no_password(visit: Callable[..., FlaskClient]) -> None:
+    client = visit(password=PASSWORD)
+    health = client.get("/healthz")
+    assert (health.status_code, health.text, health.mimetype) == (200, "ok\n", "text/plain")
+    assert client.get("/static/style.css", buffered=True).status_code == 200
+
+
+def test_empty_password_is_none(visit: Callable[..., FlaskClient]) -> None:
+    assert visit(password="").get("/").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Sec-Fetch-Site": "same-origin"},
+        {"Sec-Fetch-Site": "same-origin", "Origin": "http://other"},
+        {"Origin": "http://localhost:8080"},
+        {"Origin": "https://localhost:8080"},
+    ],
+)
+def test_change_from_our_own_page_passes_the_guard(client: FlaskClient, headers: dict[str, str]) -> None:
+    for method in ("POST", "PUT", "PATCH", "DELETE"):
+        response = client.open("/", method=method, headers={"Host": "localhost:8080", **headers})
+        assert response.status_code == 405
+        assert "GET" in response.headers["Allow"]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},
+        {"Sec-Fetch-Site": "none"},
+        {"Sec-Fetch-Site": "cross-site", "Origin": "http://localhost:8080"},
+        {"Origin": "null"},
+        {"Origin": ""},
+        {"Origin": "http://localhost"},
+        {"Origin": "http://localhost:8081"},
+        {"Origin": "http://localhost:8080.evil.example"},
+        {"Origin": "http://evil.example/localhost:8080"},
+        {"Origin": "localhost:8080"},
+        {"Origin": "http://["},
+    ],
+)
+def test_change_from_elsewhere_is_refused(client: FlaskClient, headers: dict[str, str]) -> None:
+    for method in ("POST", "PUT", "PATCH", "DELETE"):
+        response = client.open("/", method=method, headers={"Host": "localhost:8080", **headers})
+        assert response.status_code == 403
+        assert "came from elsewhere" in Page(response.text).text
+
+
+def test_page_not_found_says_so(client: FlaskClient) -> None:
+    response = client.get("/tube/<script>")
+    assert response.status_code == 404
+    shown = Page(response.text)
+    assert "There is no page at this address" in shown.text
+    assert "Reload" not in shown.text
+
+
+def test_failure_of_a_view_is_a_page_and_a_log_entry(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("the secret inside")
+
+    monkeypatch.setattr(views, "overview", fail)
+    for path in ("/", "/overview.json"):
+        response = queue.app().test_client().get(path)
+        assert response.status_code == 500
+        assert "log has the details" in Page(response.text).text
+        assert "secret" not in response.text
+        assert response.headers["Content-Security-Policy"] == SECURITY_HEADERS["Content-Security-Policy"]
+    assert "the secret inside" in caplog.text

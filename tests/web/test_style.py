@@ -1,0 +1,56 @@
+"""The stylesheet: text on every ground it stands on has the contrast that WCAG asks for at AA."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from web.assets import static_folder, template_folder
+
+INKS = ("ink", "ink-soft", "ink-faint", "accent", "ready", "reserved", "delayed", "buried")
+GROUNDS = ("canvas", "surface", "raised")
+
+
+def themes() -> dict[str, dict[str, str]]:
+    css = Path(static_folder(), "style.css").read_text()
+    light, dark = (
+        dict(re.findall(r"--([\w-]+): (#\w{6});", block)) for block in re.findall(r":root {(.*?)}", css, re.DOTALL)[:2]
+    )
+    return {"light": light, "dark": light | dark}
+
+
+def luminance(color: str) -> float:
+    channels = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def contrast(one: str, other: str) -> float:
+    darker, lighter = sorted((luminance(one), luminance(other)))
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_contrast_is_aa(theme: str) -> None:
+    colors = themes()[theme]
+    pairs = [(ink, ground) for ink in INKS for ground in GROUNDS] + [("ink", "notice")]
+    weak = {(ink, ground): contrast(colors[ink], colors[ground]) for ink, ground in pairs}
+    assert {pair: round(ratio, 2) for pair, ratio in weak.items() if ratio < 4.5} == {}
+
+
+def test_both_themes_define_every_color() -> None:
+    css = Path(static_folder(), "style.css").read_text()
+    light, dark = (
+        set(re.findall(r"--([\w-]+): #", block)) for block in re.findall(r":root {(.*?)}", css, re.DOTALL)[:2]
+    )
+    assert light == dark
+    assert set(re.findall(r"var\(--([\w-]+)\)", css)) <= set(re.findall(r"--([\w-]+):", css))
+
+
+def test_colors_of_the_browser_frame_are_the_canvas() -> None:
+    html = Path(template_folder(), "base.html").read_text()
+    assert re.findall(r'prefers-color-scheme: (\w+)\)" content="(#\w+)"', html) == [
+        (name, colors["canvas"]) for name, colors in themes().items()
+    ]

@@ -1,0 +1,1 @@
+"""The second ring: bytes in, bytes out, without a socket."""

@@ -1,0 +1,29 @@
+"""Where the templates and the static files are.
+
+They stand at the top of the project and are installed inside this package; so a checkout, an editable install
+and a wheel each have them in one of two places.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+PACKAGE: Final = Path(__file__).resolve().parent
+
+
+def template_folder() -> str:
+    """Return the directory of the Jinja templates; raise FileNotFoundError if the installation lacks it."""
+    return _folder("templates")
+
+
+def static_folder() -> str:
+    """Return the directory of the files served as they are; raise FileNotFoundError if the installation lacks it."""
+    return _folder("static")
+
+
+def _folder(name: str) -> str:
+    for parent in (PACKAGE, PACKAGE.parent):
+        if (parent / name).is_dir():
+            return str(parent / name)
+    raise FileNotFoundError(f"{PACKAGE} was installed without its {name}")

@@ -1,0 +1,44 @@
+"""How values are written for people. HTML and JSON show the same text, so it is made here once."""
+
+from __future__ import annotations
+
+from typing import Final
+
+NONE: Final = "–"
+
+_UNITS: Final = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+
+
+def number(value: int) -> str:
+    """Return *value* with its thousands set apart: `65,535`."""
+    return f"{value:,}"
+
+
+def duration(seconds: int) -> str:
+    """Return *seconds* in its two largest units: `3 d 4 h`, `1 min 5 s`, `0 s`."""
+    for at, (size, unit) in enumerate(_UNITS):
+        if seconds >= size and unit != "s":
+            smaller, smaller_unit = _UNITS[at + 1]
+            rest = seconds % size // smaller
+            return f"{number(seconds // size)} {unit}" + (f" {rest} {smaller_unit}" if rest else "")
+    return f"{seconds} s"
+
+
+def cpu_time(seconds: float) -> str:
+    """Return *seconds* of CPU time: `12.34 s`."""
+    return f"{seconds:,.2f} s"
+
+
+def size(count: int) -> str:
+    """Return *count* bytes, exactly: `65,535 bytes`."""
+    return f"{number(count)} bytes"
+
+
+def boolean(value: bool) -> str:
+    """Return `yes` or `no`."""
+    return "yes" if value else "no"
+
+
+def counted(count: int, noun: str) -> str:
+    """Return *count* and *noun*, which takes an s: `1 tube`, `2,000 tubes`."""
+    return f"{number(count)} {noun}" if count == 1 else f"{number(count)} {noun}s"
