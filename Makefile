@@ -21,6 +21,7 @@ run: $(VENV)/.installed  ## set up, then serve beanstalk on 11300 and the dashbo
 
 test: $(VENV)/.installed-dev  ## set up, then run every test
 	@$(call need,beanstalkd,beanstalkd)
+	@$(call need,chromium,chromium)
 	$(BIN)/python -m pytest
 
 check: $(VENV)/.installed-dev  ## set up, then lint, check types and the import rule
@@ -29,6 +30,8 @@ check: $(VENV)/.installed-dev  ## set up, then lint, check types and the import 
 	$(BIN)/lint-imports --no-logo
 
 coverage: $(VENV)/.installed-dev  ## run every test, and show the lines that none reached
+	@$(call need,beanstalkd,beanstalkd)
+	@$(call need,chromium,chromium)
 	$(BIN)/coverage erase
 	$(BIN)/coverage run -m pytest
 	$(BIN)/coverage combine --quiet
@@ -37,7 +40,7 @@ coverage: $(VENV)/.installed-dev  ## run every test, and show the lines that non
 bench: $(VENV)/.installed-dev  ## set up, then measure ours against beanstalkd
 	@$(call need,gcc,gcc libc6-dev)
 	@$(call need,beanstalkd,beanstalkd)
-	$(BIN)/python bench/run.py
+	$(BIN)/python -m bench $(ARGS)
 
 clean:  ## remove the environment and everything made
 	rm -rf $(VENV) build dist *.egg-info .coverage* .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -20,9 +20,10 @@ time when `tick` is now wanted earlier than its last return value said.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import islice
 from typing import Final
 
-from greenstalk_server.client import Client
+from greenstalk_server.client import Client, deadline_of
 from greenstalk_server.job import (
     BURIED,
     DELAYED,
@@ -61,7 +62,7 @@ def _no_alarm(when: int) -> None:
 class Broker:
     """All jobs, tubes and clients of one server.
 
-    jobs            every job by id, in the order of its put.
+    jobs            every job by id.
     tubes           every tube by name, in the order of creation.
     clients         every connected client.
     is_draining     puts are refused.
@@ -84,8 +85,32 @@ class Broker:
         self.worker_count: int = 0
         self.waiting_count: int = 0
         self.alarm: Callable[[int], None] = _no_alarm
+        self._burials: int = 0
         self._timers: Timers = Timers()
-        self._default: Tube = self._tube(DEFAULT_TUBE)
+        self._default: Tube = self.tube(DEFAULT_TUBE)
+
+    def restore(self, pauses: dict[bytes, tuple[int, int]], next_id: int, now: int) -> None:
+        """Take in what a journal has recovered, before any client connects.
+
+        `jobs` holds its jobs, each ready, delayed or buried by its state, and in none of its tube's places yet.
+        *pauses* are ends and lengths by tube name. A tube paused then exists until its pause ends, or longer.
+        """
+        self.next_id = max(self.next_id, next_id)
+        for job in self.jobs.values():
+            if job.state == READY:
+                job.tube.add_ready(job)
+            elif job.state == DELAYED:
+                self._add_delayed(job)
+        for job in sorted([job for job in self.jobs.values() if job.state == BURIED], key=deadline_of):
+            job.tube.add_buried(job)
+            self._burials = job.deadline
+        for name, (until, length) in pauses.items():
+            tube = self.tube(name)
+            tube.paused_until, tube.pause = until, length
+            self._arm(tube, until)
+        for tube in list(self.tubes.values()):
+            if not tube.paused_until:
+                self._drop_if_unneeded(tube)
 
     # Clients
 
@@ -110,7 +135,7 @@ class Broker:
         for tube in client.watched.values():
             tube.watching -= 1
             self._drop_if_unneeded(tube)
-        self._give_back(client, now)
+        self._give_back(client, SLICE, now)
 
     def note_producer(self, client: Client) -> None:
         """Count *client* among the producers."""
@@ -126,7 +151,7 @@ class Broker:
 
     def use(self, client: Client, name: bytes) -> None:
         """Have *client*'s puts go to the tube *name*, which is created if need be."""
-        tube = self._tube(name)
+        tube = self.tube(name)
         tube.using += 1
         old, client.used = client.used, tube
         old.using -= 1
@@ -135,7 +160,7 @@ class Broker:
     def watch(self, client: Client, name: bytes) -> int:
         """Have *client*'s reserves take from the tube *name* too; return how many it watches."""
         if name not in client.watched:
-            tube = self._tube(name)
+            tube = self.tube(name)
             tube.watching += 1
             client.watched[name] = tube
         return len(client.watched)
@@ -282,6 +307,8 @@ class Broker:
         self._remove_reserved(job)
         job.pri = pri
         job.buries += 1
+        self._burials += 1
+        job.deadline = self._burials
         job.tube.add_buried(job)
         self.journal.update(job)
         return True
@@ -359,6 +386,7 @@ class Broker:
         if tube.paused_until and tube.paused_until <= now:
             tube.pause = tube.paused_until = 0
             self._hand_out(tube, now)
+            self._drop_if_unneeded(tube)
         job = tube.delayed.first()
         if job is not None and job.deadline <= now:
             tube.remove(job)
@@ -371,7 +399,7 @@ class Broker:
 
     def _client_due(self, client: Client, now: int) -> None:
         if client.is_closed:
-            self._give_back(client, now)
+            self._give_back(client, 1, now)
             return
         job = client.soonest()
         if client.is_waiting and job is not None and job.deadline - SAFETY_MARGIN <= now:
@@ -382,6 +410,7 @@ class Broker:
             self._remove_reserved(job)
             job.timeouts += 1
             self.counters.job_timeouts += 1
+            self.journal.reserve(job)
             self._add_ready(job, now)
             job = client.soonest()
         if job is not None:
@@ -414,6 +443,7 @@ class Broker:
         client.hold(job)
         if not 0 < client.timer_at <= job.deadline:
             self._arm(client, job.deadline)
+        self.journal.reserve(job)
 
     def _remove_reserved(self, job: Job) -> None:
         assert job.holder is not None
@@ -427,9 +457,9 @@ class Broker:
         self._add_ready(job, now)
         self.journal.update(job)
 
-    def _give_back(self, client: Client, now: int) -> None:
-        """Make ready what the closed *client* held: a slice, and the rest at the next ticks."""
-        for job in list(client.reserved.values())[:SLICE]:
+    def _give_back(self, client: Client, at_most: int, now: int) -> None:
+        """Make ready what the closed *client* held: *at_most* so many jobs now, and the rest at the next ticks."""
+        for job in list(islice(client.reserved.values(), at_most)):
             self._remove_reserved(job)
             self._add_ready(job, now)
         if client.reserved:
@@ -464,7 +494,8 @@ class Broker:
 
     # Tubes
 
-    def _tube(self, name: bytes) -> Tube:
+    def tube(self, name: bytes) -> Tube:
+        """The tube *name*, created if need be; the caller sees to it that it is needed."""
         tube = self.tubes.get(name)
         if tube is None:
             tube = self.tubes[name] = Tube(name, self.jobs)
@@ -497,7 +528,8 @@ class Broker:
         assert self.waiting_count == sum(client.is_waiting for client in self.clients)
 
     def _check_tube(self, tube: Tube, places: dict[int, int]) -> None:
-        assert self.tubes[tube.name] is tube and (tube is self._default or not tube.is_unneeded())
+        assert self.tubes[tube.name] is tube
+        assert tube is self._default or not tube.is_unneeded() or tube.paused_until
         ready, delayed, buried = list(tube.ready.walk()), list(tube.delayed.walk()), list(tube.buried.values())
         for state, jobs in ((READY, ready), (DELAYED, delayed), (BURIED, buried)):
             for job in jobs:

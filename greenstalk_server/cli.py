@@ -22,14 +22,19 @@ from gevent.pywsgi import LoggingLogAdapter, WSGIServer
 
 from greenstalk_server import __version__
 from greenstalk_server.broker import Broker
-from greenstalk_server.clock import steady_clock
+from greenstalk_server.clock import Clock, steady_clock
+from greenstalk_server.committer import Committer
 from greenstalk_server.exits import EXIT_OK, StartError
+from greenstalk_server.journal import NullJournal
+from greenstalk_server.journal.binlog import Binlog
+from greenstalk_server.journal.files import Directory
 from greenstalk_server.journal.lock import DirectoryLock
 from greenstalk_server.listeners import describe, open_listener, open_web_listener
 from greenstalk_server.memory import keep_collections_short
 from greenstalk_server.options import PROGRAM, Information, Options, parse
 from greenstalk_server.process import drop_privileges, raise_file_limit, server_facts
 from greenstalk_server.server import Server
+from greenstalk_server.startup import recover
 from web import create_app
 
 WEB_STOP_TIMEOUT: Final = 1.0
@@ -71,8 +76,8 @@ def _run(options: Options, environ: Mapping[str, str]) -> None:
 def _serve(options: Options, listener: socket.socket, web_listener: socket.socket | None) -> None:
     """Serve on sockets that are bound, until SIGTERM or SIGINT; then stop in order."""
     clock = steady_clock()
-    broker = Broker(server_facts(started_at=clock()), max_job_size=options.max_job_size)
-    server = Server(broker, [listener], clock)
+    broker, committer = _queue(options, clock)
+    server = Server(broker, [listener], clock, committer)
     web_server: WSGIServer | None = None
     if web_listener is not None:
         where = describe(listener)
@@ -89,6 +94,18 @@ def _serve(options: Options, listener: socket.socket, web_listener: socket.socke
     _announce(options, listener, web_listener)
     stopping.wait()
     _stop(server, web_server)
+
+
+def _queue(options: Options, clock: Clock) -> tuple[Broker, Committer | None]:
+    """The broker, with the jobs of the journal if there is one, and the committer of that."""
+    facts = server_facts(started_at=clock())
+    if options.binlog_dir is None:
+        return Broker(facts, NullJournal(options.binlog_max_size), options.max_job_size), None
+    files = Directory(options.binlog_dir)
+    binlog = Binlog(files, options.binlog_max_size, options.sync_interval_ns, os.urandom)
+    broker = Broker(facts, binlog, options.max_job_size)
+    recover(files, broker, binlog, clock(), is_strict=options.strict_recovery)
+    return broker, Committer(binlog)
 
 
 def _stop(server: Server, web_server: WSGIServer | None) -> None:
@@ -123,10 +140,16 @@ def _announce(options: Options, listener: socket.socket, web_listener: socket.so
 
 
 def _survival(options: Options) -> str:
-    lost = "in memory only; they do not survive a restart"
     if options.binlog_dir is None:
-        return lost
-    return f"{lost}, since this version does not write to {options.binlog_dir} yet"
+        return "in memory only; they do not survive a restart"
+    interval = options.sync_interval_ns
+    if interval is None:
+        synced = "the disk is never waited for (-F)"
+    elif interval == 0:
+        synced = "each is on disk before it is acknowledged (-f 0)"
+    else:
+        synced = f"on disk within {interval // 1_000_000} ms (-f)"
+    return f"kept in {options.binlog_dir}, and survive a restart; {synced}"
 
 
 def _log_to_stderr(verbosity: int) -> None:

@@ -40,7 +40,8 @@ class Job:
     ttr         time to run, whole seconds in nanoseconds, at least one second.
     body        without the CRLF that ends it on the wire.
     key         its entry in a heap of its tube while ready or delayed, else NO_KEY.
-    deadline    the time it turns ready if delayed, the ttr's end if reserved, else unused.
+    deadline    the time it turns ready if delayed; the ttr's end if reserved; its place among those ever buried
+                if buried; else unused.
     holder      the client that reserved it, else None.
     segment     number of the journal's file that holds its full record; 0 without a journal.
     """

@@ -67,6 +67,7 @@ class Options:
     user: str | None
     max_job_size: int
     verbosity: int
+    strict_recovery: bool
     web_host: str
     web_port: int
     web_enabled: bool
@@ -268,6 +269,15 @@ DEFINITIONS: Final = (
     ),
     Definition(("-v", "--version"), "print the version and exit", kind=Kind.VERSION),
     Definition(("-h", "--help"), "print this help and exit", kind=Kind.HELP),
+    Definition(
+        ("--strict-recovery",),
+        "refuse to start on a damaged binlog; without it the server starts with all that is sound",
+        field="strict_recovery",
+        kind=Kind.SWITCH,
+        read=_boolean,
+        implies="yes",
+        default="no",
+    ),
     Definition(
         ("--web-host",),
         "serve the dashboard on ADDR; other than loopback it needs GREENSTALK_WEB_PASSWORD",

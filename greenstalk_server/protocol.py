@@ -22,6 +22,7 @@ from typing import Any, Final, TypeAlias
 
 from greenstalk_server.job import SECOND, Job
 from greenstalk_server.stats import JobStats, ServerStats, TubeStats
+from greenstalk_server.tube import NAME, is_tube_name
 
 Command: TypeAlias = tuple[Any, ...]
 
@@ -129,8 +130,7 @@ _release_arguments: Final = re.compile(rb" *([0-9]+) +([0-9]+) +([0-9]+)")
 _bury_arguments: Final = re.compile(rb" *([0-9]+) +([0-9]+)")
 _id: Final = re.compile(rb" *([0-9]+)")
 _lenient_number: Final = re.compile(rb"[ \t\n\v\f\r]*([+-]?)([0-9]+)")
-_tube_name: Final = re.compile(rb"[A-Za-z0-9+/;.$_()][-A-Za-z0-9+/;.$_()]{0,199}")
-_pause_arguments: Final = re.compile(rb" *([-A-Za-z0-9+/;.$_()]+) *([0-9]+)")
+_pause_arguments: Final = re.compile(rb" *([-A-Za-z0-9+/;.$_()]+) +([0-9]+)")
 
 
 def _number(digits: bytes, most: int) -> int:
@@ -193,12 +193,12 @@ def _parse_timeout(verb: bytes, rest: bytes) -> Command:
 
 
 def _parse_name(verb: bytes, rest: bytes) -> Command:
-    return (verb, _fully(_tube_name, rest)[0])
+    return (verb, _fully(NAME, rest)[0])
 
 
 def _parse_pause(verb: bytes, rest: bytes) -> Command:
     name, delay = _fully(_pause_arguments, rest).groups()
-    return (verb, name, _number(delay, _U32) * SECOND, _tube_name.fullmatch(name) is not None)
+    return (verb, name, _number(delay, _U32) * SECOND, is_tube_name(name))
 
 
 def _parse_bare(verb: bytes, rest: bytes) -> Command:

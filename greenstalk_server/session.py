@@ -78,6 +78,11 @@ class Session:
         """Whether to read on: not in the middle of its input, and not too much kept unread."""
         return not self.has_more and len(self._rest) < INPUT_LIMIT
 
+    @property
+    def is_woken(self) -> bool:
+        """Whether it is parked no longer, and `resume` is due."""
+        return self.is_waiting and not self.client.is_waiting
+
     def receive(self, data: bytes, now: int) -> bytes:
         """Take *data*, not empty, and return the replies it makes."""
         if self.is_waiting:
@@ -179,7 +184,7 @@ class Session:
     def _begin_put(self, command: Command, data: bytes, pos: int, out: list[bytes], now: int) -> int:
         """Begin the put whose line ends before *pos*, and finish it if its body has come; return where to go on."""
         broker = self._broker
-        size = command[4]
+        size: int = command[4]
         broker.counters.cmd_put += 1
         if size > broker.max_job_size:
             self._skip = size + 2

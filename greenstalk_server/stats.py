@@ -8,13 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from greenstalk_server.job import DELAYED, RESERVED, SECOND, STATE_NAMES, Job
 from greenstalk_server.tube import Tube
 
 if TYPE_CHECKING:
     from greenstalk_server.broker import Broker
+
+
+DEFAULT_BINLOG_SIZE: Final = 10485760
+"""Bytes of a file of the journal."""
 
 
 class Counters:
@@ -103,7 +107,7 @@ class JournalStats:
     current_index: int = 0
     records_migrated: int = 0
     records_written: int = 0
-    max_size: int = 10485760
+    max_size: int = DEFAULT_BINLOG_SIZE
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +260,7 @@ def tube_stats(tube: Tube, now: int) -> TubeStats:
         cmd_delete=tube.cmd_delete,
         cmd_pause_tube=tube.cmd_pause_tube,
         pause=tube.pause // SECOND,
-        pause_time_left=max(0, tube.paused_until - now) // SECOND,
+        pause_time_left=_seconds_left(tube.paused_until, now),
     )
 
 
@@ -271,7 +275,7 @@ def job_stats(job: Job, now: int) -> JobStats:
         age=(now - job.created_at) // SECOND,
         delay=job.delay // SECOND,
         ttr=job.ttr // SECOND,
-        time_left=max(0, job.deadline - now) // SECOND if runs_out else 0,
+        time_left=_seconds_left(job.deadline, now) if runs_out else 0,
         file=job.segment,
         reserves=job.reserves,
         timeouts=job.timeouts,
@@ -279,3 +283,8 @@ def job_stats(job: Job, now: int) -> JobStats:
         buries=job.buries,
         kicks=job.kicks,
     )
+
+
+def _seconds_left(until: int, now: int) -> int:
+    """Whole seconds, cut; a moment has passed even since what the same chunk of commands began."""
+    return max(0, until - now - 1) // SECOND

@@ -6,13 +6,22 @@ the journal: the broker calls it and does the rest.
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from greenstalk_server.job import BURIED, DELAYED, NO_KEY, READY, URGENT_BELOW, Job, JobHeap
 
 if TYPE_CHECKING:
     from greenstalk_server.client import Client
+
+NAME: Final = re.compile(rb"[A-Za-z0-9+/;.$_()][-A-Za-z0-9+/;.$_()]{0,199}")
+"""What a tube may be called (protocol.txt, "Names")."""
+
+
+def is_tube_name(name: bytes) -> bool:
+    """Whether a tube may be called *name*."""
+    return NAME.fullmatch(name) is not None
 
 
 class Tube:

@@ -20,7 +20,7 @@ class Example:
 
 
 def examples(beanstalk: str) -> tuple[Example, ...]:
-    """Return how a job is put and worked on at *beanstalk*, an address as an operator writes it."""
+    """Return how a job is put, and worked on, at *beanstalk*, an address as an operator writes it."""
     if beanstalk.startswith(UNIX):
         path = beanstalk.removeprefix(UNIX)
         address, target = repr(path), f"-U {shlex.quote(path)}"
@@ -31,14 +31,17 @@ def examples(beanstalk: str) -> tuple[Example, ...]:
         address, target = f'("{host}", {port})', f"{host} {port}"
     return (
         Example(
-            "Python, with pip install greenstalk",
+            "Put it from Python (pip install greenstalk)",
+            f'import greenstalk\n\nwith greenstalk.Client({address}) as queue:\n    queue.put("hello")',
+        ),
+        Example(
+            "Then work on it",
             "import greenstalk\n"
             "\n"
             f"with greenstalk.Client({address}) as queue:\n"
-            '    queue.put("hello")\n'
             "    job = queue.reserve()\n"
             "    print(job.body)\n"
             "    queue.delete(job)",
         ),
-        Example("A shell, with nc", f"printf 'put 0 0 60 5\\r\\nhello\\r\\nquit\\r\\n' | nc {target}"),
+        Example("Or put it from a shell", f"printf 'put 0 0 60 5\\r\\nhello\\r\\nquit\\r\\n' | nc {target}"),
     )

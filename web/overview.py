@@ -37,7 +37,7 @@ def _count(field: str) -> Callable[[TubeStats], str]:
 
 
 def _pause(stats: TubeStats) -> str:
-    return f"{text.duration(stats.pause_time_left)} left" if stats.pause else text.NONE
+    return text.duration(stats.pause_time_left) if stats.pause else text.NONE
 
 
 COLUMNS: Final = (
@@ -50,7 +50,7 @@ COLUMNS: Final = (
     Column("Watching", "watching", "Clients whose reserves take from this tube", _count("current_watching")),
     Column("Using", "using", "Clients whose puts go to this tube", _count("current_using")),
     Column("Total", "total", "Jobs put since the tube was created", _count("total_jobs")),
-    Column("Pause", "pause", "For how long no job can be reserved from this tube", _pause),
+    Column("Pause", "pause", "How much longer no job can be reserved from this tube", _pause),
 )
 GROUPS: Final[tuple[tuple[str, tuple[tuple[str, str], ...]], ...]] = (
     (

@@ -6,6 +6,9 @@ from typing import Final
 
 NONE: Final = "–"
 
+NBSP: Final = "\N{NO-BREAK SPACE}"
+"""Between a number and its unit, so that a narrow cell does not part them."""
+
 _UNITS: Final = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
@@ -20,8 +23,8 @@ def duration(seconds: int) -> str:
         if seconds >= size and unit != "s":
             smaller, smaller_unit = _UNITS[at + 1]
             rest = seconds % size // smaller
-            return f"{number(seconds // size)} {unit}" + (f" {rest} {smaller_unit}" if rest else "")
-    return f"{seconds} s"
+            return f"{number(seconds // size)}{NBSP}{unit}" + (f" {rest}{NBSP}{smaller_unit}" if rest else "")
+    return f"{seconds}{NBSP}s"
 
 
 def cpu_time(seconds: float) -> str:

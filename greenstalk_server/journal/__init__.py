@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from greenstalk_server.stats import JournalStats
+from greenstalk_server.stats import DEFAULT_BINLOG_SIZE, JournalStats
 
 if TYPE_CHECKING:
     from greenstalk_server.job import Job
@@ -15,13 +15,22 @@ class Journal(Protocol):
     """What the broker tells of each durable change, before the reply to it may leave.
 
     No method blocks or switches greenlets: a journal collects records, and the server has it write them.
+
+    promised    rises with every record that a reply has to wait for.
+    trouble     why puts are refused, or None.
     """
+
+    promised: int
+    trouble: str | None
 
     def put(self, job: Job) -> bool:
         """Record *job*, new; return False, having recorded nothing, if there is no room for it."""
 
     def update(self, job: Job) -> None:
         """Record what has changed of *job*: state, pri, delay, deadline, counts."""
+
+    def reserve(self, job: Job) -> None:
+        """Record that *job* was reserved, or its reservation timed out; no reply waits for this."""
 
     def delete(self, job: Job) -> None:
         """Record that *job* is gone."""
@@ -36,10 +45,19 @@ class Journal(Protocol):
 class NullJournal:
     """Keeps nothing: all is in memory, and lost when the process ends."""
 
+    def __init__(self, max_size: int = DEFAULT_BINLOG_SIZE) -> None:
+        """*max_size* is what "stats" shows of the binlog's, bytes."""
+        self._stats: JournalStats = JournalStats(max_size=max_size)
+        self.promised: int = 0
+        self.trouble: str | None = None
+
     def put(self, job: Job) -> bool:
         return True
 
     def update(self, job: Job) -> None:
+        pass
+
+    def reserve(self, job: Job) -> None:
         pass
 
     def delete(self, job: Job) -> None:
@@ -49,4 +67,4 @@ class NullJournal:
         pass
 
     def stats(self) -> JournalStats:
-        return JournalStats()
+        return self._stats

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from queue import SimpleQueue
 
 import pytest
@@ -34,9 +35,10 @@ REDELIVERED = [
 
 
 class Servers:
-    """Running servers by kind and flags, started when first asked for."""
+    """Running servers by kind and flags, started when first asked for; *stack* closes them."""
 
-    def __init__(self) -> None:
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
         self._running: dict[tuple[Kind, tuple[str, ...]], Server] = {}
 
     def play(
@@ -46,27 +48,19 @@ class Servers:
             return play_on_own_server(kind, conversation)
         key = (kind, conversation.flags)
         if key not in self._running:
-            self._running[key] = Server(kind, conversation.flags)
+            self._running[key] = self._stack.enter_context(closing(Server(kind, conversation.flags)))
         return play(self._running[key], conversation, delivery)
-
-    def close(self) -> None:
-        for server in self._running.values():
-            server.close()
 
 
 def play_on_own_server(kind: Kind, conversation: Conversation) -> Transcript:
-    server = Server(kind, conversation.flags)
-    try:
+    with closing(Server(kind, conversation.flags)) as server:
         return play(server, conversation)
-    finally:
-        server.close()
 
 
 @pytest.fixture(scope="session")
 def servers() -> Iterator[Servers]:
-    running = Servers()
-    yield running
-    running.close()
+    with ExitStack() as stack:
+        yield Servers(stack)
 
 
 @pytest.fixture(scope="session")
@@ -75,27 +69,25 @@ def timed_pair(request: pytest.FixtureRequest) -> Iterator[Callable[[str], Pair]
     selected = [getattr(item, "callspec", None) for item in request.session.items]
     names = {spec.params["timed_name"] for spec in selected if spec and "timed_name" in spec.params}
     longest_first = sorted(names, key=lambda name: CORPUS[name].seconds, reverse=True)
-    # Each pair of servers lies in the queue while nobody uses it.
     free: SimpleQueue[tuple[Server, Server]] = SimpleQueue()
-    pairs = [(Server(peer()), Server(ours())) for _ in range(min(TIMED_AT_ONCE, len(names)))]
-    for pair in pairs:
-        free.put(pair)
+    """Pairs of servers that nobody uses at the moment."""
 
     def play_pair(name: str) -> Pair:
-        pair = free.get()
+        on_peer, on_ours = free.get()
         try:
-            on_peer = peers.submit(play, pair[0], CORPUS[name])
-            on_ours = play(pair[1], CORPUS[name])
-            return on_peer.result(), on_ours
+            theirs = peers.submit(play, on_peer, CORPUS[name])
+            mine = play(on_ours, CORPUS[name])
+            return theirs.result(), mine
         finally:
-            free.put(pair)
+            free.put((on_peer, on_ours))
 
-    with ThreadPoolExecutor(TIMED_AT_ONCE) as peers, ThreadPoolExecutor(TIMED_AT_ONCE) as batch:
+    with ExitStack() as stack:
+        for _ in range(min(TIMED_AT_ONCE, len(names))):
+            on_peer, on_ours = (stack.enter_context(closing(Server(kind))) for kind in (peer(), ours()))
+            free.put((on_peer, on_ours))
+        peers, batch = (stack.enter_context(ThreadPoolExecutor(TIMED_AT_ONCE)) for _ in range(2))
         played: dict[str, Future[Pair]] = {name: batch.submit(play_pair, name) for name in longest_first}
         yield lambda name: played[name].result()
-    for pair in pairs:
-        for server in pair:
-            server.close()
 
 
 @pytest.mark.parametrize("name", UNTIMED)
@@ -174,9 +166,6 @@ def test_quoting_still_differs(servers: Servers, name: str, keys: tuple[str, ...
 
 def test_the_first_id_is_one() -> None:
     for kind in (peer(), ours()):
-        server = Server(kind)
-        try:
+        with closing(Server(kind)) as server:
             # The reset before a conversation takes one id.
             assert server.reset().last_id == 1
-        finally:
-            server.close()

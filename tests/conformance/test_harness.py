@@ -24,7 +24,7 @@ from .script import (
     parse_payload,
     parse_step,
 )
-from .servers import Baseline
+from .servers import Baseline, ServerError, peer
 from .wire import END, MISSING_CRLF, QUIET, SILENCE, Connection
 
 BASELINE = Baseline(
@@ -169,6 +169,12 @@ def test_long_bodies_differ_by_their_checksum() -> None:
     )
     assert one != other
     assert "(506 bytes, crc " in one
+
+
+def test_missing_beanstalkd_names_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda *_args, **_options: None)
+    with pytest.raises(ServerError, match="install the Debian package `beanstalkd`"):
+        peer()
 
 
 def test_1_13_quotes_names_only() -> None:

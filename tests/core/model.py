@@ -84,6 +84,10 @@ class Model:
         ready = [job for name in client.watched if name not in self.paused for job in self.ready(name)]
         return min(ready, key=lambda job: (job.pri, job.id), default=None)
 
+    def seconds_to(self, time: int) -> int:
+        """Whole seconds left until *time*, cut, none of them begun."""
+        return max(0, time - self.now - 1) // SECOND
+
     def _jobs(self, tube: str, state: str) -> list[ModelJob]:
         return [job for job in self.jobs.values() if job.tube == tube and job.state == state]
 

@@ -57,9 +57,9 @@ def test_every_reservation_has_the_whole_ttr(world: World) -> None:
     world.advance(6)
     client.release(id)
     client.reserve()
-    world.advance(9)
+    world.advance(8.5)
     assert world.stats_job(id).time_left == 1
-    world.advance(1)
+    world.advance(1.5)
     assert world.state(id) == "ready"
 
 
@@ -70,8 +70,9 @@ def test_touch_gives_the_whole_ttr_from_now(world: World) -> None:
     for _ in range(3):
         world.advance(9)
         assert client.touch(id)
-        assert world.stats_job(id).time_left == 10
-    world.advance(10)
+    world.advance(0.5)
+    assert world.stats_job(id).time_left == 9
+    world.advance(9.5)
     assert world.state(id) == "ready"
     assert world.stats_job(id).timeouts == 1
 

@@ -36,8 +36,9 @@ def test_job_stats_tell_its_story(world: World) -> None:
     assert world.stats_job(id).age == 2
     client.reserve()
     client.release(id, pri=8, delay=4)
-    assert (world.stats_job(id).state, world.stats_job(id).time_left) == ("delayed", 4)
-    world.advance(4)
+    world.advance(0.5)
+    assert (world.stats_job(id).state, world.stats_job(id).time_left) == ("delayed", 3)
+    world.advance(3.5)
     client.reserve()
     client.bury(id, pri=9)
     client.kick_job(id)
@@ -54,11 +55,13 @@ def test_job_stats_tell_its_story(world: World) -> None:
 def test_time_left_is_zero_unless_reserved_or_delayed(world: World) -> None:
     client = world.client()
     id = client.put(delay=5)
-    assert world.stats_job(id).time_left == 5
+    world.advance(0.5)
+    assert world.stats_job(id).time_left == 4
     client.kick_job(id)
     assert world.stats_job(id).time_left == 0
     client.reserve()
-    assert world.stats_job(id).time_left == 60
+    world.advance(0.5)
+    assert world.stats_job(id).time_left == 59
     client.bury(id)
     assert world.stats_job(id).time_left == 0
 

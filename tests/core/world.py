@@ -167,9 +167,7 @@ class Actor:
     def put(self, pri: int = 0, delay: float = 0, ttr: float = 60, body: bytes = b"") -> int:
         """Put a job and return its id."""
         id = self.broker.allocate_id()
-        done = self.broker.put(
-            self.client, id, pri, round(delay * SECOND), round(ttr * SECOND), body, self.world.now
-        )
+        done = self.broker.put(self.client, id, pri, round(delay * SECOND), round(ttr * SECOND), body, self.world.now)
         assert self.world.checked(done)
         return id
 

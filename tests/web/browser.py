@@ -43,7 +43,7 @@ class Tab:
         page.on("request", lambda request: self._note(request.url, home))
 
     def _note(self, url: str, home: str) -> None:
-        if urlsplit(url).netloc != urlsplit(home).netloc:
+        if urlsplit(url).netloc.rpartition("@")[2] != urlsplit(home).netloc:
             self.elsewhere.append(url)
 
     def screenshot(self, name: str) -> None:

@@ -1,0 +1,339 @@
+"""beanstalkd's own binlog, read to take its jobs over: versions 7 (beanstalkd 1.5 to 1.13) and 5 (1.4).
+
+Pure: it is handed the bytes of each `binlog.N`, in ascending order of N, and needs one file at a time. What it
+reads, all little-endian:
+
+    file    version i32, then records; a file may be filled ahead with zeros, which end it
+    full    length of tube name (i32 above 0; u64 in version 5), tube name, fields, body with its CRLF
+    short   length 0, fields: all that may have changed of a job that a full record told of before
+
+A full record of a known job replaces it. State 0 in a short record deletes; reserved comes back ready; a delayed
+job stays so until its deadline, which whoever knows the time compares. The order in which jobs are first seen is
+the order of the buried ones.
+
+Nothing has a checksum, so a record must be vouched for by what beanstalkd cannot have written otherwise:
+durations are whole seconds and ttr is at least one of them, a body ends with CRLF, and a short record repeats
+its job's creation time and body size. A single witness is enough to step over a damaged record. Without any
+the rest of the file is given up, since nothing shows where the next record begins: to search for one would find
+what clients wrote into bodies. Bytes never raise here; what is lost is in `Binlog.damage`.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Final
+
+from greenstalk_server.job import DELAYED, READY, RESERVED, SECOND
+from greenstalk_server.journal.recovery import Damage
+from greenstalk_server.tube import is_tube_name
+
+CRLF: Final = b"\r\n"
+
+_FILE_NAME: Final = re.compile(r"binlog\.([1-9][0-9]{0,9})", re.ASCII)
+_MAX_NAME: Final = 200
+_INVALID: Final = 0
+"""State of a deleted job."""
+
+_MAX_SECONDS: Final = 2**32 - 1
+_MAX_TIME: Final = 2**63 - 1
+_MAX_ID: Final = 2**63 - 1
+"""No beanstalkd counts beyond half of its range, and an id at its very end would leave none for new jobs."""
+
+_ERA: Final = range(10**18, 4 * 10**18)
+"""2001 to 2096: when a job was created, if that has to bear witness."""
+
+_SHOWN_IDS: Final = 20
+
+
+@dataclass(slots=True)
+class ImportedJob:
+    """A job as the files read so far leave it. Units as in job.Job.
+
+    body        without its last two bytes, which are CRLF unless the job is in `Binlog.unended`.
+    state       READY, DELAYED or BURIED.
+    deadline    when it turns ready if delayed, which may be past; else 0.
+    """
+
+    id: int
+    tube: bytes
+    body: bytes
+    pri: int
+    delay: int
+    ttr: int
+    created_at: int
+    deadline: int
+    reserves: int
+    timeouts: int
+    releases: int
+    buries: int
+    kicks: int
+    state: int
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A file that was not read at all, and why."""
+
+    file: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.file}: not read: {self.reason}"
+
+
+@dataclass(slots=True)
+class Binlog:
+    """What the files of a directory hold; fed one by one to `read`, in the order that `find` gives.
+
+    jobs        by id, in the order in which they were first seen, which is that of the buried ones.
+    highest_id  of every sound record, those of deleted jobs included; 0 if there is none.
+    files       how many were read.
+    records     sound ones in them.
+    unknown     short records among these whose job's full record is in no file: the job is long gone. Normal.
+    unended     jobs whose body does not end with CRLF, as a crash leaves it: it may be zeros in part or whole.
+    mended      jobs of which a delay, ttr or creation time was impossible, and is the nearest possible one.
+    damage      in the order of the files. Torn tails are normal after a crash, in any file: a restarted
+                beanstalkd writes to a new one.
+    """
+
+    jobs: dict[int, ImportedJob] = field(default_factory=dict)
+    highest_id: int = 0
+    files: int = 0
+    records: int = 0
+    unknown: int = 0
+    unended: set[int] = field(default_factory=set)
+    mended: set[int] = field(default_factory=set)
+    skipped: list[Skipped] = field(default_factory=list)
+    damage: list[Damage] = field(default_factory=list)
+    _tubes: dict[bytes, bytes] = field(default_factory=dict)
+
+    def read(self, file: str, data: bytes) -> None:
+        """Take in *data*, the whole of *file*, whatever it holds."""
+        layout = _LAYOUTS.get(data[:4])
+        if layout is None:
+            self.skipped.append(Skipped(file, _why_skipped(data)))
+            return
+        self.files += 1
+        at, used = 4, len(data.rstrip(b"\0"))
+        while at < used:
+            try:
+                at = self._read_record(layout, data, at)
+                self.records += 1
+            except _UnsoundError as unsound:
+                resume = unsound.resume or used
+                is_torn = unsound.is_torn or used - at < layout.length.size + layout.fields.size
+                self.damage.append(Damage(file, at, resume - at, unsound.reason, is_torn_tail=is_torn))
+                at = resume
+
+    def warnings(self) -> list[str]:
+        """What an operator should know, a line each; empty if the directory was in order."""
+        lines = [*map(str, self.skipped), *map(str, self.damage)]
+        if self.unended:
+            lines.append(f"jobs whose body does not end as it was put, maybe zeroed by a crash: {_some(self.unended)}")
+        if self.mended:
+            lines.append(f"jobs with an impossible delay, ttr or creation time, mended: {_some(self.mended)}")
+        return lines
+
+    def _read_record(self, layout: _Layout, data: bytes, at: int) -> int:
+        """Take in the record at *at*; return where it ends, or raise _UnsoundError."""
+        name_at = at + layout.length.size
+        if name_at > len(data):
+            raise _UnsoundError("torn", is_torn=True)
+        length: int = layout.length.unpack_from(data, at)[0]
+        if not 0 <= length <= _MAX_NAME:
+            raise _UnsoundError(f"a tube name of {length} bytes")
+        fields_at = name_at + length
+        end = fields_at + layout.fields.size
+        if end > len(data):
+            raise _UnsoundError("torn", is_torn=True)
+        fields = layout.fields.unpack_from(data, fields_at)
+        if layout.unit != 1:
+            fields = _in_nanoseconds(fields, layout.unit)
+        if length:
+            return self._read_full(data, data[name_at:fields_at], fields, end)
+        self._read_short(fields, end)
+        return end
+
+    def _read_full(self, data: bytes, name: bytes, fields: tuple[int, ...], body_at: int) -> int:
+        id, pri, delay, ttr, size, created_at, deadline, reserves, timeouts, releases, buries, kicks, state = fields
+        end = body_at + size
+        is_ended, is_whole = _check_frame(data, fields, body_at)
+        resume = end if is_ended and is_whole else 0
+        tube = self._tubes.get(name) or self._new_tube(name, resume)
+        if not (0 < id <= _MAX_ID and READY <= state <= DELAYED):
+            raise _UnsoundError(f"job {id} in state {state}", resume)
+        job = ImportedJob(
+            id,
+            tube,
+            data[body_at : end - 2],
+            pri,
+            delay,
+            ttr,
+            created_at,
+            deadline,
+            reserves,
+            timeouts,
+            releases,
+            buries,
+            kicks,
+            state,
+        )
+        _settle(job)
+        if not (is_whole and 0 <= created_at <= _MAX_TIME):
+            self._mend(job)
+        known = self.jobs.get(id)
+        if known is not None and not _is_same(known, job):
+            raise _UnsoundError(f"another job {id}", resume)
+        self.jobs[id] = job
+        if id > self.highest_id:
+            self.highest_id = id
+        if not is_ended:
+            self.unended.add(id)
+        elif known is not None:
+            self.unended.discard(id)
+        return end
+
+    def _read_short(self, fields: tuple[int, ...], end: int) -> None:
+        id, pri, delay, ttr, size, created_at, deadline, reserves, timeouts, releases, buries, kicks, state = fields
+        is_whole = _is_whole(delay, ttr)
+        job = self.jobs.get(id)
+        if job is None:
+            self._note_unknown(id, state, is_whole)
+            return
+        has_size = size == len(job.body) + len(CRLF)
+        if created_at != job.created_at or not (has_size or is_whole) or not _INVALID <= state <= DELAYED:
+            raise _UnsoundError(f"no change of job {id}", end if has_size or is_whole else 0)
+        if state == _INVALID:
+            self._forget(id)
+            return
+        job.pri = pri
+        job.deadline = deadline
+        job.reserves = reserves
+        job.timeouts = timeouts
+        job.releases = releases
+        job.buries = buries
+        job.kicks = kicks
+        job.state = state
+        if is_whole:
+            job.delay = delay
+        else:
+            self.mended.add(id)
+        _settle(job)
+
+    def _note_unknown(self, id: int, state: int, is_whole: bool) -> None:
+        """A short record without a job: its file is gone, and so is the job, or a full record is yet to come."""
+        if not (is_whole and 0 < id <= _MAX_ID and _INVALID <= state <= DELAYED):
+            raise _UnsoundError("not a record")
+        self.unknown += 1
+        self.highest_id = max(self.highest_id, id)
+
+    def _new_tube(self, name: bytes, resume: int) -> bytes:
+        if not is_tube_name(name):
+            raise _UnsoundError(f"{name[:40]!r} names no tube", resume)
+        self._tubes[name] = name
+        return name
+
+    def _mend(self, job: ImportedJob) -> None:
+        job.delay = _whole_seconds(job.delay, 0)
+        job.ttr = _whole_seconds(job.ttr, 1)
+        job.created_at = min(max(job.created_at, 0), _MAX_TIME)
+        self.mended.add(job.id)
+
+    def _forget(self, id: int) -> None:
+        del self.jobs[id]
+        self.unended.discard(id)
+        self.mended.discard(id)
+
+
+def find(names: Iterable[str]) -> list[str]:
+    """Those of *names* that beanstalkd gives the files of a binlog, in the order to read them. Gaps are normal."""
+    found = filter(None, map(_FILE_NAME.fullmatch, names))
+    return [match[0] for match in sorted(found, key=lambda match: int(match[1]))]
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """How one version lays records out; `unit` is that of its times, in nanoseconds.
+
+    The fields: id, pri, delay, ttr, body size, created_at, deadline, reserves, timeouts, releases, buries, kicks,
+    state.
+    """
+
+    length: struct.Struct
+    fields: struct.Struct
+    unit: int
+
+
+_LAYOUTS: Final = {
+    b"\7\0\0\0": _Layout(struct.Struct("<i"), struct.Struct("<QI4xqqi4xqq5IB3x"), 1),
+    b"\5\0\0\0": _Layout(struct.Struct("<Q"), struct.Struct("<QI4xqqi4xqq5IB"), 1000),
+}
+
+
+class _UnsoundError(Exception):
+    """What stands here is no record to believe. `resume` is where it surely ends, 0 if nothing tells."""
+
+    def __init__(self, reason: str, resume: int = 0, is_torn: bool = False) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.resume = resume
+        self.is_torn = is_torn
+
+
+def _why_skipped(data: bytes) -> str:
+    if not data.strip(b"\0"):
+        return "zeroed" if data else "empty"
+    if data[:4][::-1] in _LAYOUTS:
+        return "written on a big-endian machine"
+    return f"unknown version {int.from_bytes(data[:4], 'little', signed=True)}"
+
+
+def _check_frame(data: bytes, fields: tuple[int, ...], body_at: int) -> tuple[bool, bool]:
+    """Whether the body ends with CRLF, and whether the durations are possible: one of them, or _UnsoundError."""
+    size, created_at = fields[4], fields[5]
+    end = body_at + size
+    is_whole = _is_whole(fields[2], fields[3])
+    if size >= len(CRLF) and end > len(data):
+        raise _UnsoundError("torn", is_torn=True)
+    is_ended = size >= len(CRLF) and data.startswith(CRLF, end - 2)
+    if size < len(CRLF) or not (is_whole or (is_ended and created_at in _ERA)):
+        raise _UnsoundError("not a record")
+    return is_ended, is_whole
+
+
+def _is_whole(delay: int, ttr: int) -> bool:
+    """Whether these are durations as the protocol gives them: whole seconds, the ttr not 0."""
+    return not (delay % SECOND or ttr % SECOND) and 0 <= delay <= _MAX_SECONDS * SECOND >= ttr > 0
+
+
+def _whole_seconds(duration: int, least: int) -> int:
+    return min(max(duration // SECOND, least), _MAX_SECONDS) * SECOND
+
+
+def _in_nanoseconds(fields: tuple[int, ...], unit: int) -> tuple[int, ...]:
+    id, pri, delay, ttr, size, created_at, deadline, *rest = fields
+    return (id, pri, delay * unit, ttr * unit, size, created_at * unit, deadline * unit, *rest)
+
+
+def _settle(job: ImportedJob) -> None:
+    """Make what a record says of a job's state what a restart makes of it."""
+    if job.state == DELAYED:
+        job.deadline = min(max(job.deadline, 0), _MAX_TIME)
+        return
+    job.deadline = 0
+    if job.state == RESERVED:
+        job.state = READY
+
+
+def _is_same(known: ImportedJob, job: ImportedJob) -> bool:
+    """Whether two full records are of one job; one of them may be damaged."""
+    return known.created_at == job.created_at or (known.tube == job.tube and known.body == job.body)
+
+
+def _some(ids: set[int]) -> str:
+    shown = ", ".join(map(str, islice(sorted(ids), _SHOWN_IDS)))
+    return f"{len(ids)}: {shown}" + (", ..." if len(ids) > _SHOWN_IDS else "")

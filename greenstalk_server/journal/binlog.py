@@ -1,0 +1,537 @@
+"""The journal on disk: segments, group commit, compaction, and what happens when the disk fails.
+
+The broker appends records; they collect in memory, encoded. Whoever serves (the committer) takes a batch of
+them, runs it, which writes and syncs, in a thread or not, and reports back; then the replies may leave. All
+but `Batch.run` and `Upkeep.run` belongs to the thread of the broker, and none of that touches the disk, save
+`put` when the room made ahead has run out.
+
+Segments leave in the order they came: only the oldest is ever removed, once no job has its newest JOB record
+in it. So an UPDATE or a DELETE never outlives a JOB record that it is about. Compaction copies the live jobs
+of the oldest segment to the newest, a slice at a time, when there is more than twice as much on disk as live.
+
+Room. Segments are made ahead of their use, with all their bytes allocated, so many that every live job's
+DELETE has room: a full disk stops puts, and deletes, releases and buries go on.
+
+Failure. After a failed write or sync nobody knows what the file holds. So all jobs that had a record in a
+segment that was not yet on disk whole are recorded anew, from memory, in a fresh segment, and until that has
+worked nothing is acknowledged and no put accepted.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+from greenstalk_server.job import Job
+from greenstalk_server.journal import record
+from greenstalk_server.journal.files import Files
+from greenstalk_server.journal.recovery import Recovery
+from greenstalk_server.journal.segment import Limbo, Segment, name_of
+from greenstalk_server.stats import JournalStats
+from greenstalk_server.tube import Tube
+
+log = logging.getLogger(__name__)
+
+SMALLEST_SEGMENT: Final = 4096
+"""A segment holds at least its header and some records, whatever -s says."""
+
+LOOK_COST: Final = 16
+"""Bytes of a budget that compaction pays for looking at a job that has gone."""
+
+
+class Batch:
+    """Records to be written, and perhaps synced; made by `Binlog.take`, run anywhere, reported by `Binlog.done`.
+
+    sequence    of the last record it holds.
+    size        bytes it writes.
+    is_synced   whether its records are on disk once it has run.
+    """
+
+    __slots__ = ("_files", "_is_never_synced", "_parts", "is_synced", "sequence", "size")
+
+    def __init__(
+        self,
+        files: Files,
+        parts: list[tuple[Segment, bytes, bool]],
+        sequence: int,
+        is_synced: bool,
+        is_never_synced: bool,
+    ) -> None:
+        """*parts* are segments, what to append to each, and whether it is full then."""
+        self._files: Files = files
+        self._parts: list[tuple[Segment, bytes, bool]] = parts
+        self._is_never_synced: bool = is_never_synced
+        self.is_synced: bool = is_synced
+        self.sequence: int = sequence
+        self.size: int = sum([len(data) for _, data, _ in parts])
+
+    @property
+    def blocks(self) -> bool:
+        """Whether it makes, finishes or syncs a file, and should not run in the loop's own thread."""
+        return self.is_synced or any(is_full or segment.handle is None for segment, _, is_full in self._parts)
+
+    @property
+    def segments(self) -> list[Segment]:
+        """Those it writes to."""
+        return [segment for segment, _, _ in self._parts]
+
+    @property
+    def finished(self) -> list[Segment]:
+        """Those that are full and, once it has run, on disk whole."""
+        return [segment for segment, _, is_full in self._parts if is_full]
+
+    def run(self) -> None:
+        """Do it. Raises OSError, after which it is not known what is on disk.
+
+        A segment is on disk whole before the next one gets its first byte: so only the newest can be torn.
+        """
+        for segment, data, is_full in self._parts:
+            self._write(segment, data)
+            if is_full:
+                self._finish(segment)
+            elif self.is_synced and segment.handle is not None:
+                self._files.sync(segment.handle)
+
+    def _write(self, segment: Segment, data: bytes) -> None:
+        if segment.handle is None:
+            segment.handle = self._files.create(name_of(segment.number), segment.capacity)
+            if not self._is_never_synced:
+                self._files.sync_directory()
+        if data:
+            self._files.write(segment.handle, segment.written, data)
+            segment.written += len(data)
+
+    def _finish(self, segment: Segment) -> None:
+        assert segment.handle is not None
+        self._files.truncate(segment.handle, segment.written)
+        if not self._is_never_synced:
+            self._files.sync(segment.handle)
+        self._files.close(segment.handle)
+        segment.handle = None
+
+
+class Sync:
+    """A sync of what was written before it; made by `Binlog.take_sync`, run in a thread, reported by `synced`."""
+
+    __slots__ = ("_files", "_handle", "sequence")
+
+    def __init__(self, files: Files, handle: int, sequence: int) -> None:
+        self._files: Files = files
+        self._handle: int = handle
+        self.sequence: int = sequence
+
+    def run(self) -> None:
+        """Do it. Blocks; raises OSError, after which it is not known what is on disk."""
+        self._files.sync(self._handle)
+
+
+class Upkeep:
+    """Files to be made ahead and removed; made by `Binlog.upkeep`, run in a thread, reported by `Binlog.kept`.
+
+    made            segments that have their file now.
+    not_removed     segments that may still have theirs.
+    error           why it did not do all, or None.
+    """
+
+    __slots__ = ("_files", "_to_make", "_to_remove", "error", "made", "not_removed")
+
+    def __init__(self, files: Files, to_make: list[Segment], to_remove: list[Segment]) -> None:
+        self._files: Files = files
+        self._to_make: list[Segment] = to_make
+        self._to_remove: list[Segment] = to_remove
+        self.made: list[Segment] = []
+        self.not_removed: list[Segment] = list(to_remove)
+        self.error: OSError | None = None
+
+    def run(self) -> None:
+        """Do it. Blocks; never raises OSError."""
+        try:
+            for segment in self._to_remove:
+                self._remove(segment)
+                self.not_removed.remove(segment)
+            for segment in self._to_make:
+                segment.handle = self._files.create(name_of(segment.number), segment.capacity)
+                self.made.append(segment)
+            self._files.sync_directory()
+        except OSError as error:
+            self.error = error
+
+    def _remove(self, segment: Segment) -> None:
+        handle, segment.handle = segment.handle, None
+        if handle is not None:
+            self._files.close(handle)
+        with suppress(FileNotFoundError):
+            self._files.remove(name_of(segment.number))
+
+
+class Binlog:
+    """The journal of one directory.
+
+    promised    sequence number of the last record whose reply has to wait for it.
+    safe        sequence number up to which records are as durable as was asked for.
+    trouble     why puts are refused and nothing is acknowledged, or None.
+    is_full     the disk had no room for a segment ahead.
+    """
+
+    def __init__(
+        self,
+        files: Files,
+        max_size: int,
+        sync_interval: int | None,
+        random_bytes: Callable[[int], bytes],
+    ) -> None:
+        """*max_size* in bytes of a segment; *sync_interval* in nanoseconds, 0 for every write, None for never."""
+        self.promised: int = 0
+        self.safe: int = 0
+        self.trouble: str | None = None
+        self.is_full: bool = False
+        self.sync_interval: int | None = sync_interval
+        self._files: Files = files
+        self._random_bytes: Callable[[int], bytes] = random_bytes
+        self._shown_max_size: int = max_size
+        self._max_size: int = max(max_size, SMALLEST_SEGMENT)
+        self._jobs: dict[int, Job] = {}
+        self._tubes: dict[bytes, Tube] = {}
+        self._sequence: int = 0
+        self._written: int = 0
+        self._on_disk: int = 0
+        self._next_id: int = 1
+        self._records_migrated: int = 0
+        self._live_bytes: int = 0
+        self._finished_bytes: int = 0
+        self._segments: dict[int, Segment] = {}
+        self._next_number: int = 1
+        self._current: Segment = Limbo()
+        self._unsafe: list[Segment] = [self._current]
+        self._ahead: deque[Segment] = deque()
+        self._condemned: deque[tuple[int, Segment]] = deque()
+        self._litter: list[Segment] = []
+        self._to_record_anew: set[int] = set()
+
+    def begin(self, recovery: Recovery, jobs: dict[int, Job], tubes: dict[bytes, Tube]) -> None:
+        """Go on after *recovery*, in a fresh segment. Call once, before all else.
+
+        *jobs* and *tubes* are the broker's tables; it reads them when it copies or records anew.
+        """
+        self._jobs = jobs
+        self._tubes = tubes
+        self._sequence = self._written = self._on_disk = self.safe = self.promised = recovery.sequence
+        self._next_id = recovery.next_id
+        for replayed in recovery.segments:
+            segment = Segment(replayed.header.number, replayed.end)
+            segment.used = segment.written = replayed.end
+            segment.ids = replayed.ids
+            segment.touched = None
+            self._segments[segment.number] = segment
+            self._finished_bytes += segment.used
+        for job in jobs.values():
+            self._segments[job.segment].live_count += 1
+            self._live_bytes += record.job_size(job)
+        self._next_number = recovery.highest_number + 1
+        self._unsafe.clear()
+        self._begin_segment(0)
+        if recovery.is_import_open:
+            self.mark(record.IMPORT_UNDO)
+
+    # What the broker tells
+
+    def put(self, job: Job) -> bool:
+        """Record *job*; False if there is no room for it and its DELETE on the disk, or the disk fails."""
+        size = record.job_size(job)
+        if not self._has_room(size):
+            return False
+        if job.id >= self._next_id:
+            self._next_id = job.id + 1
+        self._add_job(job, size)
+        self.promised = self._sequence
+        return True
+
+    def update(self, job: Job) -> None:
+        segment = self._room(record.UPDATE_SIZE)
+        self._sequence += 1
+        segment.add(segment.encoder.update(job, self._sequence), job.id)
+        self.promised = self._sequence
+
+    def reserve(self, job: Job) -> None:
+        segment = self._room(record.RESERVE_SIZE)
+        self._sequence += 1
+        segment.add(segment.encoder.reserve(job, self._sequence), job.id)
+
+    def delete(self, job: Job) -> None:
+        self._forget_copy(job)
+        segment = self._room(record.DELETE_SIZE)
+        self._sequence += 1
+        segment.add(segment.encoder.delete(job.id, self._sequence), job.id)
+        self.promised = self._sequence
+
+    def pause(self, tube: Tube) -> None:
+        self._add_pause(tube, self._room(record.pause_size(tube)))
+        self.promised = self._sequence
+
+    def mark(self, kind: int) -> None:
+        """Record record.IMPORT_BEGIN, IMPORT_END or IMPORT_UNDO."""
+        segment = self._room(record.HEADER_SIZE)
+        self._sequence += 1
+        segment.add_bare(segment.encoder.mark(kind, self._sequence))
+        self.promised = self._sequence
+
+    def stats(self) -> JournalStats:
+        return JournalStats(
+            oldest_index=next(iter(self._segments), 0),
+            current_index=self._current.number,
+            records_migrated=self._records_migrated,
+            records_written=self._sequence,
+            max_size=self._shown_max_size,
+        )
+
+    # Commit
+
+    @property
+    def has_records(self) -> bool:
+        """Whether a batch has anything to write."""
+        return self._sequence > self._written and self.trouble is None
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes that the next batch will write."""
+        return sum([segment.used - segment.written for segment in self._unsafe])
+
+    @property
+    def has_unsynced(self) -> bool:
+        """Whether a sync has anything to do."""
+        return self._written > self._on_disk and self.trouble is None
+
+    def take(self, is_synced: bool) -> Batch:
+        """All records not written yet, to be written and perhaps synced. One batch at a time."""
+        parts = []
+        for segment in self._unsafe:
+            parts.append((segment, b"".join(segment.chunks), segment is not self._current))
+            segment.chunks.clear()
+        return Batch(self._files, parts, self._sequence, is_synced, self.sync_interval is None)
+
+    def done(self, batch: Batch) -> None:
+        """Note that *batch* has run."""
+        self._written = batch.sequence
+        if batch.is_synced or self.sync_interval is None:
+            self._on_disk = batch.sequence
+        self.safe = batch.sequence
+        for segment in batch.segments:
+            segment.is_proven = True
+        for segment in batch.finished:
+            self._unsafe.remove(segment)
+            segment.touched = None
+            self._finished_bytes += segment.used
+        if self.trouble is not None:
+            log.warning("journal: writes work again; what the failed ones had to hold is recorded anew")
+            self.trouble = None
+            self._to_record_anew.clear()
+
+    def take_sync(self) -> Sync | None:
+        """A sync of all that is written; None if there is no file to sync, as all was synced when it was full."""
+        handle = self._unsafe[0].handle
+        if handle is None or len(self._unsafe) > 1:
+            return None
+        return Sync(self._files, handle, self._written)
+
+    def synced(self, sync: Sync) -> None:
+        """Note that *sync* has run."""
+        self._on_disk = max(self._on_disk, sync.sequence)
+
+    # Failure
+
+    def failed(self, error: OSError) -> None:
+        """Note that a batch or a sync has failed: until `record_anew` and a batch have worked, nothing is safe."""
+        if self.trouble is None:
+            log.error("journal: %s: nothing is acknowledged and no put accepted until it works again", error)
+        self.trouble = str(error)
+        for segment in self._unsafe:
+            self._to_record_anew.update(segment.touched or ())
+            self._abandon(segment)
+        self._current = Limbo()
+        self._unsafe = [self._current]
+
+    def record_anew(self) -> None:
+        """Put into a fresh segment all that the failed ones had to hold, for the next batch to write."""
+        self._to_record_anew.update(self._current.touched or ())
+        self._unsafe.clear()
+        self._begin_segment(0)
+        for id in sorted(self._to_record_anew):
+            job = self._jobs.get(id)
+            if job is not None:
+                self._forget_copy(job)
+                self._add_job(job, record.job_size(job))
+            else:
+                segment = self._room(record.DELETE_SIZE)
+                self._sequence += 1
+                segment.add(segment.encoder.delete(id, self._sequence), id)
+
+    def _abandon(self, segment: Segment) -> None:
+        """Leave *segment* as it is. If no batch on it ever worked, nothing was promised on it: it is litter."""
+        segment.chunks.clear()
+        segment.touched = None
+        if segment.is_proven:
+            self._finished_bytes += segment.used
+        elif segment.number:
+            del self._segments[segment.number]
+            self._litter.append(segment)
+
+    # Room
+
+    def _has_room(self, size: int) -> bool:
+        """Whether a record of *size* has room beside the DELETEs of all jobs; make a segment ahead if it lacks."""
+        if self.trouble is not None:
+            return False
+        needed = 2 * size + (len(self._jobs) + 1) * record.DELETE_SIZE
+        room = self._current.capacity - self._current.used + len(self._ahead) * self._max_size
+        if size + record.SEGMENT_HEADER_SIZE > self._max_size:
+            return self._begin_large_segment(size)
+        while room < needed:
+            if not self._make_ahead():
+                return False
+            room += self._max_size
+        return True
+
+    def _make_ahead(self) -> bool:
+        """Make a segment ahead here and now; only if upkeep has been overtaken by a burst of puts."""
+        segment = Segment(self._next_number, self._max_size)
+        try:
+            segment.handle = self._files.create(name_of(segment.number), segment.capacity)
+        except OSError as error:
+            self._note_full(error)
+            return False
+        self._next_number += 1
+        self._ahead.append(segment)
+        return True
+
+    def _begin_large_segment(self, size: int) -> bool:
+        """Begin a segment for a record larger than most; what was made ahead comes too early by its number."""
+        if size <= self._current.capacity - self._current.used:
+            return True
+        self._litter.extend(self._ahead)
+        self._ahead.clear()
+        segment = Segment(self._next_number, size + record.SEGMENT_HEADER_SIZE)
+        try:
+            segment.handle = self._files.create(name_of(segment.number), segment.capacity)
+        except OSError as error:
+            self._note_full(error)
+            return False
+        self._ahead.append(segment)
+        self._next_number += 1
+        self._begin_segment(size)
+        return True
+
+    def _note_full(self, error: OSError) -> None:
+        if not self.is_full:
+            log.error("journal: no room for a segment ahead: %s: puts are refused once what there is runs out", error)
+        self.is_full = True
+
+    def _room(self, size: int) -> Segment:
+        """The segment that a record of *size* goes to."""
+        if self._current.used + size > self._current.capacity:
+            self._begin_segment(size)
+        return self._current
+
+    def _begin_segment(self, size: int) -> None:
+        """Make the next segment the current one; it has room for *size* bytes."""
+        if self._ahead:
+            segment = self._ahead.popleft()
+        else:
+            segment = Segment(self._next_number, max(self._max_size, size + record.SEGMENT_HEADER_SIZE))
+            self._next_number += 1
+        segment.begin(self._random_bytes(4), self._sequence + 1, self._next_id)
+        self._segments[segment.number] = segment
+        self._unsafe.append(segment)
+        self._current = segment
+        for tube in [tube for tube in self._tubes.values() if tube.paused_until]:
+            self._add_pause(tube, self._room(record.pause_size(tube)))
+
+    # Records
+
+    def _add_job(self, job: Job, size: int) -> None:
+        segment = self._room(size)
+        self._sequence += 1
+        segment.add(segment.encoder.job(job, self._sequence), job.id)
+        segment.ids.append(job.id)
+        segment.live_count += 1
+        self._live_bytes += size
+        job.segment = segment.number
+
+    def _forget_copy(self, job: Job) -> None:
+        """Count the newest JOB record of *job* as dead."""
+        self._live_bytes -= record.job_size(job)
+        segment = self._segments.get(job.segment)
+        if segment is not None:
+            segment.live_count -= 1
+
+    def _add_pause(self, tube: Tube, segment: Segment) -> None:
+        self._sequence += 1
+        segment.add_bare(segment.encoder.pause(tube, self._sequence))
+
+    # Compaction and upkeep
+
+    def compact(self, budget: int) -> bool:
+        """Copy live jobs out of the oldest segments, about *budget* bytes, if that is due; return if more is."""
+        while budget > 0:
+            oldest = next(iter(self._segments.values()))
+            if oldest in self._unsafe or self.trouble is not None:
+                return False
+            if not oldest.live_count:
+                self._condemn(oldest)
+            elif self._wants_compaction():
+                budget -= self._migrate_next(oldest)
+            else:
+                return False
+        return True
+
+    def _wants_compaction(self) -> bool:
+        dead = self._finished_bytes - self._live_bytes
+        return dead > self._live_bytes + self._max_size // 2 or (self.is_full and dead > self._max_size)
+
+    def _migrate_next(self, oldest: Segment) -> int:
+        """Look at the next job of *oldest*, copy it to the newest segment if it is live; return what it cost."""
+        job = self._jobs.get(oldest.ids[oldest.cursor])
+        oldest.cursor += 1
+        if job is None or job.segment != oldest.number:
+            return LOOK_COST
+        size = record.job_size(job)
+        self._forget_copy(job)
+        self._add_job(job, size)
+        self._records_migrated += 1
+        return size
+
+    def _condemn(self, segment: Segment) -> None:
+        """Have *segment*, the oldest, removed once the copies of its jobs are on disk."""
+        del self._segments[segment.number]
+        self._finished_bytes -= segment.used
+        self._condemned.append((self._sequence, segment))
+
+    def upkeep(self) -> Upkeep | None:
+        """What is to be made and removed now, or None. One at a time."""
+        to_remove, self._litter = self._litter, []
+        while self._condemned and self._condemned[0][0] <= self._on_disk:
+            to_remove.append(self._condemned.popleft()[1])
+        to_make = []
+        wanted = 1 + len(self._jobs) * record.DELETE_SIZE // self._max_size
+        for _ in range(len(self._ahead), wanted):
+            to_make.append(Segment(self._next_number, self._max_size))
+            self._next_number += 1
+        return Upkeep(self._files, to_make, to_remove) if to_make or to_remove else None
+
+    def kept(self, upkeep: Upkeep) -> None:
+        """Note what *upkeep* has done."""
+        made = [*self._ahead, *upkeep.made]
+        self._ahead = deque(sorted([s for s in made if s.number > self._current.number], key=_number_of))
+        self._litter += [s for s in made if s.number <= self._current.number]
+        self._litter += upkeep.not_removed
+        if upkeep.error is not None:
+            self._note_full(upkeep.error)
+        elif self.is_full:
+            log.warning("journal: there is room for segments again")
+            self.is_full = False
+
+
+def _number_of(segment: Segment) -> int:
+    return segment.number

@@ -1,0 +1,115 @@
+"""The file layer: the few things a journal does to a directory.
+
+Small enough that a test can stand in for the disk, and forget, tear or refuse what a disk may.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final, Protocol
+
+MODE: Final = 0o600
+
+
+class Files(Protocol):
+    """The files of one directory, by name. Every method but `list` and `read` may block for long.
+
+    All raise OSError. What was written is on disk after `sync` of the file, what was created, renamed or
+    removed after `sync_directory`.
+    """
+
+    def list(self) -> list[str]:
+        """The names of all files."""
+
+    def read(self, name: str) -> bytes:
+        """All of the file *name*."""
+
+    def create(self, name: str, size: int) -> int:
+        """Make the file *name*, *size* bytes of zeros with room on disk for them, and open it; all or nothing."""
+
+    def open(self, name: str) -> int:
+        """Open the file *name* for writing."""
+
+    def write(self, handle: int, offset: int, data: bytes) -> None:
+        """Write all of *data* at *offset*."""
+
+    def truncate(self, handle: int, size: int) -> None:
+        """Cut the file to *size* bytes."""
+
+    def sync(self, handle: int) -> None:
+        """Wait until the file's bytes and size are on disk."""
+
+    def close(self, handle: int) -> None:
+        """Close the file."""
+
+    def remove(self, name: str) -> None:
+        """Remove the file *name*."""
+
+    def move(self, name: str, directory: str) -> None:
+        """Move the file *name* into the subdirectory *directory*, which is made if need be, durably."""
+
+    def sync_directory(self) -> None:
+        """Wait until creations and removals are on disk."""
+
+
+class Directory:
+    """The files of a directory of the operating system."""
+
+    def __init__(self, path: str) -> None:
+        self.path: str = path
+
+    def list(self) -> list[str]:
+        return [path.name for path in Path(self.path).iterdir()]
+
+    def read(self, name: str) -> bytes:
+        return Path(self.path, name).read_bytes()
+
+    def create(self, name: str, size: int) -> int:
+        path = Path(self.path, name)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, MODE)
+        try:
+            os.posix_fallocate(handle, 0, size)
+        except OSError:
+            os.close(handle)
+            path.unlink()
+            raise
+        return handle
+
+    def open(self, name: str) -> int:
+        return os.open(Path(self.path, name), os.O_RDWR | os.O_CLOEXEC)
+
+    def write(self, handle: int, offset: int, data: bytes) -> None:
+        written = os.pwrite(handle, data, offset)
+        while written < len(data):
+            written += os.pwrite(handle, memoryview(data)[written:], offset + written)
+
+    def truncate(self, handle: int, size: int) -> None:
+        os.ftruncate(handle, size)
+
+    def sync(self, handle: int) -> None:
+        os.fdatasync(handle)
+
+    def close(self, handle: int) -> None:
+        os.close(handle)
+
+    def remove(self, name: str) -> None:
+        Path(self.path, name).unlink()
+
+    def move(self, name: str, directory: str) -> None:
+        target = Path(self.path, directory)
+        target.mkdir(mode=0o700, exist_ok=True)
+        Path(self.path, name).rename(target / name)
+        _sync_directory(target)
+        self.sync_directory()
+
+    def sync_directory(self) -> None:
+        _sync_directory(Path(self.path))
+
+
+def _sync_directory(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,240 @@
+"""The journal's codec: segments and records as bytes, by docs/journal-format.md. No disk, no clock.
+
+A record is a fact about one job, one tube or the ids. Replaying all records of all segments in the order of
+their sequence numbers gives the state; a later fact about a job replaces an earlier one.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Final
+from zlib import crc32
+
+from greenstalk_server.job import Job
+from greenstalk_server.tube import Tube
+
+MAGIC: Final = b"GSJOURNL"
+VERSION: Final = 1
+
+JOB: Final = 1
+"""A job whole, its body included."""
+
+UPDATE: Final = 2
+"""A job's state, pri, delay, deadline and counts."""
+
+RESERVE: Final = 3
+"""A job was reserved, or its reservation timed out: its counts of both; it comes back ready."""
+
+DELETE: Final = 4
+PAUSE: Final = 5
+"""A tube's pause: its end and length; zeros end it."""
+
+IMPORT_BEGIN: Final = 6
+IMPORT_END: Final = 7
+IMPORT_UNDO: Final = 8
+"""Jobs that stand after an IMPORT_BEGIN count only once an IMPORT_END follows, and no more once an IMPORT_UNDO does."""
+
+_U32: Final = 2**32 - 1
+
+_SEGMENT: Final = struct.Struct("<8sI4sQQQ")
+"""magic, version, salt, number, first sequence number, next job id; a CRC-32 of these follows."""
+
+SEGMENT_HEADER_SIZE: Final = _SEGMENT.size + 4
+
+_PREFIX: Final = struct.Struct("<4sI")
+"""salt, CRC-32 of all that follows."""
+
+HEADER: Final = struct.Struct("<4sIIQB")
+"""The prefix; then length of the payload, sequence number, kind."""
+
+HEADER_SIZE: Final = HEADER.size
+PREFIX_SIZE: Final = _PREFIX.size
+
+JOB_FIELDS: Final = struct.Struct("<QIQQQQIIIIIBB")
+"""id, pri, delay, ttr, created_at, deadline, reserves, timeouts, releases, buries, kicks, state, length of name."""
+
+UPDATE_FIELDS: Final = struct.Struct("<QIQQIIIIIB")
+"""id, pri, delay, deadline, reserves, timeouts, releases, buries, kicks, state."""
+
+RESERVE_FIELDS: Final = struct.Struct("<QII")
+"""id, reserves, timeouts."""
+
+DELETE_FIELDS: Final = struct.Struct("<Q")
+PAUSE_FIELDS: Final = struct.Struct("<QQ")
+"""end, length; the name follows."""
+
+_JOB_RECORD: Final = struct.Struct("<IQB" + JOB_FIELDS.format[1:])
+_UPDATE_RECORD: Final = struct.Struct("<IQB" + UPDATE_FIELDS.format[1:])
+_RESERVE_RECORD: Final = struct.Struct("<IQB" + RESERVE_FIELDS.format[1:])
+_DELETE_RECORD: Final = struct.Struct("<IQB" + DELETE_FIELDS.format[1:])
+_OTHER_RECORD: Final = struct.Struct("<IQB")
+
+DELETE_SIZE: Final = HEADER_SIZE + DELETE_FIELDS.size
+UPDATE_SIZE: Final = HEADER_SIZE + UPDATE_FIELDS.size
+RESERVE_SIZE: Final = HEADER_SIZE + RESERVE_FIELDS.size
+
+SMALLEST_PAYLOAD: Final = {
+    JOB: JOB_FIELDS.size,
+    UPDATE: UPDATE_FIELDS.size,
+    RESERVE: RESERVE_FIELDS.size,
+    DELETE: DELETE_FIELDS.size,
+    PAUSE: PAUSE_FIELDS.size,
+    IMPORT_BEGIN: 0,
+    IMPORT_END: 0,
+    IMPORT_UNDO: 0,
+}
+"""By kind; every kind there is."""
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentHeader:
+    """The head of a segment.
+
+    salt            4 random bytes: each record of the segment starts with them, and their value is where its
+                    CRC starts from. So nothing that a client puts in a body, and nothing an older file left
+                    on the disk, can pass for a record.
+    number          of the segment, as in its file's name.
+    first_sequence  of the first record in it, if any comes.
+    next_id         above every job id given before.
+    """
+
+    salt: bytes
+    number: int
+    first_sequence: int
+    next_id: int
+
+    def encode(self) -> bytes:
+        """As the first SEGMENT_HEADER_SIZE bytes of the file."""
+        head = _SEGMENT.pack(MAGIC, VERSION, self.salt, self.number, self.first_sequence, self.next_id)
+        return head + crc32(head).to_bytes(4, "little")
+
+
+class BadSegment(Exception):
+    """A file's head is no segment header that this version reads; str() says why."""
+
+
+def decode_segment_header(data: bytes) -> SegmentHeader:
+    """The header at the start of *data*; raise BadSegment."""
+    if len(data) < SEGMENT_HEADER_SIZE:
+        raise BadSegment(f"only {len(data)} bytes, shorter than a header")
+    magic, version, salt, number, first_sequence, next_id = _SEGMENT.unpack_from(data)
+    if magic != MAGIC:
+        raise BadSegment("does not start as a segment of a journal does")
+    if crc32(data[: _SEGMENT.size]) != int.from_bytes(data[_SEGMENT.size : SEGMENT_HEADER_SIZE], "little"):
+        raise BadSegment("checksum of its header is wrong")
+    if version != VERSION:
+        raise BadSegment(f"format version {version}, and this server reads {VERSION}")
+    return SegmentHeader(salt, number, first_sequence, next_id)
+
+
+def job_size(job: Job) -> int:
+    """Bytes that a JOB record of *job* takes."""
+    return HEADER_SIZE + JOB_FIELDS.size + len(job.tube.name) + len(job.body)
+
+
+def pause_size(tube: Tube) -> int:
+    """Bytes that a PAUSE record of *tube* takes."""
+    return HEADER_SIZE + PAUSE_FIELDS.size + len(tube.name)
+
+
+class Encoder:
+    """Makes the records of one segment."""
+
+    __slots__ = ("_salt", "_seed")
+
+    def __init__(self, salt: bytes) -> None:
+        self._salt: bytes = salt
+        self._seed: int = seed_of(salt)
+
+    def job(self, job: Job, sequence: int) -> bytes:
+        """A JOB record of *job* as it is now."""
+        name, body = job.tube.name, job.body
+        length = JOB_FIELDS.size + len(name) + len(body)
+        try:
+            fields = _JOB_RECORD.pack(
+                length,
+                sequence,
+                JOB,
+                job.id,
+                job.pri,
+                job.delay,
+                job.ttr,
+                job.created_at,
+                job.deadline,
+                job.reserves,
+                job.timeouts,
+                job.releases,
+                job.buries,
+                job.kicks,
+                job.state,
+                len(name),
+            )
+        except struct.error:
+            _clamp_counts(job)
+            return self.job(job, sequence)
+        return self._seal(b"%b%b%b" % (fields, name, body))
+
+    def update(self, job: Job, sequence: int) -> bytes:
+        """An UPDATE record of *job* as it is now."""
+        try:
+            fields = _UPDATE_RECORD.pack(
+                UPDATE_FIELDS.size,
+                sequence,
+                UPDATE,
+                job.id,
+                job.pri,
+                job.delay,
+                job.deadline,
+                job.reserves,
+                job.timeouts,
+                job.releases,
+                job.buries,
+                job.kicks,
+                job.state,
+            )
+        except struct.error:
+            _clamp_counts(job)
+            return self.update(job, sequence)
+        return self._seal(fields)
+
+    def reserve(self, job: Job, sequence: int) -> bytes:
+        """A RESERVE record of *job* as it is now."""
+        try:
+            fields = _RESERVE_RECORD.pack(
+                RESERVE_FIELDS.size, sequence, RESERVE, job.id, job.reserves, job.timeouts
+            )
+        except struct.error:
+            _clamp_counts(job)
+            return self.reserve(job, sequence)
+        return self._seal(fields)
+
+    def delete(self, id: int, sequence: int) -> bytes:
+        """A DELETE record of the job *id*."""
+        return self._seal(_DELETE_RECORD.pack(DELETE_FIELDS.size, sequence, DELETE, id))
+
+    def pause(self, tube: Tube, sequence: int) -> bytes:
+        """A PAUSE record of *tube* as it is now."""
+        payload = PAUSE_FIELDS.pack(tube.paused_until, tube.pause) + tube.name
+        return self._seal(_OTHER_RECORD.pack(len(payload), sequence, PAUSE) + payload)
+
+    def mark(self, kind: int, sequence: int) -> bytes:
+        """A record that is its kind alone: IMPORT_BEGIN, IMPORT_END or IMPORT_UNDO."""
+        return self._seal(_OTHER_RECORD.pack(0, sequence, kind))
+
+    def _seal(self, rest: bytes) -> bytes:
+        return _PREFIX.pack(self._salt, crc32(rest, self._seed)) + rest
+
+
+def seed_of(salt: bytes) -> int:
+    """Where the CRCs of a segment with this *salt* start from."""
+    return int.from_bytes(salt, "little")
+
+
+def _clamp_counts(job: Job) -> None:
+    """Hold *job*'s counts, which may have passed what a record takes, to that."""
+    job.reserves = min(job.reserves, _U32)
+    job.timeouts = min(job.timeouts, _U32)
+    job.releases = min(job.releases, _U32)
+    job.buries = min(job.buries, _U32)
+    job.kicks = min(job.kicks, _U32)

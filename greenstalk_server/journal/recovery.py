@@ -1,0 +1,280 @@
+"""Replaying segments: from their bytes to jobs, pauses and a report of every kind of damage.
+
+Pure, and proof against any bytes: it never raises on what a file holds and never invents a job, since nothing
+counts whose CRC is wrong. What it does with each kind of damage is in docs/journal-format.md.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+from zlib import crc32
+
+from greenstalk_server.job import DELAYED, READY, RESERVED, Job
+from greenstalk_server.journal import record
+from greenstalk_server.journal.record import BadSegment, SegmentHeader
+from greenstalk_server.tube import Tube, is_tube_name
+
+_JOB_AT: Final = record.HEADER_SIZE
+_NAME_AT: Final = record.HEADER_SIZE + record.JOB_FIELDS.size
+_AFTER_PREFIX: Final = record.PREFIX_SIZE
+
+
+@dataclass(slots=True)
+class Damage:
+    """Something in a file that is not as it was written.
+
+    offset          where it begins, bytes from the start of the file.
+    bytes_lost      its length.
+    records_lost    how many records it held, by the sequence numbers around it; None if that cannot be told.
+    is_torn_tail    it is the end of the newest segment, as a crash in the middle of a write leaves it.
+    """
+
+    file: str
+    offset: int
+    bytes_lost: int
+    reason: str
+    records_lost: int | None = None
+    is_torn_tail: bool = False
+
+    def __str__(self) -> str:
+        lost = "" if self.records_lost is None else f", {self.records_lost} records"
+        return f"{self.file}: {self.reason} at offset {self.offset}: {self.bytes_lost} bytes{lost} lost"
+
+
+@dataclass(slots=True)
+class Replayed:
+    """One segment after its replay.
+
+    end     where its sound records end.
+    ids     the jobs it has a JOB record of, in their order.
+    """
+
+    file: str
+    header: SegmentHeader
+    end: int
+    ids: array[int]
+    records: int = 0
+
+
+@dataclass(slots=True)
+class Recovery:
+    """What the segments of a journal hold; fed one by one to `replay`, in the order of their numbers.
+
+    tube_of     gives the tube of a name, made if need be.
+    jobs        by id; empty at first, and filled. Their states are as last recorded till `settle`.
+    pauses      end and length by tube name, nanoseconds.
+    next_id     above every job id ever given.
+    highest_number  of any segment's file, whatever it holds.
+    sequence    of the last record.
+    is_import_open  after `settle`: an import had begun and not ended.
+    """
+
+    tube_of: Callable[[bytes], Tube]
+    jobs: dict[int, Job]
+    pauses: dict[bytes, tuple[int, int]] = field(default_factory=dict)
+    segments: list[Replayed] = field(default_factory=list)
+    damage: list[Damage] = field(default_factory=list)
+    next_id: int = 1
+    highest_number: int = 0
+    sequence: int = 0
+    records: int = 0
+    is_import_open: bool = False
+    _import_undo: dict[int, Job | None] | None = None
+
+    def replay(self, file: str, number: int, data: bytes, is_newest: bool) -> Replayed | None:
+        """Take in the segment *number*, whole; return what it was, or None if its head was not sound.
+
+        An empty or zeroed file is a segment that was made ahead of its use: it is nothing, and no damage.
+        """
+        self.highest_number = max(self.highest_number, number)
+        if not data.strip(b"\0"):
+            return None
+        try:
+            header = record.decode_segment_header(data)
+        except BadSegment as error:
+            self.damage.append(Damage(file, 0, len(data), str(error)))
+            return None
+        if header.number != number:
+            self.damage.append(Damage(file, 0, len(data), f"is a copy of segment {header.number}"))
+            return None
+        segment = Replayed(file, header, record.SEGMENT_HEADER_SIZE, array("Q"))
+        self._note_gap(segment)
+        self._replay_records(segment, data, is_newest)
+        self.next_id = max(self.next_id, header.next_id)
+        self.segments.append(segment)
+        self.records += segment.records
+        return segment
+
+    def settle(self, now: int) -> None:
+        """Finish: an import cut short is undone, reserved jobs and delayed ones that are due turn ready."""
+        self.is_import_open = self._import_undo is not None
+        self._undo_import()
+        for job in self.jobs.values():
+            if job.state == RESERVED or (job.state == DELAYED and job.deadline <= now):
+                job.state = READY
+        self.pauses = {name: pause for name, pause in self.pauses.items() if pause[0] > now}
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether nothing was lost but what a crash may tear."""
+        return all(damage.is_torn_tail for damage in self.damage)
+
+    def _note_gap(self, segment: Replayed) -> None:
+        lost = segment.header.first_sequence - self.sequence - 1
+        if self.segments and lost > 0:
+            reason = f"follows on {self.segments[-1].file} with a gap"
+            self.damage.append(Damage(segment.file, 0, 0, reason, lost))
+        self.sequence = max(self.sequence, segment.header.first_sequence - 1)
+
+    def _replay_records(self, segment: Replayed, data: bytes, is_newest: bool) -> None:
+        salt = segment.header.salt
+        seed, end, at = record.seed_of(salt), len(data), segment.end
+        view, unpack, header_size = memoryview(data), record.HEADER.unpack_from, record.HEADER_SIZE
+        sequence = self.sequence
+        apply, smallest = self._appliers(), record.SMALLEST_PAYLOAD
+        while at + header_size <= end:
+            marker, crc, length, number, kind = unpack(data, at)
+            stop = at + header_size + length
+            if marker != salt or stop > end or crc32(view[at + _AFTER_PREFIX : stop], seed) != crc:
+                at = self._skip_damage(segment, data, at, sequence, is_newest)
+                continue
+            if number > sequence and length >= smallest.get(kind, length + 1):
+                sequence = number
+                apply[kind](data, at, stop, segment)
+                segment.records += 1
+            else:
+                self.damage.append(Damage(segment.file, at, stop - at, f"record {number} repeated or unknown", 0))
+            at = stop
+            segment.end = at
+        self.sequence = sequence
+        if at < end and data[at:].strip(b"\0"):
+            self._note_tail(segment, at, end, is_newest)
+
+    def _skip_damage(self, segment: Replayed, data: bytes, at: int, sequence: int, is_newest: bool) -> int:
+        """Note what is wrong at *at*; return where the next sound record is, or the end of *data*."""
+        resume = self._next_sound(segment.header.salt, data, at + 1)
+        if resume is not None:
+            number = record.HEADER.unpack_from(data, resume)[3]
+            lost = max(0, number - sequence - 1)
+            self.damage.append(Damage(segment.file, at, resume - at, "damaged", lost))
+            return resume
+        if data[at:].strip(b"\0"):
+            self._note_tail(segment, at, len(data.rstrip(b"\0")), is_newest)
+        return len(data)
+
+    def _note_tail(self, segment: Replayed, at: int, end: int, is_newest: bool) -> None:
+        reason = "torn tail" if is_newest else "damaged to its end"
+        self.damage.append(Damage(segment.file, at, end - at, reason, is_torn_tail=is_newest))
+
+    def _next_sound(self, salt: bytes, data: bytes, at: int) -> int | None:
+        """The first place from *at* on where a sound record stands. Salts are random: few places get a CRC."""
+        seed, view = record.seed_of(salt), memoryview(data)
+        while (at := data.find(salt, at)) >= 0 and at + record.HEADER_SIZE <= len(data):
+            _, crc, length, _, kind = record.HEADER.unpack_from(data, at)
+            stop = at + record.HEADER_SIZE + length
+            is_whole = kind in record.SMALLEST_PAYLOAD and stop <= len(data)
+            if is_whole and crc32(view[at + _AFTER_PREFIX : stop], seed) == crc:
+                return at
+            at += 1
+        return None
+
+    # One method a kind of record: each is handed the file, where the record begins and ends, and its segment
+
+    def _appliers(self) -> dict[int, Callable[[bytes, int, int, Replayed], None]]:
+        return {
+            record.JOB: self._job,
+            record.UPDATE: self._update,
+            record.RESERVE: self._reserve,
+            record.DELETE: self._delete,
+            record.PAUSE: self._pause,
+            record.IMPORT_BEGIN: self._import_begin,
+            record.IMPORT_END: self._import_end,
+            record.IMPORT_UNDO: self._import_aborted,
+        }
+
+    def _job(self, data: bytes, at: int, stop: int, segment: Replayed) -> None:
+        (
+            id,
+            pri,
+            delay,
+            ttr,
+            created_at,
+            deadline,
+            reserves,
+            timeouts,
+            releases,
+            buries,
+            kicks,
+            state,
+            name_length,
+        ) = record.JOB_FIELDS.unpack_from(data, at + _JOB_AT)
+        body_at = at + _NAME_AT + name_length
+        name = data[at + _NAME_AT : body_at]
+        if not (READY <= state <= DELAYED and body_at <= stop and is_tube_name(name)):
+            return
+        tube = self.tube_of(name)
+        job = Job(id, tube, data[body_at:stop], pri, delay, ttr, created_at)
+        job.deadline = deadline
+        job.reserves = reserves
+        job.timeouts = timeouts
+        job.releases = releases
+        job.buries = buries
+        job.kicks = kicks
+        job.state = state
+        job.segment = segment.header.number
+        if self._import_undo is not None:
+            self._import_undo.setdefault(id, self.jobs.get(id))
+        self.jobs[id] = job
+        segment.ids.append(id)
+        if id >= self.next_id:
+            self.next_id = id + 1
+
+    def _update(self, data: bytes, at: int, stop: int, segment: Replayed) -> None:
+        fields = record.UPDATE_FIELDS.unpack_from(data, at + _JOB_AT)
+        job = self.jobs.get(fields[0])
+        if job is not None and READY <= fields[9] <= DELAYED:
+            (_, job.pri, job.delay, job.deadline) = fields[:4]
+            (job.reserves, job.timeouts, job.releases, job.buries, job.kicks, job.state) = fields[4:]
+
+    def _reserve(self, data: bytes, at: int, stop: int, segment: Replayed) -> None:
+        id, reserves, timeouts = record.RESERVE_FIELDS.unpack_from(data, at + _JOB_AT)
+        job = self.jobs.get(id)
+        if job is not None:
+            job.state = RESERVED
+            job.reserves = reserves
+            job.timeouts = timeouts
+
+    def _delete(self, data: bytes, at: int, stop: int, segment: Replayed) -> None:
+        (id,) = record.DELETE_FIELDS.unpack_from(data, at + _JOB_AT)
+        self.jobs.pop(id, None)
+        if id >= self.next_id:
+            self.next_id = id + 1
+
+    def _pause(self, data: bytes, at: int, stop: int, segment: Replayed) -> None:
+        until, length = record.PAUSE_FIELDS.unpack_from(data, at + _JOB_AT)
+        name = data[at + _JOB_AT + record.PAUSE_FIELDS.size : stop]
+        if until and is_tube_name(name):
+            self.pauses[name] = (until, length)
+        else:
+            self.pauses.pop(name, None)
+
+    def _import_begin(self, data: bytes, at: int, stop: int, segment: Replayed) -> None:
+        self._undo_import()
+        self._import_undo = {}
+
+    def _import_end(self, data: bytes, at: int, stop: int, segment: Replayed) -> None:
+        self._import_undo = None
+
+    def _import_aborted(self, data: bytes, at: int, stop: int, segment: Replayed) -> None:
+        self._undo_import()
+
+    def _undo_import(self) -> None:
+        for id, before in (self._import_undo or {}).items():
+            if before is None:
+                self.jobs.pop(id, None)
+            else:
+                self.jobs[id] = before
+        self._import_undo = None

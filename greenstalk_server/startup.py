@@ -1,0 +1,149 @@
+"""From a directory to a broker that has its jobs: recovery, and the import of beanstalkd's own files.
+
+Blocks; for the time before anyone is served.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Final
+
+from greenstalk_server.broker import Broker
+from greenstalk_server.exits import EXIT_BINLOG, StartError
+from greenstalk_server.job import BURIED, DELAYED, READY, Job
+from greenstalk_server.journal import beanstalkd, record
+from greenstalk_server.journal.beanstalkd import ImportedJob
+from greenstalk_server.journal.binlog import Binlog
+from greenstalk_server.journal.files import Files
+from greenstalk_server.journal.recovery import Recovery
+from greenstalk_server.journal.segment import name_of, numbers
+
+log = logging.getLogger(__name__)
+
+IMPORTED_DIRECTORY: Final = "beanstalkd-imported"
+IMPORT_BATCH: Final = 2**24
+"""Bytes of imported jobs that are written at a time."""
+
+PROGRESS_EVERY: Final = 1.0
+"""Seconds between two lines about a long recovery."""
+
+
+def recover(files: Files, broker: Broker, binlog: Binlog, now: int, is_strict: bool) -> None:
+    """Fill *broker*, new and empty, and have *binlog* go on where the files end; raise StartError.
+
+    With *is_strict*, damage beyond a torn tail is an error. beanstalkd's files, if there are some, are imported.
+    """
+    try:
+        recovery = replay_all(files, Recovery(broker.tube, broker.jobs))
+        if is_strict and not recovery.is_sound:
+            reasons = "; ".join(str(damage) for damage in recovery.damage)
+            raise StartError(f"--strict-recovery: the journal is damaged: {reasons}", EXIT_BINLOG)
+        _tidy(files, recovery)
+        recovery.settle(now)
+        binlog.begin(recovery, broker.jobs, broker.tubes)
+        next_id = max(recovery.next_id, _import_all(files, broker, binlog, now))
+    except OSError as error:
+        raise StartError(f"journal: {error}", EXIT_BINLOG) from error
+    broker.restore(recovery.pauses, next_id, now)
+
+
+def replay_all(files: Files, recovery: Recovery) -> Recovery:
+    """Replay every segment among *files* into *recovery*; log what was damaged and, if it takes long, how far it is."""
+    found = numbers(files.list())
+    newest = next((number for number in reversed(found) if not is_blank(files.read(name_of(number)))), None)
+    began = told = time.monotonic()
+    for done, number in enumerate(found, 1):
+        recovery.replay(name_of(number), number, files.read(name_of(number)), number == newest)
+        if time.monotonic() - told > PROGRESS_EVERY:
+            told = time.monotonic()
+            log.info("journal: %d of %d files read, %d jobs so far", done, len(found), len(recovery.jobs))
+    for damage in recovery.damage:
+        log.warning("journal: %s", damage)
+    if recovery.segments:
+        took = time.monotonic() - began
+        log.info("journal: %d records read in %.1f s, %d jobs", recovery.records, took, len(recovery.jobs))
+    return recovery
+
+
+def is_blank(data: bytes) -> bool:
+    """Whether a segment of *data* was made ahead of its use, and never used."""
+    return not data.strip(b"\0")
+
+
+def _tidy(files: Files, recovery: Recovery) -> None:
+    """Cut torn tails, and remove segments that were made ahead."""
+    used = {segment.file for segment in recovery.segments} | {damage.file for damage in recovery.damage}
+    for number in numbers(files.list()):
+        if name_of(number) not in used:
+            files.remove(name_of(number))
+    for segment in recovery.segments[-1:]:
+        handle = files.open(segment.file)
+        try:
+            files.truncate(handle, segment.end)
+            files.sync(handle)
+        finally:
+            files.close(handle)
+    files.sync_directory()
+
+
+# Taking over from beanstalkd
+
+
+def _import_all(files: Files, broker: Broker, binlog: Binlog, now: int) -> int:
+    """Take over beanstalkd's files, if there are some; return a number above every id they know.
+
+    All of it counts or none: the jobs stand between two marks, and the files stay until both are on disk.
+    """
+    names = beanstalkd.find(files.list())
+    if not names:
+        return 1
+    source = beanstalkd.Binlog()
+    for name in names:
+        source.read(name, files.read(name))
+    for warning in source.warnings():
+        log.warning("import from beanstalkd: %s", warning)
+    taken = source.jobs.keys() & broker.jobs.keys()
+    if taken:
+        raise StartError(
+            f"beanstalkd's files hold {len(taken)} jobs whose ids our journal has given too, {min(taken)} the first;"
+            " move them to a directory of their own, start a second server there, and drain it",
+            EXIT_BINLOG,
+        )
+    binlog.mark(record.IMPORT_BEGIN)
+    burials = max([job.deadline for job in broker.jobs.values() if job.state == BURIED], default=0)
+    for burial, imported in enumerate(source.jobs.values(), burials + 1):
+        _import(imported, burial, broker, binlog, now)
+    binlog.mark(record.IMPORT_END)
+    write_out(binlog)
+    for name in names:
+        files.move(name, IMPORTED_DIRECTORY)
+    log.info("imported %d jobs from beanstalkd's %d files, now in %s", len(source.jobs), len(names), IMPORTED_DIRECTORY)
+    return source.highest_id + 1
+
+
+def _import(imported: ImportedJob, burial: int, broker: Broker, binlog: Binlog, now: int) -> None:
+    created_at = min(imported.created_at, now)
+    tube = broker.tube(imported.tube)
+    job = Job(imported.id, tube, imported.body, imported.pri, imported.delay, imported.ttr, created_at)
+    job.reserves, job.timeouts, job.releases = imported.reserves, imported.timeouts, imported.releases
+    job.buries, job.kicks = imported.buries, imported.kicks
+    job.state = imported.state
+    if job.state == BURIED:
+        job.deadline = burial
+    elif job.state == DELAYED and imported.deadline > now:
+        job.deadline = imported.deadline
+    else:
+        job.state = READY
+    if not binlog.put(job):
+        raise StartError("no room on the disk to import beanstalkd's jobs", EXIT_BINLOG)
+    broker.jobs[job.id] = job
+    if binlog.pending_bytes > IMPORT_BATCH:
+        write_out(binlog)
+
+
+def write_out(binlog: Binlog) -> None:
+    """Write and sync all that *binlog* has been told, here and now; raise OSError."""
+    batch = binlog.take(is_synced=True)
+    batch.run()
+    binlog.done(batch)

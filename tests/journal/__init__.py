@@ -1,0 +1,1 @@
+"""Durability: codecs proof against any bytes, and directories that real servers wrote."""

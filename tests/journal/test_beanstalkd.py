@@ -1,0 +1,668 @@
+"""beanstalkd's binlog: files made by hand, damaged in every way, and directories that the real one wrote.
+
+The oracle for a directory is beanstalkd itself, restarted on a copy of it: what it says of each job by stats-job
+and peek, and the order in which it has the buried ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import struct
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import astuple, replace
+from pathlib import Path
+
+import greenstalk
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from greenstalk_server.job import BURIED, DELAYED, READY, RESERVED, SECOND, STATE_NAMES
+from greenstalk_server.journal.beanstalkd import Binlog, ImportedJob, find
+from greenstalk_server.tube import is_tube_name
+from tests.conformance.servers import Server, peer
+from tests.conformance.wire import Connection
+
+V5, V7 = 5, 7
+LENGTH = {V5: struct.Struct("<Q"), V7: struct.Struct("<i")}
+FIELDS = {V5: struct.Struct("<QI4xqqi4xqq5IB"), V7: struct.Struct("<QI4xqqi4xqq5IB3x")}
+UNIT = {V5: 1000, V7: 1}
+CREATED = 1_700_000_000_123_456_000
+INVALID = 0
+versions = pytest.mark.parametrize("version", [V5, V7])
+
+SMALL_FILES = ("-s", "4096")
+START_SECONDS = 20.0
+
+
+# Making files by hand
+
+
+def made(id: int, body: bytes = b"body", tube: bytes = b"default", state: int = READY, **changes: int) -> ImportedJob:
+    """A job as its records are to tell of it."""
+    job = ImportedJob(id, tube, body, 100, 0, 60 * SECOND, CREATED + id * 1000, 0, 1, 2, 3, 4, 5, state)
+    return replace(job, **changes)
+
+
+def start(version: int) -> bytes:
+    return struct.pack("<i", version)
+
+
+def short(version: int, job: ImportedJob, size: int | None = None, tube: bytes = b"") -> bytes:
+    """A short record, or with *tube* the head of a full one."""
+    unit = UNIT[version]
+    id, _, body, pri, delay, ttr, created_at, deadline, *counts, state = astuple(job)
+    if size is None:
+        size = len(body) + 2
+    times = (delay // unit, ttr // unit, size, created_at // unit, deadline // unit)
+    return LENGTH[version].pack(len(tube)) + tube + FIELDS[version].pack(id, pri, *times, *counts, state)
+
+
+def full(version: int, job: ImportedJob, end: bytes = b"\r\n") -> bytes:
+    head = short(version, job)[LENGTH[version].size :]
+    return LENGTH[version].pack(len(job.tube)) + job.tube + head + job.body + end
+
+
+def gone(version: int, job: ImportedJob) -> bytes:
+    return short(version, replace(job, state=INVALID))
+
+
+def read(*files: bytes) -> Binlog:
+    binlog = Binlog()
+    for number, data in enumerate(files, 1):
+        binlog.read(f"binlog.{number}", data)
+    return binlog
+
+
+def sample(version: int) -> tuple[bytes, list[ImportedJob]]:
+    """A small file with every kind of record, and the jobs it leaves, in order."""
+    jobs = [
+        made(1, b"", b"default"),
+        made(2, b"reserved", b"a-tube", RESERVED),
+        made(3, b"\0\r\n\0", b"/x;y.$_()+-0", BURIED),
+        made(4, b"later", b"default", DELAYED, delay=5 * SECOND, deadline=CREATED + 5 * SECOND, pri=2**32 - 1),
+        made(5, b"deleted"),
+        made(6, b"moved", b"t"),
+    ]
+    buried = replace(jobs[0], state=BURIED, pri=7, buries=9)
+    data = start(version) + b"".join(full(version, job) for job in jobs)
+    data += short(version, made(99)) + short(version, buried) + gone(version, jobs[4]) + full(version, jobs[5])
+    return data, [buried, replace(jobs[1], state=READY), jobs[2], jobs[3], jobs[5]]
+
+
+# Names of files
+
+
+def test_files_come_in_the_order_of_their_numbers() -> None:
+    names = ["binlog.10", "lock", "binlog.9", "binlog.2"]
+    assert find(names) == ["binlog.2", "binlog.9", "binlog.10"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["binlog", "binlog.", "binlog.0", "binlog.01", "binlog.-1", "binlog.1.gz", "xbinlog.1", "binlog.1\n", "binlog.٣"],
+)
+def test_a_name_that_beanstalkd_does_not_give_is_none_of_its(name: str) -> None:
+    assert find([name]) == []
+
+
+def test_a_name_of_many_digits_is_none_of_its() -> None:
+    assert find(["binlog." + "9" * 5000]) == []
+
+
+# Sound files
+
+
+@versions
+def test_every_state_and_kind_of_record(version: int) -> None:
+    data, jobs = sample(version)
+    binlog = read(data)
+    assert list(binlog.jobs.values()) == jobs
+    assert list(binlog.jobs) == [job.id for job in jobs]
+    assert (binlog.files, binlog.records, binlog.unknown, binlog.highest_id) == (1, 10, 1, 99)
+    assert binlog.warnings() == []
+
+
+@versions
+def test_a_zero_tail_of_any_length_ends_the_file(version: int) -> None:
+    data, jobs = sample(version)
+    for length in (1, 3, 4, 8, 80, 84, 4096):
+        binlog = read(data + bytes(length))
+        assert list(binlog.jobs.values()) == jobs
+        assert binlog.warnings() == []
+
+
+def test_a_change_in_a_later_file_counts() -> None:
+    job = made(1)
+    binlog = read(start(V7) + full(V7, job), start(V7) + short(V7, replace(job, state=BURIED, pri=3)))
+    assert binlog.jobs[1] == replace(job, state=BURIED, pri=3)
+
+
+def test_files_of_both_versions_make_one_directory() -> None:
+    job = made(1)
+    binlog = read(start(V5) + full(V5, job), start(V7) + short(V7, replace(job, state=BURIED)) + full(V7, made(2)))
+    assert list(binlog.jobs.values()) == [replace(job, state=BURIED), made(2)]
+    assert binlog.warnings() == []
+
+
+def test_a_repeated_full_record_replaces_and_keeps_its_place() -> None:
+    first, second = made(1), made(2)
+    moved = replace(first, state=BURIED, buries=77)
+    binlog = read(start(V7) + full(V7, first) + full(V7, second), start(V7) + full(V7, moved))
+    assert list(binlog.jobs.values()) == [moved, second]
+
+
+def test_a_job_never_seen_in_full_is_not_made_up_but_its_id_counts() -> None:
+    binlog = read(start(V7) + short(V7, made(41, state=BURIED)) + gone(V7, made(42)))
+    assert (binlog.jobs, binlog.unknown, binlog.highest_id, binlog.warnings()) == ({}, 2, 42, [])
+
+
+def test_the_id_of_a_deleted_job_counts() -> None:
+    assert read(start(V7) + full(V7, made(7)) + gone(V7, made(7))).highest_id == 7
+
+
+def test_a_deadline_counts_for_a_delayed_job_alone() -> None:
+    jobs = [made(id, state=state, deadline=CREATED) for id, state in enumerate((READY, RESERVED, BURIED, DELAYED), 1)]
+    binlog = read(start(V7) + b"".join(full(V7, job) for job in jobs))
+    assert [job.deadline for job in binlog.jobs.values()] == [0, 0, 0, CREATED]
+
+
+def test_the_longest_name_is_read() -> None:
+    name = b"n" * 200
+    assert read(start(V7) + full(V7, made(1, tube=name))).jobs[1].tube == name
+
+
+# Files that are not read
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"", "empty"),
+        (bytes(3), "zeroed"),
+        (bytes(4096), "zeroed"),
+        (bytes(4) + full(V7, made(1)), "unknown version 0"),
+        (start(6) + full(V7, made(1)), "unknown version 6"),
+        (start(-1), "unknown version -1"),
+        (b"\0\0\0\7" + bytes(80), "written on a big-endian machine"),
+        (b"\7\0", "unknown version 7"),
+    ],
+)
+def test_a_file_of_no_known_version_is_skipped_with_a_reason(data: bytes, reason: str) -> None:
+    binlog = read(data, start(V7) + full(V7, made(1)))
+    assert [str(skipped) for skipped in binlog.skipped] == [f"binlog.1: not read: {reason}"]
+    assert list(binlog.jobs) == [1]
+    assert binlog.files == 1
+
+
+@versions
+def test_a_file_that_was_never_written_is_no_damage(version: int) -> None:
+    for data in (start(version), start(version) + bytes(4092)):
+        binlog = read(data)
+        assert (binlog.files, binlog.jobs, binlog.warnings()) == (1, {}, [])
+
+
+# Damage
+
+
+@versions
+def test_torn_at_every_byte_it_keeps_the_records_before(version: int) -> None:
+    """Whether the file is cut or has zeros from there on."""
+    data, _ = sample(version)
+    whole = _ends(version)
+    for size in range(4, len(data)):
+        binlog = read(data[:size])
+        at = max(end for end in whole if end <= size)
+        assert binlog.records == whole.index(at)
+        assert astuple(read(data[:at]))[:2] == astuple(binlog)[:2]
+        if data[at:size].strip(b"\0"):
+            (damage,) = binlog.damage
+            assert (damage.offset, damage.is_torn_tail) == (at, True)
+        else:
+            assert not binlog.damage
+        _assert_sane(read(data[:size] + bytes(len(data) - size)), data)
+
+
+@versions
+def test_every_bit_flipped_loses_no_more_than_it_says_and_invents_nothing(version: int) -> None:
+    data, jobs = sample(version)
+    for bit in range(len(data) * 8):
+        flipped = bytearray(data)
+        flipped[bit // 8] ^= 1 << bit % 8
+        binlog = read(bytes(flipped))
+        _assert_sane(binlog, data)
+        assert binlog.skipped or binlog.damage or _differing(binlog, jobs) <= 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"state": 5},
+        {"state": INVALID},
+        {"id": 0},
+        {"id": 2**64 - 1},
+        {"tube": b"a tube"},
+        {"tube": b"-tube"},
+        {"tube": b"tube\0"},
+    ],
+)
+@versions
+def test_a_full_record_that_cannot_be_is_stepped_over_if_its_end_is_sure(version: int, change: dict[str, int]) -> None:
+    binlog = read(
+        start(version) + full(version, made(1)) + full(version, replace(made(2), **change)) + full(version, made(3))
+    )
+    assert list(binlog.jobs) == [1, 3]
+    (damage,) = binlog.damage
+    assert damage.offset == 4 + len(full(version, made(1)))
+    assert not damage.is_torn_tail
+
+
+@pytest.mark.parametrize("size", [-(2**31), -1, 0, 1, 100_000, 2**31 - 1])
+@versions
+def test_a_body_size_that_cannot_be_ends_the_file(version: int, size: int) -> None:
+    head = short(version, made(2), size, b"default")
+    binlog = read(start(version) + full(version, made(1)) + head + b"body\r\n" + full(version, made(3)))
+    assert list(binlog.jobs) == [1]
+    assert len(binlog.damage) == 1
+
+
+@pytest.mark.parametrize("length", [201, 2**31 - 1, -1, -(2**31)])
+def test_a_length_of_name_that_cannot_be_ends_the_file(length: int) -> None:
+    data = start(V7) + full(V7, made(1)) + struct.pack("<i", length) + full(V7, made(2))[4:]
+    binlog = read(data, start(V7) + full(V7, made(3)))
+    assert list(binlog.jobs) == [1, 3]
+    (damage,) = binlog.damage
+    assert (damage.file, damage.offset + damage.bytes_lost) == ("binlog.1", len(data))
+
+
+def test_a_body_without_its_end_is_kept_as_beanstalkd_shows_it_and_told_of() -> None:
+    zeroed = made(1, bytes(50))
+    binlog = read(start(V7) + full(V7, zeroed, b"\0\0") + full(V7, made(2)))
+    assert list(binlog.jobs.values()) == [zeroed, made(2)]
+    assert binlog.unended == {1}
+    assert "1: 1" in binlog.warnings()[0]
+
+
+def test_a_body_without_its_end_is_forgotten_with_its_job_or_once_it_is_whole() -> None:
+    torn = start(V7) + full(V7, made(1, bytes(50)), b"\0\0")
+    assert not read(torn, start(V7) + gone(V7, made(1, bytes(50)))).unended
+    assert not read(torn, start(V7) + full(V7, made(1, b"x" * 50))).unended
+
+
+@pytest.mark.parametrize(
+    ("change", "delay", "ttr"),
+    [
+        ({"ttr": 0}, 0, 1),
+        ({"ttr": -SECOND}, 0, 1),
+        ({"ttr": 60 * SECOND + 1000}, 0, 60),
+        ({"delay": -SECOND}, 0, 60),
+        ({"delay": 2**63 - 1}, 2**32 - 1, 60),
+    ],
+)
+@versions
+def test_an_impossible_duration_is_mended_if_the_body_vouches(
+    version: int, change: dict[str, int], delay: int, ttr: int
+) -> None:
+    binlog = read(start(version) + full(version, replace(made(1), **change)) + full(version, made(2)))
+    assert binlog.jobs[1] == made(1, delay=delay * SECOND, ttr=ttr * SECOND)
+    assert binlog.mended == {1}
+    assert "1: 1" in binlog.warnings()[0]
+    assert list(binlog.jobs) == [1, 2]
+
+
+def test_neither_possible_durations_nor_an_end_is_no_record() -> None:
+    nonsense = full(V7, made(1, ttr=12345), b"\0\0")
+    binlog = read(start(V7) + nonsense + full(V7, made(2)))
+    assert not binlog.jobs
+    assert binlog.damage[0].reason == "not a record"
+
+
+@pytest.mark.parametrize("change", [{"created_at": CREATED}, {"state": 9}])
+@versions
+def test_a_change_that_does_not_fit_its_job_is_stepped_over(version: int, change: dict[str, int]) -> None:
+    """Else one bit in an id would delete another job."""
+    wrong = replace(made(1, state=INVALID), **change)
+    binlog = read(start(version) + full(version, made(1)) + short(version, wrong) + full(version, made(2)))
+    assert list(binlog.jobs.values()) == [made(1), made(2)]
+    assert len(binlog.damage) == 1
+
+
+def test_a_change_of_another_size_and_impossible_durations_ends_the_file() -> None:
+    wrong = short(V7, made(1, state=BURIED, ttr=1), size=99)
+    binlog = read(start(V7) + full(V7, made(1)) + wrong + full(V7, made(2)))
+    assert list(binlog.jobs.values()) == [made(1)]
+
+
+def test_another_job_of_the_same_id_does_not_replace_the_first() -> None:
+    other = made(1, b"other", created_at=CREATED + 999_000)
+    binlog = read(start(V7) + full(V7, made(1)) + full(V7, other) + full(V7, made(2)))
+    assert list(binlog.jobs.values()) == [made(1), made(2)]
+    assert len(binlog.damage) == 1
+
+
+@versions
+def test_impossible_times_are_held_to_what_a_journal_takes(version: int) -> None:
+    extreme = 2**63 - 1
+    unit = UNIT[version]
+    jobs = [
+        made(1, state=DELAYED, deadline=extreme * unit, created_at=extreme * unit),
+        made(2, state=DELAYED, deadline=-(2**63) * unit, created_at=-(2**63) * unit),
+    ]
+    binlog = read(start(version) + b"".join(full(version, job) for job in jobs))
+    assert [(job.deadline, job.created_at) for job in binlog.jobs.values()] == [(extreme, extreme), (0, 0)]
+    assert binlog.mended >= {2}
+
+
+def test_what_looks_like_a_record_within_a_body_is_not_one() -> None:
+    """Even behind damage: no search for where the next record begins."""
+    bait = made(1, full(V7, made(666, tube=b"bait")))
+    damaged = b"\xff" * 4 + full(V7, bait)[4:]
+    assert list(read(start(V7) + full(V7, bait)).jobs) == [1]
+    assert not read(start(V7) + damaged).jobs
+
+
+@given(st.sampled_from([V5, V7, 0]), st.binary(max_size=400))
+@example(V7, bytes(300) + b"\1")
+@example(V5, bytes(300) + b"\1")
+def test_any_bytes_are_read_without_an_error(version: int, data: bytes) -> None:
+    binlog = read(start(version) + data if version else data)
+    _assert_sane(binlog, data)
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(-40, 40)), max_size=12))
+def test_records_shuffled_cut_and_doubled_are_read_without_an_error(pieces: list[tuple[int, int]]) -> None:
+    data, _ = sample(V7)
+    ends = _ends(V7)
+    shuffled = b"".join(data[max(0, ends[index] + shift) : ends[index + 1]] for index, shift in pieces)
+    _assert_sane(read(start(V7) + shuffled), data)
+
+
+def _ends(version: int) -> list[int]:
+    """Where the records of the sample end, the file's head first."""
+    names = {1: b"default", 2: b"a-tube", 3: b"/x;y.$_()+-0", 4: b"default", 5: b"default", 6: b"t"}
+    bodies = {1: 0, 2: 8, 3: 4, 4: 5, 5: 7, 6: 5}
+    shortest = LENGTH[version].size + FIELDS[version].size
+    sizes = [shortest + len(names[id]) + bodies[id] + 2 for id in names]
+    sizes += [shortest, shortest, shortest, sizes[5]]
+    return [4 + sum(sizes[:count]) for count in range(len(sizes) + 1)]
+
+
+def _assert_sane(binlog: Binlog, data: bytes) -> None:
+    """All jobs are such as a broker may have, and their names and bodies stood in *data*, but for one bit."""
+    for id, job in binlog.jobs.items():
+        assert id == job.id
+        assert 0 < id <= binlog.highest_id < 2**63
+        assert is_tube_name(job.tube)
+        assert _stands_in(data, job.tube)
+        assert job.state in (READY, DELAYED, BURIED)
+        assert 0 <= job.pri < 2**32
+        assert 0 <= job.delay < 2**32 * SECOND
+        assert SECOND <= job.ttr < 2**32 * SECOND
+        assert 0 <= job.created_at < 2**63
+        assert 0 <= job.deadline < 2**63
+    assert binlog.unended <= binlog.jobs.keys()
+    assert all(damage.bytes_lost > 0 for damage in binlog.damage)
+
+
+def _stands_in(data: bytes, name: bytes) -> bool:
+    """Whether *name*, one bit of it changed or none, has stood behind its own length in *data*."""
+    for version in (V5, V7):
+        at = data.find(LENGTH[version].pack(len(name)))
+        while at >= 0:
+            begin = at + LENGTH[version].size
+            stood = data[begin : begin + len(name)]
+            differing = int.from_bytes(stood) ^ int.from_bytes(name)
+            if len(stood) == len(name) and differing.bit_count() <= 1:
+                return True
+            at = data.find(LENGTH[version].pack(len(name)), at + 1)
+    return False
+
+
+def _differing(binlog: Binlog, jobs: Sequence[ImportedJob]) -> int:
+    """How many of *jobs* are not as they were."""
+    return sum(binlog.jobs.get(job.id) != job for job in jobs) + max(0, len(binlog.jobs) - len(jobs))
+
+
+# Directories that the real one wrote
+
+
+@contextlib.contextmanager
+def beanstalkd(directory: Path, *flags: str) -> Iterator[Server]:
+    """The real one on *directory*. Without Debian's package `beanstalkd` this fails, and says so."""
+    directory.mkdir(exist_ok=True)
+    server = Server(peer(), ("-b", str(directory), "-z", "300000", *flags))
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+@contextlib.contextmanager
+def client_of(server: Server, **options: str) -> Iterator[greenstalk.Client]:
+    with greenstalk.Client(server.address, encoding=None, **options) as client:
+        yield client
+
+
+def kill(server: Server) -> None:
+    """End this very process at once."""
+    os.kill(server.pid, signal.SIGKILL)
+
+
+def decoded(directory: Path) -> Binlog:
+    binlog = Binlog()
+    for name in binlog_files(directory):
+        binlog.read(name, (directory / name).read_bytes())
+    return binlog
+
+
+def binlog_files(directory: Path) -> list[str]:
+    return find(path.name for path in directory.iterdir())
+
+
+def assert_as_beanstalkd_has_it(directory: Path, copy: Path) -> Binlog:
+    """Hold what is decoded against what beanstalkd makes of a copy of the directory."""
+    shutil.copytree(directory, copy)
+    binlog = decoded(directory)
+    with beanstalkd(copy) as oracle, client_of(oracle) as client:
+        now = time.time_ns()
+        assert client.stats()["current-jobs-reserved"] == 0
+        states = ("ready", "delayed", "buried")
+        assert sum(client.stats()[f"current-jobs-{state}"] for state in states) == len(binlog.jobs)
+        for job in binlog.jobs.values():
+            assert _body(oracle, job.id) == job.body
+            _assert_stats(client.stats_job(job.id), job, now)
+        for tube in sorted({job.tube for job in binlog.jobs.values()}):
+            ids = [job.id for job in binlog.jobs.values() if (job.tube, job.state) == (tube, BURIED)]
+            assert _buried(client, tube) == ids
+    return binlog
+
+
+def _body(server: Server, id: int) -> bytes:
+    """The body as peek shows it, whatever stands where its CRLF should."""
+    connection = Connection(server.address, patience=5.0)
+    head, _, rest = connection.ask(b"peek %d" % id).partition(b"\r\n")
+    connection.close()
+    return rest[: int(head.split()[2])]
+
+
+def _assert_stats(stats: dict[str, object], job: ImportedJob, now: int) -> None:
+    is_delayed = job.state == DELAYED and job.deadline > now
+    expected = {
+        "id": job.id,
+        "tube": job.tube.decode(),
+        "state": STATE_NAMES[READY if job.state == DELAYED and not is_delayed else job.state],
+        "pri": job.pri,
+        "delay": job.delay // SECOND,
+        "ttr": job.ttr // SECOND,
+        "reserves": job.reserves,
+        "timeouts": job.timeouts,
+        "releases": job.releases,
+        "buries": job.buries + (job.state == BURIED),  # a restarted beanstalkd counts the burial anew
+        "kicks": job.kicks,
+    }
+    assert {key: stats[key] for key in expected} == expected
+    assert abs(int(str(stats["age"])) - (now - job.created_at) // SECOND) <= START_SECONDS
+    left = max(0, job.deadline - now) // SECOND if is_delayed else 0
+    assert abs(int(str(stats["time-left"])) - left) <= START_SECONDS
+
+
+def _buried(client: greenstalk.Client, tube: bytes) -> list[int]:
+    client.use(tube.decode())
+    ids: list[int] = []
+    with contextlib.suppress(greenstalk.NotFoundError):
+        while True:
+            ids.append(client.peek_buried().id)
+            client.kick(1)
+    return ids
+
+
+def change_all_ways(server: Server) -> None:
+    """Jobs in several tubes, in every state and by every way into it."""
+    for tube in ("default", "mail", "n" * 200, "/x;y.$_()+-0"):
+        with client_of(server, use=tube) as client:
+            for index in range(12):
+                client.put(b"%d in %s" % (index, tube.encode()), priority=index * 300, delay=0, ttr=1 + index * 50)
+            client.put(b"", priority=2**32 - 1, ttr=2**32 - 1)
+            client.put(bytes(range(256)) * 700, priority=0)
+            client.put(b"\r\n", delay=3600, ttr=0)
+            last = client.put(b"kicked", delay=2**31)
+            first = last - 15
+            client.kick_job(last)
+            for id in (first + 3, first + 1, first + 2, first + 4):
+                client.bury(client.reserve_job(id), priority=id)
+            client.kick_job(first + 2)
+            client.delete(first + 4)
+            client.release(client.reserve_job(first + 5), priority=5, delay=0)
+            client.release(client.reserve_job(first + 6), priority=6, delay=5000)
+            client.release(client.reserve_job(first + 7), priority=7, delay=1)
+            client.delete(client.reserve_job(first + 8))
+            client.delete(first + 9)
+            client.bury(client.reserve_job(first + 10), priority=1)
+            client.kick_job(first + 10)
+            client.bury(client.reserve_job(first + 10), priority=2)
+            client.reserve_job(first + 11)  # released when the connection ends
+
+
+def test_jobs_changed_in_every_way_and_a_clean_stop(tmp_path: Path) -> None:
+    with beanstalkd(tmp_path / "b", "-f", "0") as server:
+        change_all_ways(server)
+    binlog = assert_as_beanstalkd_has_it(tmp_path / "b", tmp_path / "copy")
+    assert len(binlog.jobs) == 4 * (16 - 3)
+    assert {job.state for job in binlog.jobs.values()} == {READY, DELAYED, BURIED}
+    assert binlog.highest_id == 64
+    assert binlog.warnings() == []
+
+
+def test_jobs_held_when_it_was_killed_come_back_ready(tmp_path: Path) -> None:
+    with beanstalkd(tmp_path / "b", "-f", "0") as server:
+        change_all_ways(server)
+        with client_of(server, use="held", watch="held") as client:
+            for _ in range(5):
+                client.put(b"held")
+            held = [client.reserve(timeout=0).id for _ in range(5)]
+            kill(server)
+    binlog = assert_as_beanstalkd_has_it(tmp_path / "b", tmp_path / "copy")
+    assert [binlog.jobs[id].state for id in held] == [READY] * 5
+
+
+def test_small_files_with_gaps_and_a_compacted_ancient_job(tmp_path: Path) -> None:
+    """Ancient jobs stay among many that come and go: beanstalkd writes them anew, and drops the old files."""
+    directory = tmp_path / "b"
+    with beanstalkd(directory, "-F", *SMALL_FILES) as server, client_of(server) as client:
+        ancient = [client.put(b"ancient %d" % index, priority=2**32 - 1, delay=3000) for index in range(20)]
+        client.kick_job(ancient[4])
+        client.bury(client.reserve_job(ancient[4]))
+        for index in range(3000):
+            id = client.put(b"x" * (index % 300))
+            if index % 50:
+                client.delete(id)
+            elif index % 100:
+                client.bury(client.reserve_job(id))
+        assert client.stats()["binlog-records-migrated"] > 0
+    numbers = [int(name.removeprefix("binlog.")) for name in binlog_files(directory)]
+    assert len(numbers) > 2
+    assert numbers[0] > 1
+    binlog = assert_as_beanstalkd_has_it(directory, tmp_path / "copy")
+    assert len(binlog.jobs) == 80
+    assert binlog.warnings() == []
+
+
+def test_a_directory_that_beanstalkd_took_up_again_and_again(tmp_path: Path) -> None:
+    directory = tmp_path / "b"
+    for turn in range(4):
+        with beanstalkd(directory, "-f", "0", *SMALL_FILES) as server:
+            with client_of(server, use=f"turn-{turn}") as client:
+                ids = [client.put(b"%d" % turn, delay=turn * 1000) for _ in range(30)]
+                for id in reversed(ids[10:20]):
+                    if turn:
+                        client.kick_job(id)
+                    client.bury(client.reserve_job(id), priority=turn)
+                with contextlib.suppress(greenstalk.NotFoundError):
+                    client.use(f"turn-{turn - 1}")
+                    client.kick(3)
+            if turn % 2:
+                kill(server)
+    binlog = assert_as_beanstalkd_has_it(directory, tmp_path / "copy")
+    assert len(binlog.jobs) == 120
+    assert binlog.files > 3
+
+
+def test_killed_under_load_it_has_every_job_that_was_acknowledged(tmp_path: Path) -> None:
+    directory = tmp_path / "b"
+    put: list[int] = []
+    deleted: list[int] = []
+
+    def load(server: Server) -> None:
+        with contextlib.suppress(OSError, ConnectionError, greenstalk.Error), client_of(server) as client:
+            while True:
+                put.append(client.put(b"x" * (len(put) % 500)))
+                if len(put) % 3 == 0:
+                    client.delete(put[-1])
+                    deleted.append(put[-1])
+
+    with beanstalkd(directory, "-f", "0", "-s", "65536") as server:
+        thread = threading.Thread(target=load, args=(server,))
+        thread.start()
+        until = time.monotonic() + 30
+        while len(put) < 1500 and time.monotonic() < until:
+            time.sleep(0.01)
+        kill(server)
+        thread.join(30)
+        assert not thread.is_alive()
+    assert len(put) >= 1500
+    binlog = assert_as_beanstalkd_has_it(directory, tmp_path / "copy")
+    missing = set(put) - set(deleted) - binlog.jobs.keys()
+    assert missing <= {put[-1]}  # its delete may have been written and not acknowledged
+    assert not set(deleted) & binlog.jobs.keys()
+    assert len(binlog.jobs.keys() - set(put)) <= 1  # written and not acknowledged
+
+
+@versions
+def test_beanstalkd_reads_files_made_by_hand_as_we_do(tmp_path: Path, version: int) -> None:
+    """So the files of these tests are what they say, and a damaged body is what beanstalkd shows."""
+    now = time.time_ns() // SECOND * SECOND
+    jobs = [
+        made(1, b"ready", created_at=now),
+        made(2, b"reserved", b"other", RESERVED, created_at=now),
+        made(9, b"buried", state=BURIED, created_at=now - 86400 * SECOND),
+        made(4, b"delayed", state=DELAYED, created_at=now, delay=500 * SECOND, deadline=now + 400 * SECOND),
+        made(5, b"due", state=DELAYED, created_at=now - 9 * SECOND, delay=SECOND, deadline=now - 8 * SECOND),
+        made(6, b"deleted", created_at=now),
+        made(7, b"buried later", state=BURIED, created_at=now),
+    ]
+    directory = tmp_path / "b"
+    directory.mkdir()
+    zeroed = made(8, bytes(40), created_at=now)
+    first = start(version) + b"".join(full(version, job) for job in jobs) + full(version, zeroed, b"\0\0") + bytes(999)
+    second = start(version) + gone(version, jobs[5]) + short(version, replace(jobs[0], state=BURIED, pri=1))
+    second += full(version, replace(jobs[6], pri=3)) + short(version, made(77)) + full(version, made(10))[:-9]
+    for number, data in {3: first, 11: second, 12: bytes(4096)}.items():
+        (directory / f"binlog.{number}").write_bytes(data)
+    binlog = assert_as_beanstalkd_has_it(directory, tmp_path / "copy")
+    assert list(binlog.jobs) == [1, 2, 9, 4, 5, 7, 8]
+    assert len(binlog.damage) == len(binlog.skipped) == len(binlog.unended) == 1

@@ -1,0 +1,99 @@
+"""Random bytes and random cuts: nothing raises, the cut never shows, and what is kept is bounded."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from greenstalk_server.protocol import MAX_LINE
+from tests.wire.talk import MARK, Talk, kept
+
+IDS = st.integers(0, 6).map(lambda id: b"%d" % id)
+NAMES = st.sampled_from([b"default", b"a", b"b"])
+BODIES = st.binary(max_size=40)
+PUTS = st.builds(lambda pri, body: b"put %d 0 60 %d\r\n%b" % (pri, len(body), body), st.integers(0, 2), BODIES)
+WITH_ID = st.sampled_from([b"delete", b"touch", b"peek", b"kick-job", b"reserve-job", b"stats-job"])
+WITH_NAME = st.sampled_from([b"use", b"watch", b"ignore", b"stats-tube"])
+BARE = [b"stats", b"list-tubes", b"list-tube-used", b"list-tubes-watched", b"peek-ready", b"peek-buried"]
+VALID = st.one_of(
+    PUTS,
+    st.builds(lambda verb, id: verb + b" " + id, WITH_ID, IDS),
+    st.builds(lambda verb, name: verb + b" " + name, WITH_NAME, NAMES),
+    st.builds(lambda id: b"release %b 1 0" % id, IDS),
+    st.builds(lambda id: b"bury %b 1" % id, IDS),
+    st.sampled_from([*BARE, b"reserve-with-timeout 0", b"kick 3"]),
+)
+FAULTS = [
+    b"",
+    b"\0",
+    b"\r\r",
+    b"stats\n",
+    b"put 0 0 60 3\r\nx",
+    b"put 0 0 60 1\r\nxyz",
+    b"a" * 223,
+    b"a" * 448,
+    b"a" * 700,
+]
+INVALID = st.binary(max_size=20) | st.sampled_from(FAULTS)
+LINES = st.lists(VALID | VALID | INVALID, max_size=30)
+CONVERSATIONS = LINES.map(lambda lines: b"".join([line + b"\r\n" for line in lines]))
+
+
+def cut_at(data: bytes, cuts: list[int]) -> list[bytes]:
+    """*data* in pieces, none empty."""
+    edges = sorted({0, len(data), *(cut % len(data) for cut in cuts)}) if data else []
+    return [data[start:end] for start, end in pairwise(edges)]
+
+
+@settings(max_examples=300, deadline=None)
+@given(CONVERSATIONS, st.lists(st.integers(0, 10_000), max_size=40))
+def test_where_the_bytes_are_cut_does_not_show(data: bytes, cuts: list[int]) -> None:
+    whole, cut = Talk(), Talk()
+    expected = whole.send(data) if data else b""
+    assert cut.send_all(cut_at(data, cuts)) == expected
+    assert whole.session.is_closing == cut.session.is_closing
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.binary(min_size=1, max_size=300) | CONVERSATIONS.filter(bool), max_size=15))
+def test_random_bytes_raise_nothing_and_little_is_kept(pieces: list[bytes]) -> None:
+    talk = Talk()
+    talk.broker.max_job_size = 100
+    for piece in pieces:
+        talk.send(piece)
+        assert talk.session.is_waiting or talk.session.is_closing or kept(talk.session) < MAX_LINE
+        if talk.session.is_closing:
+            break
+    talk.send_eof()
+    talk.close()
+    assert not talk.broker.clients
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.sampled_from([b"a" * 100, b"\r", b"\n", b"a", b"\0" * 150]), max_size=60))
+def test_a_line_without_an_end_keeps_less_than_a_line(pieces: list[bytes]) -> None:
+    talk = Talk()
+    for piece in pieces:
+        talk.send(piece)
+        assert kept(talk.session) < MAX_LINE
+    assert talk.send(b"x\r\n" + MARK).endswith(b"USING default\r\n")
+
+
+def test_a_body_too_big_is_not_kept() -> None:
+    talk = Talk()
+    talk.send(b"put 0 0 60 4294967295\r\n")
+    for _ in range(100):
+        talk.send(b"b" * 65536)
+        assert kept(talk.session) == 0
+
+
+def test_a_body_keeps_what_has_come_and_no_more_than_its_size() -> None:
+    talk = Talk()
+    talk.send(b"put 0 0 60 65535\r\n")
+    for _ in range(64):
+        talk.send(b"b" * 1000)
+    assert kept(talk.session) == 64_000
+    talk.send(b"b" * 10_000)
+    assert kept(talk.session) < MAX_LINE

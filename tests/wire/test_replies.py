@@ -1,0 +1,232 @@
+"""What each verb replies, however its bytes arrive, and that the stream goes on at the right byte behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.wire.talk import CUTS, MARK, MARKED, Talk
+
+Cut = Callable[[bytes], list[bytes]]
+
+PUT = b"put 0 0 60 1\r\nx\r\n"
+RESERVED = b"INSERTED 1\r\nRESERVED 1 1\r\nx\r\n"
+LONG = b"a" * 223
+BIGGEST = b"b" * 65535
+
+CONVERSATIONS: dict[str, tuple[bytes, bytes]] = {
+    # put
+    "put": (PUT, b"INSERTED 1\r\n"),
+    "put of nothing": (b"put 0 0 0 0\r\n\r\npeek 1\r\n", b"INSERTED 1\r\nFOUND 1 0\r\n\r\n"),
+    "body holds what looks like framing": (
+        b"put 0 0 60 9\r\nquit\r\n\r\n\0\r\npeek 1\r\n",
+        b"INSERTED 1\r\nFOUND 1 9\r\nquit\r\n\r\n\0\r\n",
+    ),
+    "put of the biggest": (b"put 0 0 60 65535\r\n" + BIGGEST + b"\r\n", b"INSERTED 1\r\n"),
+    "put too big": (b"put 0 0 60 65536\r\n" + BIGGEST + b"b\r\n" + PUT, b"JOB_TOO_BIG\r\nINSERTED 1\r\n"),
+    "put too big swallows whatever the body holds": (
+        b"put 0 0 60 65536\r\n" + b"stats\r\n" * 9362 + b"quit" + PUT,
+        b"JOB_TOO_BIG\r\nINSERTED 1\r\n",
+    ),
+    "put too big with garbage on the line": (
+        b"put 0 0 60 65536 x\r\n" + BIGGEST + b"b\r\n" + PUT,
+        b"JOB_TOO_BIG\r\nINSERTED 1\r\n",
+    ),
+    "put with garbage leaves the body to be read": (b"put 0 0 60 1 x\r\nx\r\n", b"BAD_FORMAT\r\nUNKNOWN_COMMAND\r\n"),
+    "put with bad numbers leaves the body to be read": (b"put a 0 60 1\r\nx\r\n", b"BAD_FORMAT\r\nUNKNOWN_COMMAND\r\n"),
+    "body too long goes on right behind": (
+        b"put 0 0 60 1\r\nxyzstats-foo\r\n" + PUT,
+        b"EXPECTED_CRLF\r\nBAD_FORMAT\r\nINSERTED 2\r\n",
+    ),
+    "body too short takes the next bytes": (
+        b"put 0 0 60 3\r\nx\r\nquitter\r\n" + PUT,
+        b"EXPECTED_CRLF\r\nUNKNOWN_COMMAND\r\nINSERTED 2\r\n",
+    ),
+    "body ended by CR and another": (b"put 0 0 60 1\r\nx\rx" + PUT, b"EXPECTED_CRLF\r\nINSERTED 2\r\n"),
+    "body ended by another and LF": (b"put 0 0 60 1\r\nxx\n" + PUT, b"EXPECTED_CRLF\r\nINSERTED 2\r\n"),
+    "a body of CRs": (b"put 0 0 60 2\r\n\r\r\r\npeek 1\r\n", b"INSERTED 1\r\nFOUND 1 2\r\n\r\r\r\n"),
+    # workers
+    "reserve": (PUT + b"reserve\r\n", RESERVED),
+    "reserve-with-timeout": (
+        b"reserve-with-timeout 0\r\n" + PUT + b"reserve-with-timeout 0\r\n",
+        b"TIMED_OUT\r\nINSERTED 1\r\nRESERVED 1 1\r\nx\r\n",
+    ),
+    "reserve inside the margin": (
+        b"put 0 0 1 0\r\n\r\nreserve\r\nreserve\r\nreserve-with-timeout 0\r\n",
+        b"INSERTED 1\r\nRESERVED 1 0\r\n\r\nDEADLINE_SOON\r\nDEADLINE_SOON\r\n",
+    ),
+    "reserve-job": (PUT + b"reserve-job 1\r\nreserve-job 1\r\n", RESERVED + b"NOT_FOUND\r\n"),
+    "delete": (PUT + b"delete 1\r\ndelete 1\r\n", b"INSERTED 1\r\nDELETED\r\nNOT_FOUND\r\n"),
+    "release": (
+        PUT + b"release 1 0 0\r\nreserve\r\nrelease 1 0 0\r\npeek-ready\r\n",
+        b"INSERTED 1\r\nNOT_FOUND\r\nRESERVED 1 1\r\nx\r\nRELEASED\r\nFOUND 1 1\r\nx\r\n",
+    ),
+    "release with a delay": (
+        PUT + b"reserve\r\nrelease 1 0 9\r\npeek-delayed\r\n",
+        RESERVED + b"RELEASED\r\nFOUND 1 1\r\nx\r\n",
+    ),
+    "bury": (
+        PUT + b"bury 1 0\r\nreserve\r\nbury 1 0\r\npeek-buried\r\n",
+        b"INSERTED 1\r\nNOT_FOUND\r\nRESERVED 1 1\r\nx\r\nBURIED\r\nFOUND 1 1\r\nx\r\n",
+    ),
+    "touch": (
+        PUT + b"touch 1\r\nreserve\r\ntouch 1\r\n",
+        b"INSERTED 1\r\nNOT_FOUND\r\nRESERVED 1 1\r\nx\r\nTOUCHED\r\n",
+    ),
+    # tubes
+    "use": (b"use a\r\nlist-tube-used\r\nuse default\r\n", b"USING a\r\nUSING a\r\nUSING default\r\n"),
+    "watch": (
+        b"watch a\r\nwatch a\r\nlist-tubes-watched\r\n",
+        b"WATCHING 2\r\nWATCHING 2\r\nOK 18\r\n---\n- default\n- a\n\r\n",
+    ),
+    "ignore": (
+        b"ignore default\r\nwatch a\r\nignore default\r\nignore b\r\nignore a\r\n",
+        b"NOT_IGNORED\r\nWATCHING 2\r\nWATCHING 1\r\nWATCHING 1\r\nNOT_IGNORED\r\n",
+    ),
+    "names that look like other YAML are not quoted": (
+        b"watch 123\r\nwatch null\r\nlist-tubes\r\n",
+        b"WATCHING 2\r\nWATCHING 3\r\nOK 27\r\n---\n- default\n- 123\n- null\n\r\n",
+    ),
+    "pause-tube": (
+        b"pause-tube default 5\r\npause-tube a 5\r\npause-tube -a 5\r\n",
+        b"PAUSED\r\nNOT_FOUND\r\nBAD_FORMAT\r\n",
+    ),
+    "a paused tube": (
+        PUT + b"pause-tube default 9\r\nreserve-with-timeout 0\r\n",
+        b"INSERTED 1\r\nPAUSED\r\nTIMED_OUT\r\n",
+    ),
+    # anyone
+    "peek": (b"peek 1\r\n" + PUT + b"peek 1\r\n", b"NOT_FOUND\r\nINSERTED 1\r\nFOUND 1 1\r\nx\r\n"),
+    "peek by state": (b"peek-ready\r\npeek-delayed\r\npeek-buried\r\n", b"NOT_FOUND\r\n" * 3),
+    "peek by state in another tube": (
+        PUT + b"use a\r\npeek-ready\r\npeek 1\r\nuse default\r\n",
+        b"INSERTED 1\r\nUSING a\r\nNOT_FOUND\r\nFOUND 1 1\r\nx\r\nUSING default\r\n",
+    ),
+    "kick": (
+        b"kick 9\r\nput 0 9 9 0\r\n\r\n" + PUT + b"reserve\r\nbury 2 0\r\nkick 9\r\nkick 9\r\nkick 9\r\n",
+        b"KICKED 0\r\nINSERTED 1\r\nINSERTED 2\r\nRESERVED 2 1\r\nx\r\nBURIED\r\nKICKED 1\r\nKICKED 1\r\nKICKED 0\r\n",
+    ),
+    "kick-job": (b"put 0 9 9 0\r\n\r\nkick-job 1\r\nkick-job 1\r\n", b"INSERTED 1\r\nKICKED\r\nNOT_FOUND\r\n"),
+    "stats-job of none": (b"stats-job 1\r\n", b"NOT_FOUND\r\n"),
+    "stats-tube of none": (b"stats-tube a\r\n", b"NOT_FOUND\r\n"),
+    # lines
+    "an empty line": (b"\r\n", b"UNKNOWN_COMMAND\r\n"),
+    "LF alone is data": (b"stats\nstats\r\nhello\nhello\r\n", b"BAD_FORMAT\r\nUNKNOWN_COMMAND\r\n"),
+    "CR alone is data": (b"hello\rhello\r\nstats\r\r\n", b"UNKNOWN_COMMAND\r\nBAD_FORMAT\r\n"),
+    "NUL": (b"hello\0\r\n", b"BAD_FORMAT\r\n"),
+    "the longest line": (
+        b"use " + b"n" * 200 + b"\r\nuse default\r\n",
+        b"USING " + b"n" * 200 + b"\r\nUSING default\r\n",
+    ),
+    "224 bytes": (b"a" * 222 + b"\r\n", b"UNKNOWN_COMMAND\r\n"),
+    "225 bytes": (LONG + b"\r\n", b"BAD_FORMAT\r\n"),
+    "a long line that begins like a command": (b"put 0 0 60 1" + b" " * 300 + b"\r\n", b"BAD_FORMAT\r\n"),
+    "a long line with stray CRs and LFs": (LONG + b"\r\r\n" + LONG + b"\n\r\r\r\n", b"BAD_FORMAT\r\n" * 2),
+    "a long line with NULs": (b"\0" * 1000 + b"\r\n", b"BAD_FORMAT\r\n"),
+    "a very long line": (b"a" * 100_000 + b"\r\n", b"BAD_FORMAT\r\n"),
+    "a line of CRs": (b"\r" * 500 + b"\n", b"BAD_FORMAT\r\n"),
+}
+
+BYTE_BY_BYTE_AT_MOST = 5000
+"""Longer conversations are cut in other ways only: each feed checks the broker."""
+
+
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("name", CONVERSATIONS)
+def test_replies_are_the_same_however_the_bytes_arrive(name: str, cut: Cut) -> None:
+    sent, replies = CONVERSATIONS[name]
+    talk = Talk()
+    pieces = (
+        cut(sent)
+        if len(sent) <= BYTE_BY_BYTE_AT_MOST
+        else [sent[:20], *cut(sent[20:40]), sent[40:-20], *cut(sent[-20:])]
+    )
+    assert talk.send_all(pieces) == replies
+    assert talk.send_all(cut(MARK)) == MARKED
+
+
+@pytest.mark.parametrize("trailing", [MARK, MARK + b"hello\r", MARK + b"put 0 0 60 5\r\nabc", MARK + MARK[:-2]])
+@pytest.mark.parametrize("name", CONVERSATIONS)
+def test_replies_are_the_same_with_trailing_data(name: str, trailing: bytes) -> None:
+    sent, replies = CONVERSATIONS[name]
+    assert Talk().send(sent + trailing) == replies + MARKED
+
+
+@pytest.mark.parametrize("length", [*range(220, 230), *range(445, 452), *range(669, 676)])
+@pytest.mark.parametrize("cut", CUTS)
+def test_a_line_of_any_length_gets_one_reply_and_costs_no_other_line(length: int, cut: Cut) -> None:
+    """CR falling on a multiple of 224 included, where beanstalkd loses the next command."""
+    expected = b"UNKNOWN_COMMAND\r\n" if length <= 224 else b"BAD_FORMAT\r\n"
+    assert Talk().send_all(cut(b"a" * (length - 2) + b"\r\n" + MARK)) == expected + MARKED
+
+
+@pytest.mark.parametrize("at", [0, 1, 222, 223, 224, 225, 447, 448, 449])
+@pytest.mark.parametrize("cut", CUTS)
+def test_a_stray_cr_in_a_long_line_stalls_nothing(at: int, cut: Cut) -> None:
+    line = bytearray(b"a" * 600 + b"\r\n")
+    line[at : at + 1] = b"\r"
+    assert Talk().send_all(cut(bytes(line) + MARK)) == b"BAD_FORMAT\r\n" + MARKED
+
+
+@pytest.mark.parametrize("lead", range(3))
+def test_a_long_line_is_answered_when_its_end_comes_and_not_before(lead: int) -> None:
+    talk = Talk()
+    assert talk.send(b"a" * (222 + lead)) == b""
+    assert talk.send(b"a" * 10_000 + b"\r") == b""
+    assert talk.send(b"\n" + MARK) == b"BAD_FORMAT\r\n" + MARKED
+
+
+def test_quit_says_nothing_and_serves_nothing_behind_it() -> None:
+    talk = Talk()
+    assert talk.send(MARK + b"quit\r\n" + MARK) == MARKED
+    assert talk.session.is_closing
+
+
+def test_max_job_size_is_the_brokers() -> None:
+    talk = Talk()
+    talk.broker.max_job_size = 3
+    assert talk.send(b"put 0 0 9 3\r\nabc\r\nput 0 0 9 4\r\nabcd\r\n") == b"INSERTED 1\r\nJOB_TOO_BIG\r\n"
+
+
+def test_a_journal_without_room_is_out_of_memory() -> None:
+    talk = Talk()
+    talk.broker.journal.put = lambda job: False  # type: ignore[method-assign]
+    assert talk.send(PUT + b"peek 1\r\n") == b"OUT_OF_MEMORY\r\nNOT_FOUND\r\n"
+
+
+# Ids, and the order of a put's checks
+
+
+def test_a_put_that_fails_uses_up_its_id_unless_it_is_too_big() -> None:
+    talk = Talk()
+    talk.send(b"put 0 0 9 1\r\nxyz" + b"put 0 0 9 65536\r\n" + b"b" * 65538 + b"put 0 0 9 1 x\r\nputput\r\n")
+    assert talk.send(PUT) == b"INSERTED 2\r\n"
+
+
+def test_ids_follow_the_order_of_put_headers() -> None:
+    first, second = Talk(), None
+    assert first.send(b"put 0 0 9 1\r\n") == b""
+    second = Talk(first.broker)
+    assert second.send(PUT) == b"INSERTED 2\r\n"
+    assert first.send(b"x\r\n") == b"INSERTED 1\r\n"
+    assert second.send(b"reserve\r\n") == b"RESERVED 1 1\r\nx\r\n"
+
+
+def test_a_disconnect_in_a_body_uses_up_an_id_and_leaves_no_job() -> None:
+    first = Talk()
+    first.send(b"put 0 0 9 10\r\nabc")
+    second = Talk(first.broker)
+    assert second.send(b"peek 1\r\n") == b"NOT_FOUND\r\n"
+    first.close()
+    assert second.send(PUT) == b"INSERTED 2\r\n"
+
+
+def test_draining_refuses_puts_alone_and_after_the_body() -> None:
+    talk = Talk()
+    talk.send(PUT)
+    talk.broker.drain()
+    assert talk.send(b"put 0 0 9 1\r\nx\r\nput 0 0 9 1\r\nxyz" + MARK) == b"DRAINING\r\nEXPECTED_CRLF\r\n" + MARKED
+    assert talk.send(b"put 0 0 9 65536\r\n" + b"b" * 65538) == b"JOB_TOO_BIG\r\n"
+    assert talk.send(b"reserve\r\nrelease 1 0 0\r\n") == b"RESERVED 1 1\r\nx\r\nRELEASED\r\n"
+    assert talk.broker.next_id == 4

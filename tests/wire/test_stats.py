@@ -1,0 +1,138 @@
+"""Counters per command, and the YAML to the byte."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.wire.talk import Talk
+
+COUNTED: dict[bytes, str] = {
+    b"put 0 0 9 0\r\n\r\n": "put",
+    b"put 0 0 9 1\r\nxxx": "put",
+    b"put 0 0 9 65536\r\n" + b"b" * 65538: "put",
+    b"put 0 0 9 0 x\r\n": "put",
+    b"peek 9\r\n": "peek",
+    b"peek-ready\r\n": "peek_ready",
+    b"peek-delayed\r\n": "peek_delayed",
+    b"peek-buried\r\n": "peek_buried",
+    b"reserve\r\n": "reserve",
+    b"reserve-with-timeout 0\r\n": "reserve_with_timeout",
+    b"delete 9\r\n": "delete",
+    b"release 9 0 0\r\n": "release",
+    b"use a\r\n": "use",
+    b"watch a\r\n": "watch",
+    b"ignore default\r\n": "ignore",
+    b"bury 9 0\r\n": "bury",
+    b"kick 9\r\n": "kick",
+    b"touch 9\r\n": "touch",
+    b"stats-job 9\r\n": "stats_job",
+    b"stats-tube a\r\n": "stats_tube",
+    b"list-tubes\r\n": "list_tubes",
+    b"list-tube-used\r\n": "list_tube_used",
+    b"list-tubes-watched\r\n": "list_tubes_watched",
+    b"pause-tube a 0\r\n": "pause_tube",
+    b"pause-tube -a 0\r\n": "pause_tube",
+    b"stats\r\n": "stats",
+}
+
+COUNTED_VERBS = (
+    "put", "peek", "peek-ready", "peek-delayed", "peek-buried", "reserve", "reserve-with-timeout", "delete", "release",
+    "use", "watch", "ignore", "bury", "kick", "touch", "stats", "stats-job", "stats-tube", "list-tubes",
+    "list-tube-used", "list-tubes-watched", "pause-tube",
+)  # fmt: skip
+"""In the order of the YAML."""
+
+NOT_COUNTED = [
+    b"put a 0 9 0\r\n", b"put 0 0 9\r\n", b"peek x\r\n", b"peek-readyx\r\n", b"reserve 0\r\n",
+    b"reserve-with-timeout -1\r\n", b"reserve-job 9\r\n",
+    b"delete x\r\n", b"release 9 0\r\n", b"use -a\r\n", b"watch -a\r\n", b"ignore -a\r\n", b"bury 9\r\n",
+    b"kick x\r\n", b"kick-job 9\r\n",
+    b"touch x\r\n", b"stats x\r\n", b"stats-job x\r\n", b"stats-tube -a\r\n", b"list-tubes \r\n",
+    b"pause-tube a\r\n", b"hello\r\n", b"quit\r\n",
+]  # fmt: skip
+
+
+def counts(talk: Talk) -> dict[str, int]:
+    counters = talk.broker.counters
+    return {name.removeprefix("cmd_"): getattr(counters, name) for name in counters.__slots__ if name[:4] == "cmd_"}
+
+
+@pytest.mark.parametrize(("sent", "counter"), COUNTED.items())
+def test_a_command_counts_once_its_arguments_have_parsed(sent: bytes, counter: str) -> None:
+    talk = Talk()
+    before = counts(talk)
+    talk.send(sent)
+    assert counts(talk) == before | {counter: 1}
+
+
+@pytest.mark.parametrize("sent", NOT_COUNTED)
+def test_what_has_no_counter_or_did_not_parse_counts_nowhere(sent: bytes) -> None:
+    talk = Talk()
+    before = counts(talk)
+    talk.send(sent)
+    assert counts(talk) == before
+
+
+@pytest.mark.parametrize(
+    ("sent", "producers", "workers"),
+    [
+        (b"put 0 0 9 0\r\n\r\n", 1, 0),
+        (b"put 0 0 9 5\r\n", 1, 0),
+        (b"put 0 0 9 0\r\nxx", 1, 0),
+        (b"put 0 0 9 65536\r\n", 0, 0),
+        (b"put 0 0 9 0 x\r\n", 0, 0),
+        (b"reserve\r\n", 0, 1),
+        (b"reserve-with-timeout 0\r\n", 0, 1),
+        (b"reserve 0\r\n", 0, 0),
+        (b"reserve-job 9\r\n", 0, 0),
+        (b"put 0 0 9 0\r\n\r\nreserve-job 1\r\n", 1, 1),
+        (b"delete 1\r\nstats\r\n", 0, 0),
+    ],
+)
+def test_who_is_a_producer_and_who_a_worker(sent: bytes, producers: int, workers: int) -> None:
+    talk = Talk()
+    talk.send(sent)
+    assert (talk.broker.producer_count, talk.broker.worker_count) == (producers, workers)
+    talk.close()
+    assert (talk.broker.producer_count, talk.broker.worker_count) == (0, 0)
+
+
+def test_stats_to_the_byte() -> None:
+    talk = Talk()
+    talk.send(b"put 1023 0 9 0\r\n\r\n")
+    talk.advance(61.5)
+    commands = "".join(f"cmd-{verb}: {int(verb in ('put', 'stats'))}\n" for verb in COUNTED_VERBS)
+    body = (
+        "---\ncurrent-jobs-urgent: 1\ncurrent-jobs-ready: 1\ncurrent-jobs-reserved: 0\ncurrent-jobs-delayed: 0\n"
+        f"current-jobs-buried: 0\n{commands}job-timeouts: 0\ntotal-jobs: 1\nmax-job-size: 65535\ncurrent-tubes: 1\n"
+        "current-connections: 1\ncurrent-producers: 1\ncurrent-workers: 0\ncurrent-waiting: 0\ntotal-connections: 1\n"
+        'pid: 1\nversion: "0"\nrusage-utime: 0.250000\nrusage-stime: 1.500000\nuptime: 61\nbinlog-oldest-index: 0\n'
+        "binlog-current-index: 0\nbinlog-records-migrated: 0\nbinlog-records-written: 0\nbinlog-max-size: 10485760\n"
+        'draining: false\nid: 0123456789abcdef\nhostname: "host"\nos: "os"\nplatform: "platform"\n'
+    ).encode()
+    assert talk.send(b"stats\r\n") == b"OK %d\r\n%b\r\n" % (len(body), body)
+    talk.broker.drain()
+    assert b"\ndraining: true\n" in talk.send(b"stats\r\n")
+
+
+def test_stats_tube_to_the_byte() -> None:
+    talk = Talk()
+    talk.send(b"use 123\r\nput 0 0 9 0\r\n\r\npause-tube 123 9\r\n")
+    talk.advance(0.5)
+    body = (
+        b'---\nname: "123"\ncurrent-jobs-urgent: 1\ncurrent-jobs-ready: 1\ncurrent-jobs-reserved: 0\n'
+        b"current-jobs-delayed: 0\ncurrent-jobs-buried: 0\ntotal-jobs: 1\ncurrent-using: 1\ncurrent-watching: 0\n"
+        b"current-waiting: 0\ncmd-delete: 0\ncmd-pause-tube: 1\npause: 9\npause-time-left: 8\n"
+    )
+    assert talk.send(b"stats-tube 123\r\n") == b"OK %d\r\n%b\r\n" % (len(body), body)
+
+
+def test_stats_job_to_the_byte() -> None:
+    talk = Talk()
+    talk.send(b"put 7 3 0 0\r\n\r\n")
+    talk.advance(0.5)
+    body = (
+        b'---\nid: 1\ntube: "default"\nstate: delayed\npri: 7\nage: 0\ndelay: 3\nttr: 1\ntime-left: 2\nfile: 0\n'
+        b"reserves: 0\ntimeouts: 0\nreleases: 0\nburies: 0\nkicks: 0\n"
+    )
+    assert talk.send(b"stats-job 1\r\n") == b"OK %d\r\n%b\r\n" % (len(body), body)
