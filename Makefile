@@ -11,12 +11,14 @@ PACKAGING := pyproject.toml greenstalk_server/__init__.py
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help run test check coverage bench clean
+.PHONY: help run test check coverage crash-test bench clean
 
 help:
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-run: $(VENV)/.installed  ## set up, then serve beanstalk on 11300 and the dashboard on 8080; ARGS="-p 11301" to differ
+run: ARGS ?= -b data
+run: $(VENV)/.installed  ## set up, then serve beanstalk on 11300 and the dashboard on 8080; ARGS="-b data -p 11301" to differ
+	@mkdir -p data
 	@exec $(BIN)/greenstalk-server $(ARGS)
 
 test: $(VENV)/.installed-dev  ## set up, then run every test
@@ -36,6 +38,9 @@ coverage: $(VENV)/.installed-dev  ## run every test, and show the lines that non
 	$(BIN)/coverage run -m pytest
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
+
+crash-test: $(VENV)/.installed-dev  ## set up, then kill a loaded server in ROUNDS=300 rounds, and audit each; SEED=1 to repeat
+	$(BIN)/python -m tests.crash --rounds $(or $(ROUNDS),300) $(if $(SEED),--seed $(SEED))
 
 bench: $(VENV)/.installed-dev  ## set up, then measure ours against beanstalkd
 	@$(call need,gcc,gcc libc6-dev)

@@ -9,7 +9,8 @@ Invariants, which `check` verifies:
 - No method switches greenlets, calls anything that does, or blocks; so the broker needs no lock.
 - Each job is in exactly one place: its tube's ready, delayed or buried jobs, or its holder's reserved ones.
 - Counters equal reality.
-- While a client waits, no tube that it watches has a ready job, unless that tube is paused.
+- While a client waits, no tube that it watches has a ready job, unless that tube is paused or a tick is due
+  to hand out what a slice left over.
 - A tube exists while it is used, watched or holds a job, and `default` always.
 - Every deadline ahead of us has an armed timer at or before it.
 
@@ -383,7 +384,7 @@ class Broker:
         return self._timers.soonest()
 
     def _tube_due(self, tube: Tube, now: int) -> None:
-        if tube.paused_until and tube.paused_until <= now:
+        if tube.paused_until <= now:
             tube.pause = tube.paused_until = 0
             self._hand_out(tube, now)
             self._drop_if_unneeded(tube)
@@ -424,7 +425,7 @@ class Broker:
         tube = job.tube
         if not tube.waiters or tube.paused_until > now:
             tube.add_ready(job)
-        elif tube.ready.count:  # a pause has ended, and no tick has come yet
+        elif tube.ready.count:  # a pause has ended, and no tick has come yet or a slice was not enough
             tube.add_ready(job)
             self._hand_out(tube, now)
         else:
@@ -470,13 +471,17 @@ class Broker:
     # Waiting
 
     def _hand_out(self, tube: Tube, now: int) -> None:
-        """Give ready jobs of *tube*, which is not paused, to the clients that wait for them, longest first."""
-        while tube.waiters:
-            job = tube.ready.first()
+        """Give ready jobs of *tube*, which is not paused, to the clients that wait for them, longest first.
+
+        A slice of them, and the rest at the next ticks.
+        """
+        for _ in range(SLICE):
+            job = tube.ready.first() if tube.waiters else None
             if job is None:
                 return
             tube.remove_ready(job)
             self._grant(job, next(iter(tube.waiters)), now)
+        self._arm(tube, now)
 
     def _grant(self, job: Job, client: Client, now: int) -> None:
         """End the wait of *client* with *job*, which is nowhere."""
@@ -546,7 +551,7 @@ class Broker:
         assert tube.using == sum(client.used is tube for client in clients)
         assert tube.watching == sum(tube.name in client.watched for client in clients)
         assert set(tube.waiters) == {c for c in clients if c.is_waiting and tube.name in c.watched}
-        assert not (tube.waiters and ready) or tube.paused_until
+        assert not (tube.waiters and ready) or tube.paused_until or tube.timer_at
         if delayed:
             assert 0 < tube.timer_at <= delayed[0].deadline
         if tube.paused_until:

@@ -22,6 +22,7 @@ from gevent.pywsgi import LoggingLogAdapter, WSGIServer
 
 from greenstalk_server import __version__
 from greenstalk_server.broker import Broker
+from greenstalk_server.check import check
 from greenstalk_server.clock import Clock, steady_clock
 from greenstalk_server.committer import Committer
 from greenstalk_server.exits import EXIT_OK, StartError
@@ -30,8 +31,8 @@ from greenstalk_server.journal.binlog import Binlog
 from greenstalk_server.journal.files import Directory
 from greenstalk_server.journal.lock import DirectoryLock
 from greenstalk_server.listeners import describe, open_listener, open_web_listener
-from greenstalk_server.memory import keep_collections_short
-from greenstalk_server.options import PROGRAM, Information, Options, parse
+from greenstalk_server.memory import collect_nothing, keep_collections_short
+from greenstalk_server.options import PROGRAM, Information, JournalCheck, Options, parse
 from greenstalk_server.process import drop_privileges, raise_file_limit, server_facts
 from greenstalk_server.server import Server
 from greenstalk_server.startup import recover
@@ -50,6 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(parsed, Information):
             print(parsed.text, end="")
             return EXIT_OK
+        if isinstance(parsed, JournalCheck):
+            return check(parsed.directory)
         _log_to_stderr(parsed.verbosity)
         _run(parsed, os.environ)
     except StartError as error:
@@ -75,6 +78,7 @@ def _run(options: Options, environ: Mapping[str, str]) -> None:
 
 def _serve(options: Options, listener: socket.socket, web_listener: socket.socket | None) -> None:
     """Serve on sockets that are bound, until SIGTERM or SIGINT; then stop in order."""
+    collect_nothing()
     clock = steady_clock()
     broker, committer = _queue(options, clock)
     server = Server(broker, [listener], clock, committer)

@@ -5,22 +5,27 @@ committer greenlet runs after all of them have had their turn, takes every recor
 it written, and synced if -f is 0, and then sends all replies. While one batch is on its way to the disk the
 next one gathers, so however many connections have work, each waits for two syncs at most.
 
-Whatever blocks runs in the hub's threadpool, so that the disk stalls nobody.
+Whatever blocks runs in a thread, so that the disk stalls nobody: batches and syncs in one native thread of
+their own, since the way to the hub's threadpool and back costs more CPU than all else about a batch; what is
+seldom, in the threadpool.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from typing import Final, Protocol
+from collections.abc import Callable
+from typing import Any, Final, Protocol
 
 import gevent
 from gevent import get_hub
 from gevent.event import Event
 from gevent.lock import BoundedSemaphore
+from greenlet import getcurrent
 
 from greenstalk_server.job import SECOND
-from greenstalk_server.journal.binlog import Batch, Binlog
+from greenstalk_server.journal.binlog import Batch, Binlog, Sync
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +42,7 @@ IDLE_PAUSE: Final = 0.005
 LONE_BATCHES: Final = 8
 QUICK_SYNC: Final = 0.001
 """After so many batches for one client alone, and while syncs take less than so many seconds on average, a sync
-runs in the loop itself: the way to the threadpool and back costs 0.1 to 0.2 ms, more than a good disk's sync."""
+runs in the loop itself: the way to a thread and back costs about as much as a good disk's sync."""
 
 
 class Holder(Protocol):
@@ -56,7 +61,9 @@ class Committer:
         self._wanted: Event = Event()
         self._upkeep_wanted: Event = Event()
         self._disk: BoundedSemaphore = BoundedSemaphore(1)
+        self._thread: DiskThread = DiskThread()
         self._greenlets: list[gevent.Greenlet] = []
+        self._is_lone: bool = False
         self._lone_batches: int = 0
         self._sync_time: float = QUICK_SYNC
 
@@ -68,11 +75,14 @@ class Committer:
         self.note_records()
 
     def stop(self) -> None:
-        """Write and sync what there is, release who waits, end. Switches."""
-        gevent.killall(self._greenlets)
-        self._greenlets = []
-        with self._disk:
-            self._commit(is_synced=self.binlog.sync_interval is not None)
+        """Write and sync what there is, release who waits, end. Switches, and blocks at last."""
+        with self._disk:  # so nothing is under way in the thread
+            gevent.killall(self._greenlets)
+            if self.binlog.trouble is not None:
+                self.binlog.record_anew()
+            if not self._commit(Batch.run, is_synced=self.binlog.sync_interval is not None):
+                log.error("journal: stopped with changes that are not on disk; none of them was acknowledged")
+        self._thread.stop()
 
     def hold(self, holder: Holder) -> None:
         """Have *holder* released when all records made so far are safe. Does not switch."""
@@ -91,17 +101,16 @@ class Committer:
                 gevent.sleep(RETRY_EVERY)
                 with self._disk:
                     self.binlog.record_anew()
-            if self._commit(is_synced=self.binlog.sync_interval == 0):
-                self._upkeep_wanted.set()
-            else:
+            if not self._commit(self._run, is_synced=self.binlog.sync_interval == 0):
                 self._wanted.set()
 
-    def _commit(self, is_synced: bool) -> bool:
-        """Write what there is, release who waited for it; False if the disk failed. Switches if it blocks."""
+    def _commit(self, run: Callable[[Batch], None], is_synced: bool) -> bool:
+        """Write what there is, release who waited for it; False if the disk failed. Switches if *run* does."""
         holders, self._holders = self._holders, []
+        self._is_lone = len(holders) == 1
         batch = self.binlog.take(is_synced)
         try:
-            self._run(batch, is_lone=len(holders) == 1)
+            run(batch)
         except OSError as error:
             self.binlog.failed(error)
             self._holders = holders + self._holders
@@ -109,20 +118,24 @@ class Committer:
         self.binlog.done(batch)
         for holder in holders:
             holder.release(self.binlog.safe)
-        if self.binlog.compact(max(COMPACTION_SHARE * batch.size, COMPACTION_SLICE)):
+        is_behind = self.binlog.compact(max(COMPACTION_SHARE * batch.size, COMPACTION_SLICE))
+        if is_behind or self.binlog.wants_upkeep:
             self._upkeep_wanted.set()
         return True
 
-    def _run(self, batch: Batch, is_lone: bool) -> None:
+    def _run(self, batch: Batch) -> None:
+        """Run *batch* where it stalls nobody. Switches if it blocks."""
+        if not batch.size:
+            return
         if not batch.blocks:
             batch.run()
             return
-        self._lone_batches = self._lone_batches + 1 if is_lone and not self._holders else 0
+        self._lone_batches = self._lone_batches + 1 if self._is_lone else 0
         if self._lone_batches > LONE_BATCHES and self._sync_time < QUICK_SYNC:
             self._run_timed(batch)
         else:
             with self._disk:
-                get_hub().threadpool.apply(self._run_timed, (batch,))
+                self._thread.call(self._run_timed, batch)
 
     def _run_timed(self, batch: Batch) -> None:
         began = time.perf_counter()
@@ -132,6 +145,8 @@ class Committer:
     def _sync_forever(self, interval: float) -> None:
         while True:
             gevent.sleep(interval / 2)
+            if self.binlog.has_records:  # reservations: no reply waited for them
+                self._wanted.set()
             if self.binlog.has_unsynced:
                 with self._disk:
                     self._sync()
@@ -141,7 +156,7 @@ class Committer:
         if sync is None:
             return
         try:
-            get_hub().threadpool.apply(sync.run)
+            self._thread.call(Sync.run, sync)
         except OSError as error:
             self.binlog.failed(error)
             self._wanted.set()
@@ -165,3 +180,52 @@ class Committer:
                 self._upkeep_wanted.set()
             if self.binlog.has_records:
                 self._wanted.set()
+
+
+class DiskThread:
+    """A native thread that runs one call at a time for the greenlet that asks."""
+
+    def __init__(self) -> None:
+        self._go: threading.Lock = threading.Lock()
+        self._go.acquire()
+        self._done: Any = get_hub().loop.async_()
+        self._asker: Any = None
+        self._task: Callable[[], None] | None = None
+        self._error: BaseException | None = None
+        self._thread: threading.Thread | None = None
+
+    def call(self, function: Callable[[Any], None], argument: Any) -> None:
+        """Run *function* of *argument* in the thread; raise what it raises. Switches till it is done."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
+            self._thread.start()
+            self._done.start(self._answer)
+        self._asker = getcurrent()
+        self._task = lambda: function(argument)
+        self._go.release()
+        get_hub().switch()
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def stop(self) -> None:
+        """End the thread; nothing may be under way. Does not switch."""
+        self._task = None
+        self._go.release()
+        self._done.stop()
+        self._done.close()
+
+    def _answer(self) -> None:
+        """Run by the loop when the thread has sent for it."""
+        self._asker.switch()
+
+    def _run(self) -> None:
+        while True:
+            self._go.acquire()
+            if self._task is None:
+                return
+            try:
+                self._task()
+            except BaseException as error:  # noqa: BLE001  it is raised where it was asked for
+                self._error = error
+            self._done.send()

@@ -1,10 +1,13 @@
-"""Why the daemon ends: beanstalkd's exit codes, and the error that carries one from wherever a start fails."""
+"""Why the command ends: beanstalkd's exit codes and ours, and the error that carries one from where a start fails."""
 
 from __future__ import annotations
 
 from typing import Final
 
 EXIT_OK: Final = 0
+EXIT_DAMAGED: Final = 1
+"""Of `journal check` alone: it has found damage."""
+
 EXIT_USAGE: Final = 5
 EXIT_BINLOG: Final = 10
 EXIT_NO_SUCH_USER: Final = 33

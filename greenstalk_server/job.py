@@ -119,10 +119,11 @@ class JobHeap:
 
     def first(self) -> Job | None:
         """The job with the smallest (rank, id), or None."""
-        entries = self.entries
+        entries, jobs = self.entries, self._jobs
         while entries:
-            job = self._live(entries[0])
-            if job is not None:
+            key = entries[0]
+            job = jobs.get(key & MAX_ID)
+            if job is not None and job.key == key and job.tube is self._tube:
                 return job
             heappop(entries)
         return None

@@ -1,13 +1,19 @@
-"""The garbage collector's manners: it must never walk over all jobs.
+"""The manners of the garbage collector and of malloc with a million jobs.
 
 A job is tracked by the collector, though it is in no cycle that outlives it. A full collection walks over
 every tracked object: 150 ms with a million jobs, in which nobody is served. So what has survived the two
 young generations is frozen, which takes no time, and never looked at again.
+
+What glibc's malloc has been given back stays with the process, as far as something above it is in use, until
+it is asked to trim its heap.
 """
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import resource
+from pathlib import Path
 from typing import Any, Final
 
 YOUNGEST: Final = 5_000
@@ -18,11 +24,19 @@ MIDDLE: Final = 10
 
 NEVER: Final = 1_000_000_000
 
+WORTH_A_TRIM: Final = 16 * 2**20
+"""Bytes that are free, and bytes that the process has grown by, before the heap is trimmed."""
+
+
+def collect_nothing() -> None:
+    """Stop collections while a journal is read: a million new jobs would be walked over again and again."""
+    gc.disable()
+
 
 def keep_collections_short() -> None:
     """Freeze what is there, and from now on whatever grows old. Call once, when all is set up."""
-    gc.collect()
     gc.freeze()
+    gc.enable()
     gc.set_threshold(YOUNGEST, MIDDLE, NEVER)
     gc.callbacks.append(_freeze_the_old)
 
@@ -30,3 +44,58 @@ def keep_collections_short() -> None:
 def _freeze_the_old(phase: str, info: dict[str, Any]) -> None:
     if phase == "stop" and info["generation"] == 1:
         gc.freeze()
+
+
+class _MallInfo(ctypes.Structure):
+    """struct mallinfo2 of malloc.h; fordblks is the bytes of all free blocks, trimmed ones too."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena",
+            "ordblks",
+            "smblks",
+            "hblks",
+            "hblkhd",
+            "usmblks",
+            "fsmblks",
+            "uordblks",
+            "fordblks",
+            "keepcost",
+        )
+    ]
+
+
+class Heap:
+    """glibc's heap; where there is another libc, or one older than 2.33, it does nothing."""
+
+    def __init__(self) -> None:
+        libc = ctypes.CDLL(None)
+        self._mallinfo: Any = getattr(libc, "mallinfo2", None)
+        self._malloc_trim: Any = getattr(libc, "malloc_trim", None)
+        if self._mallinfo is not None:
+            self._mallinfo.restype = _MallInfo
+        self._least_resident: int = _resident()
+
+    def give_back(self) -> None:
+        """Give free memory back to the system, if much is free and the process has grown: some ms then.
+
+        Free blocks do not say whether the system has their pages; so it takes both.
+        """
+        resident = _resident()
+        is_worth_it = self._free() > WORTH_A_TRIM and resident > self._least_resident + WORTH_A_TRIM
+        if is_worth_it:
+            self._malloc_trim(0)
+        self._least_resident = _resident() if is_worth_it else min(resident, self._least_resident)
+
+    def _free(self) -> int:
+        return int(self._mallinfo().fordblks) if self._mallinfo is not None else 0
+
+
+def _resident() -> int:
+    """Bytes of the process that are in memory (proc(5), statm); 0 where that is not told."""
+    try:
+        pages = Path("/proc/self/statm").read_text().split()[1]
+    except OSError:
+        return 0
+    return int(pages) * resource.getpagesize()

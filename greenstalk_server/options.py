@@ -23,6 +23,9 @@ from greenstalk_server import __version__
 from greenstalk_server.exits import EXIT_BINLOG, EXIT_LISTEN, EXIT_USAGE, StartError
 
 PROGRAM: Final = "greenstalk-server"
+JOURNAL: Final = "journal"
+"""The first argument that makes the command look at a journal instead of serving."""
+
 LARGEST_JOB_SIZE: Final = 2**30
 """beanstalkd's own limit on -z."""
 
@@ -42,6 +45,13 @@ class Information:
     """What `-h` or `-v` asked for: text to print instead of serving."""
 
     text: str
+
+
+@dataclass(frozen=True, slots=True)
+class JournalCheck:
+    """What `journal check DIR` asks for: a look at *directory* instead of serving."""
+
+    directory: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,16 +125,30 @@ class Definition:
     exit_code: int = EXIT_USAGE
 
 
-def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options | Information:
+def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options | Information | JournalCheck:
     """Read a command line, without the program's name, and an environment; raise UsageError for what is wrong.
 
     Reading is from left to right, as beanstalkd does it: `-v` after a bad flag is never reached.
     """
+    if argv and argv[0] == JOURNAL:
+        return _parse_journal(argv[1:])
     parser = _Parser(argv)
     if (information := parser.read_arguments()) is not None:
         return information
     parser.read_environment(environ)
     return parser.options()
+
+
+def _parse_journal(argv: Sequence[str]) -> JournalCheck | Information:
+    """Read what follows `journal`: `check` and a directory."""
+    match [argument for argument in argv if argument not in ("-h", "--help")]:
+        case arguments if len(arguments) < len(argv):
+            return Information(usage())
+        case ["check", directory] if directory and not directory.startswith("-"):
+            return JournalCheck(directory)
+        case arguments:
+            given = " ".join(map(_shown, (JOURNAL, *arguments)))
+            raise UsageError(f"{given}: must be `{JOURNAL} check DIR`")
 
 
 def usage() -> str:
@@ -322,19 +346,24 @@ DEFINITIONS: Final = (
 
 HEADLINE: Final = f"""\
 Use: {PROGRAM} [OPTIONS]
+     {PROGRAM} journal check DIR
 
 A job queue that speaks the beanstalk protocol, in beanstalkd's place: same port, same flags, same replies,
 and a dashboard from the same process.
+
+`journal check` tells what the binlog directory DIR holds, and what in it is damaged. It writes nothing,
+and a server may be running there.
 """
 
 FOOTER: Final = """\
 Signals: SIGTERM and SIGINT stop in order; SIGUSR1 drains: put answers DRAINING, the rest goes on.
 Started by a systemd socket unit, it serves the socket handed to it, and -l and -p are ignored.
-Exit codes: 0 stopped or answered; 5 usage; 10 binlog directory missing or locked; 33 no such user;
-34 not allowed to become the user; 111 cannot listen.
+Exit codes: 0 stopped or answered; 1 journal check found damage; 5 usage; 10 binlog directory missing,
+locked, unreadable or refused; 33 no such user; 34 not allowed to become the user; 111 cannot listen.
 
 Examples:
   greenstalk-server                            beanstalk on 0.0.0.0:11300, dashboard on 127.0.0.1:8080
+  greenstalk-server -b /var/lib/greenstalk     the same, and jobs survive a restart
   greenstalk-server -l 127.0.0.1 -p 11301 --no-web
   greenstalk-server -l unix:/run/greenstalk.sock -u nobody
 """

@@ -96,9 +96,11 @@ class UnknownCommand(ProtocolError):
 
 def parse(line: bytes) -> Command:
     """The command in *line*, which has at most 222 bytes, no CRLF, and is not in `known`; raise ProtocolError."""
+    verb, space, rest = line.partition(b" ")
+    if verb in _TAKE_AN_ID and len(rest) < 20 and rest.isdigit():
+        return (verb, int(rest))
     if b"\0" in line:
         raise BadFormat
-    verb, space, rest = line.partition(b" ")
     parser = _WITH_ARGUMENTS.get(verb) if space else None
     if parser is None:
         return _parse_by_prefix(line)
@@ -160,8 +162,6 @@ def _parse_put(verb: bytes, rest: bytes) -> Command:
 
 
 def _parse_id(verb: bytes, rest: bytes) -> Command:
-    if len(rest) < 20 and rest.isdigit():
-        return (verb, int(rest))
     return (verb, _number(_fully(_id, rest)[1], _U64))
 
 
@@ -232,6 +232,8 @@ _WITH_ARGUMENTS: Final[dict[bytes, _Parser]] = {
     PAUSE_TUBE: _parse_pause,
 }
 """By the verb before a line's first space."""
+
+_TAKE_AN_ID: Final = frozenset(verb for verb, parser in _WITH_ARGUMENTS.items() if parser is _parse_id)
 
 _PREFIXES: Final[tuple[tuple[bytes, _Parser], ...]] = (
     (PEEK_READY, _parse_bare),

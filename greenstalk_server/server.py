@@ -10,6 +10,7 @@ Methods say if they may switch greenlets.
 from __future__ import annotations
 
 import logging
+import select
 import socket
 from typing import Any, Final
 
@@ -25,6 +26,7 @@ from greenstalk_server.clock import Clock
 from greenstalk_server.committer import Committer
 from greenstalk_server.job import SECOND
 from greenstalk_server.journal import Journal
+from greenstalk_server.memory import Heap
 from greenstalk_server.session import Session
 
 log = logging.getLogger(__name__)
@@ -34,6 +36,9 @@ RECEIVE_AT_MOST: Final = 65536
 
 STOP_GRACE: Final = 10.0
 """Seconds that replies under way have to leave when the server stops."""
+
+HOUSEKEEPING_EVERY: Final = 2.0
+"""Seconds."""
 
 SLEEP_AT_MOST: Final = 3600.0
 """Seconds the ticker sleeps; a deadline may be a century away, which no timer takes."""
@@ -63,11 +68,13 @@ class Server:
         self._committer: Committer | None = committer
         self._listeners: list[_Listener] = [_Listener(sock, self._handle, spawn=gevent.spawn_raw) for sock in listeners]
         self._ticker: Ticker = Ticker(broker, clock)
+        self._housekeeper: gevent.Greenlet | None = None
         self._is_stopped: Event = Event()
 
     def start(self) -> None:
         """Begin to accept connections. Does not switch."""
         self._ticker.start()
+        self._housekeeper = gevent.spawn(self._keep_house)
         if self._committer is not None:
             self._committer.start()
         for listener in self._listeners:
@@ -89,6 +96,8 @@ class Server:
         for connection in list(self.connections):
             connection.kill()
         self._ticker.stop()
+        if self._housekeeper is not None:
+            self._housekeeper.kill()
         if self._committer is not None:
             self._committer.stop()
         self._is_stopped.set()
@@ -97,6 +106,16 @@ class Server:
         """Start, and return when `stop` has been called. Switches."""
         self.start()
         self._is_stopped.wait()
+
+    def _keep_house(self) -> None:
+        """See to what nobody tells us of: memory that has become free, and peers that are gone while not read."""
+        heap = Heap()
+        while True:
+            gevent.sleep(HOUSEKEEPING_EVERY)
+            heap.give_back()
+            for connection in [connection for connection in self.connections if connection.is_deaf]:
+                if connection.has_lost_its_peer():
+                    connection.kill()
 
     def _handle(self, sock: socket.socket, address: object) -> None:
         connection = Connection(self.broker, sock, address, self.clock, self._committer)
@@ -177,19 +196,28 @@ class Connection:
         socket.recv: 9.2 instead of 17.6 us of CPU a command. The Event is linked to the same switch.
         """
         sleep, session, event, journal = get_hub().switch, self._session, self._event, self._journal
+        clock, recv = self._clock, self._sock.recv
         self._watcher.start(self._greenlet.switch)
         event.rawlink(self._greenlet.switch)
         while not (session.is_closing or self._is_stopping):
-            woken_by = sleep()
-            if woken_by is not event and event.is_set():
+            woken_by, promised = sleep(), journal.promised
+            if woken_by is event:
+                out = self._on_event()
+            elif event.is_set():
                 continue  # its own wake-up is on the way; nothing may overtake it
-            promised = journal.promised
-            out = self._on_event() if woken_by is event else self._on_readable()
-            if out is None or (out and not self._deliver(out, journal.promised != promised)):
+            else:
+                try:
+                    data = recv(RECEIVE_AT_MOST)
+                except BlockingIOError:
+                    continue
+                except OSError:
+                    return
+                out = session.receive(data, clock()) if data else session.receive_eof(clock())
+            if out and not self._deliver(out, journal.promised != promised):
                 return
             if session.has_more and not self._serve_rest():
                 return
-            if not session.wants_input:
+            if session.is_waiting and not session.wants_input:
                 self._watcher.stop()
         self._finish()
 
@@ -198,6 +226,17 @@ class Connection:
         self._is_stopping = True
         if not self._is_busy and not self._held:
             self.kill()
+
+    @property
+    def is_deaf(self) -> bool:
+        """Whether it is parked in a reserve, and not read since it has sent too much already."""
+        return self._session.is_waiting and not self._watcher.active
+
+    def has_lost_its_peer(self) -> bool:
+        """Whether the connection is broken, though nobody reads it."""
+        poll = select.poll()
+        poll.register(self._sock.fileno(), 0)  # errors and hang-ups are reported unasked
+        return bool(poll.poll(0))
 
     def kill(self) -> None:
         """Close now. Does not switch."""
@@ -235,24 +274,12 @@ class Connection:
 
     # In the connection's own greenlet
 
-    def _on_readable(self) -> bytes | None:
-        """Serve what has come; return the replies, or None if the peer is gone. Does not switch."""
-        try:
-            data = self._sock.recv(RECEIVE_AT_MOST)
-        except BlockingIOError:
-            return b""
-        except OSError:
-            return None
-        if data:
-            return self._session.receive(data, self._clock())
-        return self._session.receive_eof(self._clock())
-
-    def _on_event(self) -> bytes | None:
+    def _on_event(self) -> bytes:
         """Go on after the Event: replies left unsent, or the end of a wait. Switches if there are some."""
         self._event.clear()
         self._event.rawlink(self._greenlet.switch)
         if self._unsent and not self._send_unsent():
-            return None
+            return b""  # the peer is gone, and the next recv will say so
         out = self._session.resume(self._clock()) if self._session.is_woken else b""
         if not self._watcher.active and self._session.wants_input and len(self._held) < HELD_AT_MOST:
             self._watcher.start(self._greenlet.switch)

@@ -135,10 +135,13 @@ class Session:
         self._out_size = 0
         if self._is_long_line:
             pos = self._go_on_with_long_line(data, pos, out)
+        size = len(data)
         for _ in COMMAND_SLICE:
+            if pos == size:
+                break
             end = data.find(CRLF, pos, pos + MAX_LINE)
             if end < 0:
-                if len(data) - pos < MAX_LINE:
+                if size - pos < MAX_LINE:
                     break
                 self._is_long_line = True
                 pos = self._go_on_with_long_line(data, pos, out)
@@ -161,7 +164,7 @@ class Session:
                 break
         else:
             self.has_more = True
-        if pos < len(data):
+        if pos < size:
             self._rest = data[pos:]
         if self._is_eof and not self.has_more:
             self.is_closing = True

@@ -78,6 +78,8 @@ function show(overview) {
   byId("filtered-out").hidden = !overview.is_filtered_out;
   byId("unused").hidden = !overview.is_unused;
   byId("draining").hidden = !overview.is_draining;
+  setText(byId("trouble-reason"), overview.trouble);
+  byId("trouble").hidden = !overview.trouble;
 }
 
 // A page opened as http://user:password@host/ must not pass these on: fetch refuses such an address.

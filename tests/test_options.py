@@ -32,6 +32,7 @@ def test_defaults() -> None:
         user=None,
         max_job_size=65535,
         verbosity=0,
+        strict_recovery=False,
         web_host="127.0.0.1",
         web_port=8080,
         web_enabled=True,
@@ -65,6 +66,7 @@ def test_defaults() -> None:
         (["--web-host", "127.8.9.10"], "web_host", "127.8.9.10"),
         (["--web-port=0"], "web_port", 0),
         (["--no-web"], "web_enabled", False),
+        (["--strict-recovery"], "strict_recovery", True),
     ],
 )
 def test_a_flag_sets_its_field_and_no_other(argv: list[str], field: str, value: object) -> None:

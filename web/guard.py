@@ -32,10 +32,10 @@ SECURITY_HEADERS: Final = {
 
 SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 
-WITHOUT_PASSWORD: Final = frozenset({"static", "healthz"})
-"""Endpoints that tell nothing of the queue: the look of the page that asks for a password, and a health check."""
+WITHOUT_PASSWORD: Final = frozenset({"static", "healthz", "readyz"})
+"""Endpoints that tell nothing of the jobs: the look of the page that asks for a password, and health checks."""
 
-ANY_HOST: Final = frozenset({"healthz"})
+ANY_HOST: Final = frozenset({"healthz", "readyz"})
 """Endpoints for platforms, which call them by whatever name they like."""
 
 _host_header: Final = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9._-]+))(?::[0-9]{1,5})?")

@@ -135,6 +135,7 @@ class Overview:
     is_filtered_out there are tubes, but the filter passes none.
     is_unused       no job was ever put, and none is there.
     is_draining     puts are refused.
+    trouble         why the journal cannot be written, and so puts are refused; empty if it can.
     """
 
     server: Mapping[str, str]
@@ -144,6 +145,7 @@ class Overview:
     is_filtered_out: bool
     is_unused: bool
     is_draining: bool
+    trouble: str
 
 
 def overview(broker: Broker, query: str, now: int) -> Overview:
@@ -160,6 +162,7 @@ def overview(broker: Broker, query: str, now: int) -> Overview:
         is_filtered_out=not page,
         is_unused=not stats.total_jobs and not broker.jobs,
         is_draining=stats.draining,
+        trouble=broker.journal.trouble or "",
     )
 
 

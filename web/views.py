@@ -23,6 +23,7 @@ class Views:
         app.add_url_rule("/", "overview", self.overview)
         app.add_url_rule("/overview.json", "overview_json", self.overview_json)
         app.add_url_rule("/healthz", "healthz", self.healthz)
+        app.add_url_rule("/readyz", "readyz", self.readyz)
 
     def overview(self) -> str:
         """`/?q=`: the tubes and the server."""
@@ -43,9 +44,18 @@ class Views:
 
     def healthz(self) -> Response:
         """`/healthz`: `ok`, for whoever wants to know if the process answers."""
-        response = make_response("ok\n")
-        response.mimetype = "text/plain"
-        return response
+        return _plain("ok", 200)
+
+    def readyz(self) -> Response:
+        """`/readyz`: `ready`, or 503 and why puts are refused, for whoever wants to know if to send it work."""
+        trouble = self._broker.journal.trouble
+        return _plain("ready", 200) if trouble is None else _plain(f"journal: {trouble}", 503)
 
     def _look(self) -> Overview:
         return overview(self._broker, request.args.get("q", ""), self._clock())
+
+
+def _plain(line: str, status: int) -> Response:
+    response = make_response(f"{line}\n", status)
+    response.mimetype = "text/plain"
+    return response

@@ -98,8 +98,9 @@ class Batch:
     def _write(self, segment: Segment, data: bytes) -> None:
         if segment.handle is None:
             segment.handle = self._files.create(name_of(segment.number), segment.capacity)
-            if not self._is_never_synced:
-                self._files.sync_directory()
+        if not segment.is_listed and not self._is_never_synced:
+            self._files.sync_directory()
+            segment.is_listed = True
         if data:
             self._files.write(segment.handle, segment.written, data)
             segment.written += len(data)
@@ -151,11 +152,14 @@ class Upkeep:
         try:
             for segment in self._to_remove:
                 self._remove(segment)
+                self._files.sync_directory()  # else a crash may bring a job back, and not the DELETE in the next one
                 self.not_removed.remove(segment)
             for segment in self._to_make:
                 segment.handle = self._files.create(name_of(segment.number), segment.capacity)
                 self.made.append(segment)
             self._files.sync_directory()
+            for segment in self._to_make:
+                segment.is_listed = True
         except OSError as error:
             self.error = error
 
@@ -196,6 +200,7 @@ class Binlog:
         self._jobs: dict[int, Job] = {}
         self._tubes: dict[bytes, Tube] = {}
         self._sequence: int = 0
+        self._first_sequence: int = 0
         self._written: int = 0
         self._on_disk: int = 0
         self._next_id: int = 1
@@ -210,6 +215,7 @@ class Binlog:
         self._condemned: deque[tuple[int, Segment]] = deque()
         self._litter: list[Segment] = []
         self._to_record_anew: set[int] = set()
+        self._tubes_to_record_anew: set[bytes] = set()
 
     def begin(self, recovery: Recovery, jobs: dict[int, Job], tubes: dict[bytes, Tube]) -> None:
         """Go on after *recovery*, in a fresh segment. Call once, before all else.
@@ -219,6 +225,7 @@ class Binlog:
         self._jobs = jobs
         self._tubes = tubes
         self._sequence = self._written = self._on_disk = self.safe = self.promised = recovery.sequence
+        self._first_sequence = recovery.sequence
         self._next_id = recovery.next_id
         for replayed in recovery.segments:
             segment = Segment(replayed.header.number, replayed.end)
@@ -283,7 +290,7 @@ class Binlog:
             oldest_index=next(iter(self._segments), 0),
             current_index=self._current.number,
             records_migrated=self._records_migrated,
-            records_written=self._sequence,
+            records_written=self._sequence - self._first_sequence,
             max_size=self._shown_max_size,
         )
 
@@ -328,6 +335,7 @@ class Binlog:
             log.warning("journal: writes work again; what the failed ones had to hold is recorded anew")
             self.trouble = None
             self._to_record_anew.clear()
+            self._tubes_to_record_anew.clear()
 
     def take_sync(self) -> Sync | None:
         """A sync of all that is written; None if there is no file to sync, as all was synced when it was full."""
@@ -349,6 +357,7 @@ class Binlog:
         self.trouble = str(error)
         for segment in self._unsafe:
             self._to_record_anew.update(segment.touched or ())
+            self._tubes_to_record_anew |= segment.touched_tubes
             self._abandon(segment)
         self._current = Limbo()
         self._unsafe = [self._current]
@@ -356,8 +365,12 @@ class Binlog:
     def record_anew(self) -> None:
         """Put into a fresh segment all that the failed ones had to hold, for the next batch to write."""
         self._to_record_anew.update(self._current.touched or ())
+        self._tubes_to_record_anew |= self._current.touched_tubes
         self._unsafe.clear()
-        self._begin_segment(0)
+        self._begin_segment(0, self._on_disk + 1)
+        for name in sorted(self._tubes_to_record_anew):
+            tube = self._tubes.get(name) or Tube(name, self._jobs)
+            self._add_pause(tube, self._room(record.pause_size(tube)))
         for id in sorted(self._to_record_anew):
             job = self._jobs.get(id)
             if job is not None:
@@ -373,6 +386,7 @@ class Binlog:
         segment.chunks.clear()
         segment.touched = None
         if segment.is_proven:
+            segment.used = max(segment.used, segment.capacity)  # that much of the disk it takes, as it is not cut
             self._finished_bytes += segment.used
         elif segment.number:
             del self._segments[segment.number]
@@ -434,19 +448,23 @@ class Binlog:
             self._begin_segment(size)
         return self._current
 
-    def _begin_segment(self, size: int) -> None:
-        """Make the next segment the current one; it has room for *size* bytes."""
+    def _begin_segment(self, size: int, first_sequence: int = 0) -> None:
+        """Make the next segment the current one; it has room for *size* bytes, whatever it begins with.
+
+        *first_sequence* is that of the first record that it tells of, if not of its own first one.
+        """
         if self._ahead:
             segment = self._ahead.popleft()
         else:
-            segment = Segment(self._next_number, max(self._max_size, size + record.SEGMENT_HEADER_SIZE))
+            segment = Segment(self._next_number, self._max_size)
             self._next_number += 1
-        segment.begin(self._random_bytes(4), self._sequence + 1, self._next_id)
+        segment.begin(self._random_bytes(4), first_sequence or self._sequence + 1, self._next_id)
         self._segments[segment.number] = segment
         self._unsafe.append(segment)
         self._current = segment
         for tube in [tube for tube in self._tubes.values() if tube.paused_until]:
-            self._add_pause(tube, self._room(record.pause_size(tube)))
+            self._add_pause(tube, segment)
+        segment.capacity = max(segment.capacity, segment.used + max(size, self._max_size // 2))
 
     # Records
 
@@ -468,15 +486,17 @@ class Binlog:
 
     def _add_pause(self, tube: Tube, segment: Segment) -> None:
         self._sequence += 1
-        segment.add_bare(segment.encoder.pause(tube, self._sequence))
+        segment.add_pause(segment.encoder.pause(tube, self._sequence), tube.name)
 
     # Compaction and upkeep
 
     def compact(self, budget: int) -> bool:
         """Copy live jobs out of the oldest segments, about *budget* bytes, if that is due; return if more is."""
         while budget > 0:
+            if self.trouble is not None:
+                return False
             oldest = next(iter(self._segments.values()))
-            if oldest in self._unsafe or self.trouble is not None:
+            if oldest in self._unsafe:
                 return False
             if not oldest.live_count:
                 self._condemn(oldest)
@@ -508,14 +528,22 @@ class Binlog:
         self._finished_bytes -= segment.used
         self._condemned.append((self._sequence, segment))
 
+    @property
+    def wants_upkeep(self) -> bool:
+        """Whether `upkeep` has something to do."""
+        is_free = bool(self._condemned) and self._condemned[0][0] <= self._on_disk
+        return is_free or bool(self._litter) or len(self._ahead) < self._wanted_ahead()
+
+    def _wanted_ahead(self) -> int:
+        return 1 + len(self._jobs) * record.DELETE_SIZE // self._max_size
+
     def upkeep(self) -> Upkeep | None:
         """What is to be made and removed now, or None. One at a time."""
         to_remove, self._litter = self._litter, []
         while self._condemned and self._condemned[0][0] <= self._on_disk:
             to_remove.append(self._condemned.popleft()[1])
         to_make = []
-        wanted = 1 + len(self._jobs) * record.DELETE_SIZE // self._max_size
-        for _ in range(len(self._ahead), wanted):
+        for _ in range(len(self._ahead), self._wanted_ahead()):
             to_make.append(Segment(self._next_number, self._max_size))
             self._next_number += 1
         return Upkeep(self._files, to_make, to_remove) if to_make or to_remove else None

@@ -82,6 +82,8 @@ class Recovery:
     sequence: int = 0
     records: int = 0
     is_import_open: bool = False
+    _tubes: dict[bytes, Tube] = field(default_factory=dict)
+    _last: Job = field(default_factory=lambda: Job(0, Tube(b"", {}), b"", 0, 0, 0, 0))
     _import_undo: dict[int, Job | None] | None = None
 
     def replay(self, file: str, number: int, data: bytes, is_newest: bool) -> Replayed | None:
@@ -212,25 +214,35 @@ class Recovery:
             name_length,
         ) = record.JOB_FIELDS.unpack_from(data, at + _JOB_AT)
         body_at = at + _NAME_AT + name_length
-        name = data[at + _NAME_AT : body_at]
-        if not (READY <= state <= DELAYED and body_at <= stop and is_tube_name(name)):
+        tube = self._tube(data[at + _NAME_AT : body_at])
+        if tube is None or not READY <= state <= DELAYED or body_at > stop:
             return
-        tube = self.tube_of(name)
-        job = Job(id, tube, data[body_at:stop], pri, delay, ttr, created_at)
-        job.deadline = deadline
-        job.reserves = reserves
-        job.timeouts = timeouts
-        job.releases = releases
-        job.buries = buries
-        job.kicks = kicks
+        like = self._last  # equal numbers share one object, as they do when clients repeat themselves
+        pri = like.pri if pri == like.pri else pri
+        ttr = like.ttr if ttr == like.ttr else ttr
+        job = self._last = Job(id, tube, data[body_at:stop], pri, delay, ttr, created_at)
         job.state = state
         job.segment = segment.header.number
+        job.deadline = deadline
+        if reserves or releases or kicks or buries or timeouts:
+            job.reserves = reserves
+            job.timeouts = timeouts
+            job.releases = releases
+            job.buries = buries
+            job.kicks = kicks
         if self._import_undo is not None:
             self._import_undo.setdefault(id, self.jobs.get(id))
         self.jobs[id] = job
         segment.ids.append(id)
         if id >= self.next_id:
             self.next_id = id + 1
+
+    def _tube(self, name: bytes) -> Tube | None:
+        """The tube *name*, or None if no tube may be called so."""
+        tube = self._tubes.get(name)
+        if tube is None and is_tube_name(name):
+            tube = self._tubes[name] = self.tube_of(name)
+        return tube
 
     def _update(self, data: bytes, at: int, stop: int, segment: Replayed) -> None:
         fields = record.UPDATE_FIELDS.unpack_from(data, at + _JOB_AT)

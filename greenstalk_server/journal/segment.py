@@ -32,8 +32,10 @@ class Segment:
     chunks      records not written yet, in order.
     ids         the jobs it has a JOB record of; `cursor` of them have been looked at by compaction.
     live_count  how many jobs have their newest JOB record in it.
+    is_listed   its name in the directory is known to be on disk.
     is_proven   a batch on it has worked, so something may have been promised on it.
     touched     the jobs of all its records, until it is known to be on disk whole; then None.
+    touched_tubes  names of the tubes whose pause, or its end, is in it.
     """
 
     __slots__ = (
@@ -43,10 +45,12 @@ class Segment:
         "encoder",
         "handle",
         "ids",
+        "is_listed",
         "is_proven",
         "live_count",
         "number",
         "touched",
+        "touched_tubes",
         "used",
         "written",
     )
@@ -61,8 +65,10 @@ class Segment:
         self.ids: array[int] = array("Q")
         self.cursor: int = 0
         self.live_count: int = 0
+        self.is_listed: bool = False
         self.is_proven: bool = False
         self.touched: array[int] | None = array("Q")
+        self.touched_tubes: set[bytes] = set()
         self.encoder: record.Encoder = record.Encoder(b"\0\0\0\0")
 
     def begin(self, salt: bytes, first_sequence: int, next_id: int) -> None:
@@ -81,6 +87,11 @@ class Segment:
         """Have *data*, about no job, written after all else."""
         self.chunks.append(data)
         self.used += len(data)
+
+    def add_pause(self, data: bytes, name: bytes) -> None:
+        """Have *data*, about the tube *name*, written after all else."""
+        self.touched_tubes.add(name)
+        self.add_bare(data)
 
     def __repr__(self) -> str:
         return f"<Segment {self.number} used={self.used} written={self.written} live={self.live_count}>"

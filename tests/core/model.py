@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 SECOND = 1_000_000_000
 DEFAULT = "default"
@@ -230,17 +231,17 @@ class Model:
         for number in self.waiting:
             client = self.clients[number]
             if client.until is not None:
-                yield client.until, lambda number=number: self._end_wait(number, "TIMED_OUT")
+                yield client.until, partial(self._end_wait, number, "TIMED_OUT")
             if client.reserved:
                 soonest = min(job.deadline for job in client.reserved)
-                yield soonest - SECOND, lambda number=number: self._end_wait(number, "DEADLINE_SOON")
+                yield soonest - SECOND, partial(self._end_wait, number, "DEADLINE_SOON")
         for job in self.jobs.values():
             if job.state == "delayed":
-                yield job.deadline, lambda job=job: self._make_ready(job)
+                yield job.deadline, partial(self._make_ready, job)
             elif job.state == "reserved":
-                yield job.deadline, lambda job=job: self._time_out(job)
+                yield job.deadline, partial(self._time_out, job)
         for tube, until in self.paused.items():
-            yield until, lambda tube=tube: self._unpause(tube)
+            yield until, partial(self._unpause, tube)
 
     def _end_wait(self, number: int, word: str) -> None:
         self.waiting.remove(number)

@@ -104,6 +104,22 @@ def test_many_touches_of_many_jobs_expire_each_job_once(world: World) -> None:
     assert world.stats().job_timeouts == len(ids)
 
 
+@pytest.mark.parametrize("held", [3, SCAN_AT_MOST, SCAN_AT_MOST + 1, 2 * SCAN_AT_MOST])
+def test_of_many_jobs_a_touched_or_deleted_one_is_no_longer_the_soonest(world: World, held: int) -> None:
+    client = world.client()
+    ids = [client.put(ttr=10 + n) for n in range(held)]
+    client.take(held)
+    assert client.reserve(0) == "TIMED_OUT"  # it has looked for the soonest
+    world.advance(5)
+    client.touch(ids[0])
+    client.delete(ids[1])
+    assert client.reserve() == "WAITING"
+    world.advance(6 - INSTANT)
+    assert client.is_waiting
+    world.advance(INSTANT)
+    assert client.ended == ["DEADLINE_SOON"]
+
+
 def test_the_ends_of_many_delays_and_times_to_run_need_more_than_one_tick(world: World) -> None:
     producer, worker = world.client(use=b"delayed"), world.client()
     with world.in_bulk():

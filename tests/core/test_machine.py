@@ -172,26 +172,26 @@ class BrokerMachine(RuleBasedStateMachine):
         id = self.pick_job(job, {"ready", "delayed", "buried"})
         assert actor.delete(id) == self.model.delete(number, id)
 
-    @precondition(held)
+    @precondition(lambda self: bool(self.held()))
     @rule(pick=PICKS, pri=PRIS, delay=DELAYS)
     def release(self, pick: int, pri: int, delay: int) -> None:
         self.begin()
         number, actor, id = self.pick_held(pick)
         assert actor.release(id, pri, delay) == self.model.release(number, id, pri, delay * SECOND)
 
-    @precondition(held)
+    @precondition(lambda self: bool(self.held()))
     @rule(pick=PICKS, pri=PRIS)
     def bury(self, pick: int, pri: int) -> None:
         number, actor, id = self.pick_held(pick)
         assert actor.bury(id, pri) == self.model.bury(number, id, pri)
 
-    @precondition(held)
+    @precondition(lambda self: bool(self.held()))
     @rule(pick=PICKS)
     def delete_held(self, pick: int) -> None:
         number, actor, id = self.pick_held(pick)
         assert actor.delete(id) == self.model.delete(number, id)
 
-    @precondition(held)
+    @precondition(lambda self: bool(self.held()))
     @rule(pick=PICKS)
     def touch(self, pick: int) -> None:
         self.begin()
@@ -272,8 +272,8 @@ class BrokerMachine(RuleBasedStateMachine):
             assert {key: expected[key] for key in stats if key in expected} == {
                 key: value for key, value in stats.items() if key in expected
             }
-        stats = self.world.stats()
-        assert (stats.total_jobs, stats.job_timeouts) == (self.model.total_jobs, self.model.job_timeouts)
+        server = self.world.stats()
+        assert (server.total_jobs, server.job_timeouts) == (self.model.total_jobs, self.model.job_timeouts)
 
     def teardown(self) -> None:
         """When all have gone and all delays and pauses have ended, every job not buried is ready."""
@@ -290,5 +290,5 @@ def ids(jobs: list[ModelJob]) -> list[int]:
     return [job.id for job in jobs]
 
 
-class TestBroker(BrokerMachine.TestCase):  # type: ignore[name-defined, misc]
+class TestBroker(BrokerMachine.TestCase):  # type: ignore[misc, valid-type]
     settings = settings(max_examples=200, stateful_step_count=50, deadline=None)

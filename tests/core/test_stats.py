@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from greenstalk_server.job import URGENT_BELOW
-from tests.core.world import START, World
+from tests.core.world import START, FullJournal, World
 
 
 def test_jobs_are_counted_per_state_and_urgent_ones_are_ready_ones(world: World) -> None:
@@ -124,7 +124,7 @@ def test_drain_shows(world: World) -> None:
 
 def test_a_journal_without_room_refuses_the_put_and_changes_nothing(world: World) -> None:
     client = world.client()
-    world.broker.journal.put = lambda job: False  # type: ignore[method-assign]
+    world.broker.journal = FullJournal()
     id = world.broker.allocate_id()
     assert not world.broker.put(client.client, id, 0, 0, 60, b"", world.now)
     world.broker.check()

@@ -13,6 +13,7 @@ from typing import Final, TypeAlias, TypeVar
 from greenstalk_server.broker import DEADLINE_SOON, TIMED_OUT, WAITING, Broker
 from greenstalk_server.client import Client
 from greenstalk_server.job import SECOND, STATE_NAMES, Job
+from greenstalk_server.journal import NullJournal
 from greenstalk_server.stats import JobStats, ServerFacts, ServerStats, TubeStats, job_stats, server_stats, tube_stats
 
 T = TypeVar("T")
@@ -45,6 +46,13 @@ def outcome_of(result: Job | int | None) -> Outcome:
     """What a reserve or a wait has given, as an Outcome."""
     assert result is not None
     return result.id if isinstance(result, Job) else WORDS[result]
+
+
+class FullJournal(NullJournal):
+    """A journal that has no room."""
+
+    def put(self, job: Job) -> bool:
+        return False
 
 
 class World:

@@ -108,7 +108,7 @@ class Agent:
 
 def drain(server: Daemon) -> list[str]:
     """Delete every job that is left, and return their bodies."""
-    left = []
+    left: list[str] = []
     with Client(("127.0.0.1", server.port), watch=TUBES) as client:
         for tube in TUBES:
             client.use(tube)

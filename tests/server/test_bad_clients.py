@@ -248,3 +248,25 @@ def test_a_hundred_clients_of_random_bytes_at_once(server: Daemon, good: Peer) -
         round_trip(good)
     for peer in peers:
         reset(peer.sock)
+
+
+def test_a_waiter_that_sent_too_much_and_broke_off_is_noticed(server: Daemon, good: Peer) -> None:
+    """Nobody reads it any more, so nobody is told that its connection broke."""
+    before = connections(server)
+    deaf = Peer(server)
+    send_without_reading(deaf, b"watch nobody\r\nignore default\r\nreserve\r\n" + b"use x\r\n" * 100_000)
+    assert connections(server) == before + 1
+    reset(deaf.sock)
+    eventually(lambda: connections(server) == before, "the broken connection is closed")
+    round_trip(good)
+
+
+def test_memory_of_deleted_jobs_goes_back_to_the_system() -> None:
+    with Daemon("-l", "127.0.0.1", "-p", "0", "--no-web") as fresh, Peer(fresh) as peer:
+        before = rss(fresh)
+        for _ in range(1000):
+            peer.send(b"put 0 0 60 %d\r\n%b\r\n" % (BIG, bytes(BIG)))
+            peer.read_line()
+        assert rss(fresh) > before + 50 * MIB
+        delete_all(peer, 1000)
+        eventually(lambda: rss(fresh) < before + 10 * MIB, "memory is given back")

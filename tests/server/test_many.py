@@ -10,7 +10,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.daemon import Daemon
+from tests.daemon import PATIENCE, Daemon
 from tests.server.peer import MIB, Peer, connections, eventually, open_files, rss
 
 CONNECTIONS = 5000
@@ -149,8 +149,9 @@ def test_a_pipeline_of_everything_is_answered_in_full(server: Daemon) -> None:
         selector.register(peer.sock, selectors.EVENT_READ | selectors.EVENT_WRITE)
         to_send, got = memoryview(request * count), 0
         while got < len(reply) * count:
-            ((_, events),) = selector.select(20) or [(None, 0)]
-            assert events, "the server has stopped"
+            ready = selector.select(PATIENCE)
+            assert ready, "the server has stopped"
+            events = ready[0][1]
             if events & selectors.EVENT_WRITE:
                 to_send = to_send[peer.sock.send(to_send[:65536]) :]
                 if not to_send:

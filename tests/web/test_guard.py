@@ -27,7 +27,7 @@ def basic(user: str, password: str) -> dict[str, str]:
 
 def responses(client: FlaskClient) -> Iterator[TestResponse]:
     """One response of every kind that this dashboard gives."""
-    for path in ("/", "/overview.json", "/healthz", STYLE, "/nowhere", "/static/nowhere", "/static/../web"):
+    for path in ("/", "/overview.json", "/healthz", "/readyz", STYLE, "/nowhere", "/static/nowhere", "/static/../web"):
         yield client.get(path, buffered=True)
         yield client.head(path, buffered=True)
     yield client.options("/")
@@ -99,7 +99,8 @@ def test_other_host_is_refused(visit: Callable[..., FlaskClient], host: str) -> 
         response = client.get(path, environ_overrides={"HTTP_HOST": host}, buffered=True)
         assert response.status_code == 421
         assert "Uptime" not in response.text
-    assert client.get("/healthz", environ_overrides={"HTTP_HOST": host}).status_code == 200
+    for path in ("/healthz", "/readyz"):
+        assert client.get(path, environ_overrides={"HTTP_HOST": host}).status_code == 200
 
 
 def test_refusal_of_a_host_says_what_to_do(client: FlaskClient) -> None:
@@ -158,7 +159,21 @@ def test_health_and_looks_need_no_password(visit: Callable[..., FlaskClient]) ->
     client = visit(password=PASSWORD)
     health = client.get("/healthz")
     assert (health.status_code, health.text, health.mimetype) == (200, "ok\n", "text/plain")
+    ready = client.get("/readyz")
+    assert (ready.status_code, ready.text, ready.mimetype) == (200, "ready\n", "text/plain")
     assert client.get("/static/style.css", buffered=True).status_code == 200
+
+
+def test_not_ready_while_the_journal_cannot_be_written(queue: Queue, visit: Callable[..., FlaskClient]) -> None:
+    """It is alive all the same, and ready again once the trouble is over."""
+    client = visit(password=PASSWORD)
+    queue.broker.journal.trouble = "[Errno 5] Input/output error"
+    response = client.get("/readyz")
+    assert (response.status_code, response.mimetype) == (503, "text/plain")
+    assert response.text == "journal: [Errno 5] Input/output error\n"
+    assert client.get("/healthz").status_code == 200
+    queue.broker.journal.trouble = None
+    assert client.get("/readyz").status_code == 200
 
 
 def test_empty_password_is_none(visit: Callable[..., FlaskClient]) -> None:

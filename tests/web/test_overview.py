@@ -64,9 +64,9 @@ def test_each_count_stands_in_its_column(queue: Queue, client: FlaskClient) -> N
 def test_pause_counts_down(queue: Queue, client: FlaskClient) -> None:
     queue.broker.pause_tube(b"default", 3700 * SECOND, queue.now)
     assert page(client).tubes[0][-1] == "1\xa0h 1\xa0min"
-    queue.now += 3695 * SECOND
+    queue.now += 3695 * SECOND - 1
     assert page(client).tubes[0][-1] == "5\xa0s"
-    queue.now += 5 * SECOND
+    queue.now += 5 * SECOND + 1
     queue.broker.tick(queue.now)
     assert page(client).tubes[0][-1] == "–"
 
@@ -179,6 +179,16 @@ def test_draining_is_said(queue: Queue, client: FlaskClient) -> None:
     assert page(client).is_shown("draining")
 
 
+def test_trouble_of_the_journal_is_said(queue: Queue, client: FlaskClient) -> None:
+    assert not page(client).is_shown("trouble")
+    queue.broker.journal.trouble = "[Errno 28] No space left on device: <disk>"
+    shown = page(client)
+    assert shown.is_shown("trouble")
+    assert "Puts are refused" in shown.text
+    assert "No space left on device: <disk>" in shown.text
+    assert client.get("/overview.json").json["trouble"] == queue.broker.journal.trouble
+
+
 def test_json_and_page_show_the_same_texts(queue: Queue, client: FlaskClient) -> None:
     queue.put("mail", count=3)
     look = client.get("/overview.json?q=a").json
@@ -192,7 +202,7 @@ def test_looking_changes_nothing(queue: Queue, client: FlaskClient) -> None:
     queue.put("mail", count=3)
     queue.put("mail", delay=9)
     before = client.get("/overview.json").json
-    for path in ("/", "/?q=mail", "/overview.json?q=x", "/healthz", "/static/style.css", "/nowhere"):
+    for path in ("/", "/?q=mail", "/overview.json?q=x", "/healthz", "/readyz", "/static/style.css", "/nowhere"):
         client.get(path, buffered=True)
     assert client.get("/overview.json").json == before
     assert queue.broker.kick(queue.broker.tubes[b"mail"], BURIED, 1, queue.now) == 0

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.core.world import FullJournal
 from tests.wire.talk import CUTS, MARK, MARKED, Talk
 
 Cut = Callable[[bytes], list[bytes]]
@@ -191,7 +192,7 @@ def test_max_job_size_is_the_brokers() -> None:
 
 def test_a_journal_without_room_is_out_of_memory() -> None:
     talk = Talk()
-    talk.broker.journal.put = lambda job: False  # type: ignore[method-assign]
+    talk.broker.journal = FullJournal()
     assert talk.send(PUT + b"peek 1\r\n") == b"OUT_OF_MEMORY\r\nNOT_FOUND\r\n"
 
 

@@ -1,0 +1,244 @@
+"""`greenstalk-server journal check DIR`: what a binlog directory holds, and what in it is damaged.
+
+Reads what a start would read and finds what a start would find, but writes nothing: no file is made, cut,
+moved or locked. A server may be running on the directory; then what it is about to write is not seen.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from greenstalk_server.exits import EXIT_BINLOG, EXIT_DAMAGED, EXIT_OK, StartError
+from greenstalk_server.job import BURIED, DELAYED, READY, SECOND, Job
+from greenstalk_server.journal import beanstalkd, record
+from greenstalk_server.journal.files import Directory
+from greenstalk_server.journal.lock import FLOCK, LOCK_NAME
+from greenstalk_server.journal.recovery import Damage, Recovery, Replayed
+from greenstalk_server.journal.segment import name_of, numbers
+from greenstalk_server.tube import Tube
+
+ATTEMPTS: Final = 5
+"""How often to begin anew because a running server has removed a file in between."""
+
+KIND_NAMES: Final = {
+    record.JOB: "job",
+    record.UPDATE: "update",
+    record.RESERVE: "reserve",
+    record.DELETE: "delete",
+    record.PAUSE: "pause",
+    record.IMPORT_BEGIN: "import begun",
+    record.IMPORT_END: "import ended",
+    record.IMPORT_UNDO: "import undone",
+}
+
+STATES: Final = (READY, DELAYED, BURIED)
+"""Those that a job can be in after a start, in the order of the table."""
+
+
+@dataclass(slots=True)
+class Report:
+    """What a directory holds, as a start now would find it.
+
+    holder      who has the directory locked, as a phrase; "" if nobody.
+    sizes       bytes by file of the journal, those made ahead included; the jobs in them are `recovery`'s.
+    kinds       how many sound records of each kind there are.
+    source      beanstalkd's files, which a start would import; without those that are blank.
+    taken       ids that they share with the journal, for which a start would refuse them.
+    """
+
+    directory: str
+    recovery: Recovery
+    holder: str = ""
+    sizes: dict[str, int] = field(default_factory=dict)
+    kinds: Counter[int] = field(default_factory=Counter)
+    source: beanstalkd.Binlog = field(default_factory=beanstalkd.Binlog)
+    taken: set[int] = field(default_factory=set)
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether a start would lose nothing but what a crash may tear, and bring every job."""
+        source = self.source
+        is_source_sound = all(damage.is_torn_tail for damage in source.damage) and not (
+            source.skipped or source.unended or source.mended or self.taken
+        )
+        return self.recovery.is_sound and is_source_sound
+
+
+def check(directory: str) -> int:
+    """Print what *directory* holds; return the exit code that says if it is sound; raise StartError."""
+    report = inspect(directory, time.time_ns())
+    print("\n".join(describe(report)))
+    return EXIT_OK if report.is_sound else EXIT_DAMAGED
+
+
+def inspect(directory: str, now: int) -> Report:
+    """Read *directory* as it is; raise StartError if it is none, or if a file in it cannot be read."""
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            return _inspect(directory, now)
+        except OSError as error:
+            is_gone = isinstance(error, FileNotFoundError) and Path(directory).is_dir()
+            if not is_gone or attempt == ATTEMPTS:
+                reason = f"{error.filename or directory}: {error.strerror}"
+                raise StartError(f"journal check: {reason}", EXIT_BINLOG) from error
+    raise AssertionError
+
+
+def _inspect(directory: str, now: int) -> Report:
+    files = Directory(directory)
+    names = files.list()
+    jobs: dict[int, Job] = {}
+    tubes: dict[bytes, Tube] = {}
+
+    def tube_of(name: bytes) -> Tube:
+        return tubes.get(name) or tubes.setdefault(name, Tube(name, jobs))
+
+    report = Report(directory, Recovery(tube_of, jobs), _holder(directory))
+    _replay(files, numbers(names), report)
+    report.recovery.settle(now)
+    for name in beanstalkd.find(names):
+        data = files.read(name)
+        if data.strip(b"\0"):
+            report.source.read(name, data)
+    report.taken = report.source.jobs.keys() & jobs.keys()
+    return report
+
+
+def _replay(files: Directory, found: list[int], report: Report) -> None:
+    """Replay the segments *found*. The one that is written to is the newest that was used when it was looked at.
+
+    What a server begins after that is left out: only so is everything that is read whole.
+    """
+    newest = 0
+    for number in reversed(found):
+        data = files.read(name_of(number))
+        report.sizes[name_of(number)] = len(data)
+        if data.strip(b"\0"):
+            newest = number
+            break
+    for number in [number for number in found if number <= newest]:
+        name = name_of(number)
+        data = files.read(name)
+        report.sizes[name] = len(data)
+        segment = report.recovery.replay(name, number, data, number == newest)
+        if segment is not None:
+            report.kinds.update(_kinds(segment, data, report.recovery.damage))
+
+
+def _kinds(segment: Replayed, data: bytes, damage: list[Damage]) -> Iterator[int]:
+    """The kinds of the sound records of *segment*, which has been replayed."""
+    unsound = {each.offset: each.bytes_lost for each in damage if each.file == segment.file and each.offset}
+    at = record.SEGMENT_HEADER_SIZE
+    while at < segment.end:
+        if at in unsound:
+            at += unsound[at]
+            continue
+        _, _, length, _, kind = record.HEADER.unpack_from(data, at)
+        yield kind
+        at += record.HEADER_SIZE + length
+
+
+def _holder(directory: str) -> str:
+    """Who has *directory* locked, if somebody has. Asks without locking, so that it is in nobody's way."""
+    try:
+        fd = os.open(Path(directory, LOCK_NAME), os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        return f"somebody or nobody, its lock cannot be read ({error.strerror})"
+    try:
+        asked = FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        kind, _, _, _, pid = FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, asked))
+    finally:
+        os.close(fd)
+    if kind == fcntl.F_UNLCK:
+        return ""
+    return f"process {pid}" if pid > 0 else "another process"
+
+
+# As text
+
+
+def describe(report: Report) -> list[str]:
+    """Return *report* as lines for an operator."""
+    return [
+        f"{report.directory}: {'sound' if report.is_sound else 'DAMAGED'}",
+        *_locked(report),
+        *_files(report),
+        *_jobs(report.recovery),
+        *_pauses(report.recovery),
+        *_damage(report.recovery),
+        *_beanstalkd(report),
+    ]
+
+
+def _locked(report: Report) -> Iterator[str]:
+    if report.holder:
+        yield f"in use by {report.holder}: what is being written now is not seen"
+
+
+def _files(report: Report) -> Iterator[str]:
+    recovery = report.recovery
+    if not report.sizes:
+        yield "journal: no file"
+        return
+    used = {segment.file: segment.records for segment in recovery.segments}
+    bad = {damage.file for damage in recovery.damage}
+    live = sum([record.job_size(job) for job in recovery.jobs.values()])
+    yield f"journal: {_counted(len(report.sizes), 'file')}, {_counted(recovery.records, 'record')}"
+    for name in sorted(report.sizes, key=lambda name: numbers([name])):
+        held = _counted(used[name], "record") if name in used else "unreadable" if name in bad else "made ahead, unused"
+        yield f"  {name}: {_counted(report.sizes[name], 'byte')}, {held}"
+    kinds = [f"{report.kinds[kind]} {name}" for kind, name in KIND_NAMES.items() if report.kinds[kind]]
+    yield f"records: {', '.join(kinds) or 'none'}"
+    yield f"bytes: {live} live of {sum(report.sizes.values())} on disk"
+    yield f"next job id: {recovery.next_id}"
+
+
+def _jobs(recovery: Recovery) -> Iterator[str]:
+    counts = Counter([(job.tube.name, job.state) for job in recovery.jobs.values()])
+    names = sorted({name for name, _ in counts})
+    yield f"jobs: {len(recovery.jobs)}"
+    for name in names:
+        yield f"  {name.decode()}: " + ", ".join(
+            f"{counts[name, state]} {word}" for state, word in zip(STATES, ("ready", "delayed", "buried"), strict=True)
+        )
+
+
+def _pauses(recovery: Recovery) -> Iterator[str]:
+    for name, (until, _) in sorted(recovery.pauses.items()):
+        end = datetime.fromtimestamp(until / SECOND, UTC).isoformat(" ", "seconds")
+        yield f"paused: {name.decode()}, until {end}"
+
+
+def _damage(recovery: Recovery) -> Iterator[str]:
+    for damage in recovery.damage:
+        yield f"{'torn, as a crash leaves it' if damage.is_torn_tail else 'DAMAGE'}: {damage}"
+    if recovery.is_import_open:
+        yield "an import from beanstalkd was cut short: its jobs do not count, and a start repeats it"
+
+
+def _beanstalkd(report: Report) -> Iterator[str]:
+    source = report.source
+    if source.files or source.skipped:
+        yield (
+            f"beanstalkd: {_counted(source.files, 'file')}, {_counted(source.records, 'record')};"
+            f" a start would import {_counted(len(source.jobs), 'job')}"
+        )
+    for warning in source.warnings():
+        yield f"  {warning}"
+    if report.taken:
+        ids = f"{len(report.taken)} of their ids are in the journal too, {min(report.taken)} the first"
+        yield f"  a start would refuse: {ids}"
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

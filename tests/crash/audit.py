@@ -1,0 +1,181 @@
+"""What a restarted server shows, held against the ledger."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import islice
+from typing import Final
+
+from tests.crash.agent import private_tube
+from tests.crash.ledger import BURIED, DELAYED, GONE, READY, Known, Ledger, State
+from tests.daemon import Daemon
+from tests.server.peer import Peer
+
+AT_ONCE: Final = 100
+"""Jobs asked for in one go."""
+
+LEEWAY: Final = 0.25
+"""Seconds that a deadline may be off by: the server reads the wall clock only once."""
+
+URGENT_BELOW: Final = 1024
+
+
+class Audit:
+    """One audit of *server*, which nobody else uses: `run` puts what is wrong into the ledger, and settles it."""
+
+    def __init__(self, server: Daemon, ledger: Ledger, ended_at: float, agents: int) -> None:
+        """*ended_at* is when the server before this one had ended, which *agents* clients used."""
+        self._server: Daemon = server
+        self._ledger: Ledger = ledger
+        self._ended_at: float = ended_at
+        self._agents: int = agents
+        self._found: dict[int, tuple[Known, dict[str, str]]] = {}
+
+    def run(self, is_whole: bool, first_id: int) -> int:
+        """Look at each job that may be there, or with *is_whole* at each id ever given; return the next id.
+
+        *first_id* is the first one that the clients before may have got.
+        """
+        ledger = self._ledger
+        with Peer(self._server) as peer, ledger.lock:
+            next_id = self._next_id(peer)
+            ids = set(range(1 if is_whole else first_id, next_id))
+            ids.update(job.id for job in ledger.jobs.values() if job.id)
+            for some in _by(AT_ONCE, sorted(ids)):
+                self._look(peer, some)
+            self._check_missing()
+            self._check_counts(peer)
+            self._check_burials(peer)
+            self._settle()
+        return next_id
+
+    def _next_id(self, peer: Peer) -> int:
+        """The id that a new job gets, which must be none that anyone has seen."""
+        id = int(peer.ask(b"put 0 0 60 0\r\n").split()[1])
+        assert peer.ask(b"delete %d" % id) == b"DELETED"
+        if id <= max(self._ledger.tokens, default=0):
+            self._wrong(f"id {id} is given, and {max(self._ledger.tokens)} was before")
+        return id
+
+    def _look(self, peer: Peer, ids: list[int]) -> None:
+        """Ask for the jobs *ids*, and check those that are there."""
+        peer.send(b"".join([b"peek %d\r\n" % id for id in ids]))
+        bodies = {}
+        for id in ids:
+            word, *rest = peer.read_line().split()
+            if word == b"FOUND":
+                bodies[id] = peer.read(int(rest[1]) + 2)[:-2]
+        peer.send(b"".join([b"stats-job %d\r\n" % id for id in bodies]))
+        for id, body in bodies.items():
+            size = int(peer.read_line().split()[1])
+            lines = peer.read(size + 2).decode().splitlines()
+            self._check(id, body, dict(line.replace('"', "").split(": ", 1) for line in lines if ": " in line))
+
+    def _check(self, id: int, body: bytes, stats: dict[str, str]) -> None:
+        job = self._ledger.of_body(body)
+        if id in self._ledger.gone:
+            self._wrong(f"job {id} is back, and was deleted: {stats}")
+        elif job is None:
+            self._wrong(f"job {id} was never put: {body[:60]!r} {stats}")
+        else:
+            self._ledger.name(job, id)
+            self._found[id] = job, stats
+            if (job.body, job.tube, job.ttr) != (body, stats["tube"].encode(), int(stats["ttr"])):
+                self._wrong(f"job {id} is not as it was put: {body[:60]!r}, {len(body)} bytes, {stats}")
+            self._check_state(job, stats)
+
+    def _check_state(self, job: Known, stats: dict[str, str]) -> None:
+        """Find the state that *job* came back in, which becomes the only one."""
+        matching = [state for state in job.states if self._is_as(state, stats)]
+        if not matching:
+            self._wrong(f"job {job.id} is {stats}, and should be in one of {job.states}")
+        state = (matching or job.states)[-1]
+        if state.place == DELAYED and state.due_to is None:
+            state = replace(state, due_to=self._ended_at + state.delay)
+        job.states = [replace(state, reserves=int(stats["reserves"]))]
+
+    def _is_as(self, state: State, stats: dict[str, str]) -> bool:
+        """Whether *stats* show *state*. A reservation that nobody heard of may be counted."""
+        unheard = int(stats["reserves"]) - state.reserves
+        names = ("pri", "delay", "releases", "buries", "kicks", "timeouts")
+        shown = tuple(int(stats[name]) for name in names)
+        return (
+            shown == (state.pri, state.delay, state.releases, state.buries, state.kicks, 0)
+            and 0 <= unheard <= self._ledger.reserves_in_flight
+            and self._is_placed(state, stats)
+        )
+
+    def _is_placed(self, state: State, stats: dict[str, str]) -> bool:
+        if state.place != DELAYED:
+            return stats["state"] == state.place
+        now, due_to = time.time(), self._ended_at + state.delay if state.due_to is None else state.due_to
+        if stats["state"] == READY:  # or reserved by an unheard reservation, which delayed ones get when they are due
+            return state.due_from <= now + LEEWAY
+        left = int(stats["time-left"])
+        return stats["state"] == DELAYED and state.due_from - 1 - LEEWAY <= now + left <= due_to + LEEWAY
+
+    def _check_missing(self) -> None:
+        for job in list(self._ledger.jobs.values()):
+            if job.id not in self._found:
+                if all(state.place != GONE for state in job.states):
+                    self._wrong(f"job {job.id} {job.token!r} is lost: {job.states}")
+                del self._ledger.jobs[job.token]
+                self._ledger.gone.add(job.id)
+        self._ledger.gone.discard(0)
+
+    def _check_counts(self, peer: Peer) -> None:
+        """Check the server's counts, and each tube's; jobs that turn ready meanwhile are let pass."""
+        peer_stats = peer.stats()
+        places = Counter(stats["state"] for _, stats in self._found.values())
+        shown = {place: int(peer_stats[f"current-jobs-{place}"]) for place in (READY, DELAYED, BURIED)}
+        turned = shown[READY] - places[READY]
+        if shown[BURIED] != places[BURIED] or turned != places[DELAYED] - shown[DELAYED] or turned < 0:
+            self._wrong(f"there are {shown}, and {places} were found")
+        urgent = sum(s["state"] == READY and int(s["pri"]) < URGENT_BELOW for _, s in self._found.values())
+        if not urgent <= int(peer_stats["current-jobs-urgent"]) <= urgent + turned:
+            self._wrong(f"{peer_stats['current-jobs-urgent']} urgent jobs, and {urgent} were found")
+        if peer_stats["current-jobs-reserved"] != "0":
+            self._wrong("a reserved job after a restart")
+        self._check_tubes(peer)
+
+    def _check_tubes(self, peer: Peer) -> None:
+        for tube, count in Counter(stats["tube"] for _, stats in self._found.values()).items():
+            tube_stats = peer.stats(b"stats-tube " + tube.encode())
+            total = sum(int(tube_stats[f"current-jobs-{place}"]) for place in (READY, DELAYED, BURIED))
+            if total != count:
+                self._wrong(f"{total} jobs in {tube}, and {count} were found")
+
+    def _check_burials(self, peer: Peer) -> None:
+        """Check that the first buried job of each tube that one client has to itself is the one buried first."""
+        for number in range(self._agents):
+            tube = private_tube(number)
+            buried = [job for job, stats in self._found.values() if job.tube == tube and stats["state"] == BURIED]
+            if not buried:
+                continue
+            first = min(buried, key=lambda job: job.latest.burial)
+            peer.ask(b"use " + tube)
+            line = peer.ask(b"peek-buried")
+            peer.read(int(line.split()[2]) + 2)
+            if int(line.split()[1]) != first.id:
+                self._wrong(f"{line!r} is the first buried job of {tube!r}, and {first.id} was buried before")
+
+    def _settle(self) -> None:
+        """Give each job back to the client that may touch it."""
+        for job, stats in self._found.values():
+            if stats["state"] == BURIED and job.owner is None:
+                job.owner = job.id % self._agents
+            elif stats["state"] != BURIED and not job.tube.startswith(b"private"):
+                job.owner = None
+        self._ledger.reserves_in_flight = 0
+
+    def _wrong(self, what: str) -> None:
+        self._ledger.wrong.append(what)
+
+
+def _by(size: int, ids: list[int]) -> Iterator[list[int]]:
+    rest: Iterable[int] = iter(ids)
+    while some := list(islice(rest, size)):
+        yield some

@@ -1,0 +1,140 @@
+"""Rounds: a server starts on the directory that the last one left, is used, and ends at a random moment."""
+
+from __future__ import annotations
+
+import random
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tests.crash.agent import LARGE, Agent
+from tests.crash.audit import Audit
+from tests.crash.ledger import Ledger
+from tests.daemon import COMMAND, REPOSITORY, Daemon, environment
+from tests.server.peer import eventually
+
+BATCHES: Final = (1, 1, 1, 8, 30, 60)
+"""Of each client: how many commands it has in flight at most."""
+
+LOAD_SECONDS: Final = (0.05, 0.8)
+SEGMENT_SIZES: Final = (4096, 32_768, 131_072)
+"""Small, so that segments come and go in each round, and a large job is larger than one."""
+
+RECORD: Final = 120
+"""Bytes of a record beside the body, about."""
+
+SECOND_KILL: Final = 0.15
+"""How often a server is killed while it starts, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What one round did."""
+
+    number: int
+    flags: tuple[str, ...]
+    acknowledged: int
+    live: int
+    next_id: int
+
+    def __str__(self) -> str:
+        return (
+            f"round {self.number}: {' '.join(self.flags)}: {self.acknowledged} replies,"
+            f" {self.live} jobs came back, next id {self.next_id}"
+        )
+
+
+class Rounds:
+    """Rounds on *directory*, with one ledger. The same seed gives the same load, but not the same timing."""
+
+    def __init__(
+        self, directory: Path, seed: int, *syncing: Sequence[str], end: signal.Signals = signal.SIGKILL
+    ) -> None:
+        """*syncing* are the flags of which each round takes one sequence; *end* ends the servers."""
+        self._directory: Path = directory
+        self._seed: int = seed
+        self._syncing: tuple[Sequence[str], ...] = syncing
+        self._end: signal.Signals = end
+        self._rng: random.Random = random.Random(seed)  # noqa: S311  a seed, no secret
+        self._ledger: Ledger = Ledger()
+        self._port: int = _free_port()
+        self._next_id: int = 1
+        self._number: int = 0
+
+    def run(self, is_whole: bool = False) -> Report:
+        """One round; raise AssertionError with all that was wrong in it. *is_whole* audits all ids of all rounds."""
+        self._number += 1
+        flags = self._flags()
+        before = self._ledger.acknowledged
+        with self._start(flags) as server:
+            agents = [self._agent(number) for number in range(len(BATCHES))]
+            for agent in agents:
+                agent.start()
+            time.sleep(self._rng.uniform(*LOAD_SECONDS))
+            said = self._stop(server)
+            ended_at = time.time()
+        for agent in agents:
+            agent.join()
+        assert "Traceback" not in said, said
+        self._kill_while_it_starts(flags)
+        self._audit(ended_at, is_whole)
+        return Report(
+            self._number, flags, self._ledger.acknowledged - before, len(self._ledger.jobs), self._next_id
+        )
+
+    def _flags(self) -> tuple[str, ...]:
+        return (*self._rng.choice(self._syncing), "-s", str(self._rng.choice(SEGMENT_SIZES)))
+
+    def _start(self, flags: Sequence[str]) -> Daemon:
+        return Daemon(*self._all_flags(flags))
+
+    def _all_flags(self, flags: Sequence[str]) -> tuple[str, ...]:
+        return ("-l", "127.0.0.1", "-p", str(self._port), "--no-web", "-b", str(self._directory), *flags)
+
+    def _agent(self, number: int) -> Agent:
+        return Agent(self._port, number, BATCHES[number], self._ledger, f"{self._seed}/{self._number}")
+
+    def _stop(self, server: Daemon) -> str:
+        """End *server*; return what it said."""
+        code, said = server.stop(self._end)
+        assert code == (0 if self._end == signal.SIGTERM else -self._end), f"exit code {code}: {said}"
+        return said
+
+    def _kill_while_it_starts(self, flags: Sequence[str]) -> None:
+        """Now and then, have one more server killed in the midst of its recovery."""
+        if self._end != signal.SIGKILL or self._rng.random() > SECOND_KILL:
+            return
+        command = [*COMMAND, *self._all_flags(flags)]
+        with subprocess.Popen(
+            command, cwd=REPOSITORY, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        ) as process:
+            time.sleep(self._rng.uniform(0.1, 0.4))
+            process.kill()
+
+    def _audit(self, ended_at: float, is_whole: bool) -> None:
+        """Start a server again, look at every job, and see that the directory has the size it may have."""
+        with self._start(self._flags()) as server:
+            self._next_id = Audit(server, self._ledger, ended_at, len(BATCHES)).run(is_whole, self._next_id)
+            wrong = self._ledger.wrong
+            assert not wrong, "\n".join([f"{len(wrong)} wrong, seed {self._seed}, round {self._number}:", *wrong[:20]])
+            eventually(lambda: self._size() <= self._most(), "the directory is within its bound")
+            self._stop(server)
+
+    def _size(self) -> int:
+        return sum([path.stat().st_size for path in self._directory.iterdir() if path.is_file()])
+
+    def _most(self) -> float:
+        """2.5 times the live bytes and three segments, each of which may be made for one large job."""
+        live = sum([len(job.body) + RECORD for job in self._ledger.jobs.values()])
+        return 2.5 * live + 3 * max(LARGE + RECORD, *SEGMENT_SIZES)
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        port: int = sock.getsockname()[1]
+        return port

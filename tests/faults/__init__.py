@@ -1,0 +1,1 @@
+"""Real faults: full, failing and read-only disks, damaged files, a second server."""

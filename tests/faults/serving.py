@@ -1,0 +1,64 @@
+"""A server on a directory, and the requests that the tests of faults make of it."""
+
+from __future__ import annotations
+
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Final
+
+from tests.daemon import PATIENCE, Daemon
+from tests.server.peer import Peer
+
+OUT_OF_MEMORY: Final = b"OUT_OF_MEMORY"
+SEGMENT: Final = 65_536
+
+
+def serving(directory: Path, *flags: str) -> Daemon:
+    """A server that keeps its journal in *directory*, and has a dashboard."""
+    return Daemon("-l", "127.0.0.1", "-p", "0", "--web-port", "0", "-b", str(directory), "-s", str(SEGMENT), *flags)
+
+
+def put(peer: Peer, body: bytes) -> bytes:
+    """Put *body*; return the reply."""
+    return peer.ask(b"put 0 0 600 %d\r\n%b" % (len(body), body))
+
+
+def put_until_full(peer: Peer, size: int) -> list[int]:
+    """Put jobs of *size* bytes until one is refused; return the ids of the others."""
+    ids = []
+    while (reply := put(peer, bytes(size))) != OUT_OF_MEMORY:
+        ids.append(id_of(reply))
+    return ids
+
+
+def id_of(reply: bytes) -> int:
+    """The id in a reply of INSERTED."""
+    word, id = reply.split()
+    assert word == b"INSERTED", reply
+    return int(id)
+
+
+def jobs(peer: Peer, ids: list[int]) -> dict[int, bytes]:
+    """The bodies of those of the jobs *ids* that are there."""
+    found = {}
+    for id in ids:
+        word, *rest = peer.ask(b"peek %d" % id).split()
+        if word == b"FOUND":
+            found[id] = peer.read(int(rest[1]) + 2)[:-2]
+    return found
+
+
+def states(peer: Peer, ids: list[int]) -> list[str]:
+    """The states of the jobs *ids*."""
+    return [peer.stats(b"stats-job %d" % id)["state"] for id in ids]
+
+
+def readiness(server: Daemon) -> tuple[int, str]:
+    """The status and text of /readyz."""
+    try:
+        with urllib.request.urlopen(server.dashboard + "readyz", timeout=PATIENCE) as page:  # noqa: S310  on loopback
+            return page.status, page.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()

@@ -1,0 +1,120 @@
+"""A disk that is full: puts are refused, everything else goes on, and puts too once there is room."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.faults.disks import fill
+from tests.faults.serving import OUT_OF_MEMORY, id_of, jobs, put, put_until_full, readiness, serving, states
+from tests.server.peer import Peer, eventually
+
+MANY = 5000
+"""Rounds of a loop that writes several times what the disk holds, if nothing is compacted."""
+
+
+def test_put_is_refused_and_the_rest_goes_on(small_disk: Path) -> None:
+    with serving(small_disk, "-f", "0") as server, Peer(server) as peer:
+        ids = put_until_full(peer, 1000)
+        assert len(ids) > 300
+        for id in ids[:50]:
+            assert peer.ask(b"reserve-job %d" % id) == b"RESERVED %d 1000" % id
+            peer.read(1002)
+        replies = [
+            peer.ask(request % id)
+            for request, some in (
+                (b"delete %d", ids[:10]),
+                (b"release %d 7 0", ids[10:20]),
+                (b"release %d 7 3600", ids[20:30]),
+                (b"bury %d 9", ids[30:50]),
+                (b"kick-job %d", ids[30:40]),
+                (b"delete %d", ids[50:60]),
+            )
+            for id in some
+        ]
+        expected = ((b"DELETED", 10), (b"RELEASED", 20), (b"BURIED", 20), (b"KICKED", 10), (b"DELETED", 10))
+        assert replies == [reply for reply, count in expected for _ in range(count)]
+        assert peer.ask(b"pause-tube default 3600") == b"PAUSED"
+        _, said = server.stop()
+        assert "No space left on device" in said
+    with serving(small_disk, "-f", "0") as server, Peer(server) as peer:
+        assert list(jobs(peer, ids)) == [*ids[10:50], *ids[60:]]
+        wanted = ["ready"] * 10 + ["delayed"] * 10 + ["ready"] * 10 + ["buried"] * 10
+        assert states(peer, ids[10:50]) == wanted
+        assert int(peer.stats(b"stats-tube default")["pause-time-left"]) > 3500
+
+
+def test_release_and_bury_go_on_for_as_long_as_you_like(small_disk: Path) -> None:
+    with serving(small_disk, "-f", "0") as server, Peer(server) as peer:
+        ids = put_until_full(peer, 1000)
+        for number in range(MANY):
+            id = ids[number % 7]
+            peer.send(b"reserve-job %d\r\nbury %d 5\r\nkick-job %d\r\n" % (id, id, id))
+            peer.send(b"reserve-job %d\r\nrelease %d 5 0\r\n" % (id, id))
+            assert peer.read_line().startswith(b"RESERVED")
+            peer.read(1002)
+            assert (peer.read_line(), peer.read_line()) == (b"BURIED", b"KICKED")
+            assert peer.read_line().startswith(b"RESERVED")
+            peer.read(1002)
+            assert peer.read_line() == b"RELEASED"
+        assert list(jobs(peer, ids)) == ids
+
+
+def test_put_works_again_once_jobs_are_deleted(small_disk: Path) -> None:
+    with serving(small_disk, "-f", "0") as server, Peer(server) as peer:
+        ids = put_until_full(peer, 1000)
+        gone = ids[::2]
+        for id in gone:
+            assert peer.ask(b"delete %d" % id) == b"DELETED"
+        more: list[int] = []
+
+        def is_put() -> bool:
+            reply = put(peer, bytes(1000))
+            if reply != OUT_OF_MEMORY:
+                more.append(id_of(reply))
+            return len(more) == len(gone) // 2
+
+        eventually(is_put, "half of the room that was made is used")
+        server.process.kill()
+    with serving(small_disk, "-f", "0") as server, Peer(server) as peer:
+        assert list(jobs(peer, [*ids, *more])) == [*ids[1::2], *more]
+
+
+def test_put_works_again_once_somebody_else_makes_room(small_disk: Path) -> None:
+    filler = small_disk / "filler"
+    with serving(small_disk, "-f", "0") as server, Peer(server) as peer:
+        ids = [id_of(put(peer, bytes(10)))]
+        fill(filler)
+        ids += put_until_full(peer, 1000)
+        assert put(peer, bytes(1000)) == OUT_OF_MEMORY
+        filler.unlink()
+        ids += [id_of(put(peer, bytes(1000))) for _ in range(200)]
+        eventually(lambda: readiness(server)[0] == 200, "it is ready")
+        server.process.kill()
+    with serving(small_disk, "-f", "0") as server, Peer(server) as peer:
+        assert list(jobs(peer, ids)) == ids
+
+
+def test_each_job_can_be_deleted_from_a_full_disk(small_disk: Path) -> None:
+    """Even if deletes take more room than the jobs did: it is set aside with each put."""
+    with serving(small_disk, "-f", "0") as server, Peer(server) as peer:
+        count = 4000
+        peer.send(b"put 0 0 60 0\r\n\r\n" * count)
+        ids = [id_of(peer.read_line()) for _ in range(count)]
+        fill(small_disk / "filler")
+        for start in range(0, count, 100):
+            peer.send(b"".join(b"delete %d\r\n" % id for id in ids[start : start + 100]))
+            assert {peer.read_line() for _ in range(100)} == {b"DELETED"}
+        server.process.kill()
+    with serving(small_disk, "-f", "0") as server, Peer(server) as peer:
+        assert jobs(peer, ids) == {}
+
+
+def test_a_server_starts_on_a_full_disk(small_disk: Path) -> None:
+    with serving(small_disk, "-f", "0") as server, Peer(server) as peer:
+        ids = put_until_full(peer, 1000)
+        server.process.kill()
+    fill(small_disk / "filler")
+    with serving(small_disk, "-f", "0") as server, Peer(server) as peer:
+        assert list(jobs(peer, ids)) == ids
+        assert peer.ask(b"delete %d" % ids[0]) == b"DELETED"
+        assert peer.ask(b"kick 1") == b"KICKED 0"

@@ -1,0 +1,265 @@
+"""A disk in memory that remembers what was synced, loses power, fills up and fails.
+
+What is written is in the page cache until `sync` of its file, and what is created or removed is in the cache of
+the directory until `sync_directory`. `crash` gives the disk as the next start may find it: of all that was not
+synced each sector may be there or not, in any order, and so may each change of the directory.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from random import Random
+from typing import Final
+
+SECTOR: Final = 512
+"""What a disk writes whole or not at all, bytes."""
+
+UNLIMITED: Final = 2**62
+
+
+class Chance:
+    """Decides what of the unsynced survives: each thing with probability *share*, torn writes included."""
+
+    def __init__(self, random: Random, share: float) -> None:
+        """*share* 0.0 loses all, 1.0 keeps all."""
+        self._random: Random = random
+        self._share: float = share
+
+    def survives(self) -> bool:
+        return self._random.random() < self._share
+
+    def prefix_of(self, count: int) -> int:
+        """How many of *count* changes that must come in order have come."""
+        return next((index for index in range(count) if not self.survives()), count)
+
+
+class Inode:
+    """One file: as programs see it, as it is on disk, and the writes between the two."""
+
+    def __init__(self) -> None:
+        self.cached: bytearray = bytearray()
+        self.stable: bytearray = bytearray()
+        self.pending: list[tuple[int, bytes]] = []
+        self.sizes: list[int] = []
+
+    def write(self, offset: int, data: bytes) -> None:
+        _write(self.cached, offset, data)
+        self.pending.append((offset, data))
+
+    def resize(self, size: int) -> None:
+        _resize(self.cached, size)
+        self.sizes.append(size)
+
+    def sync(self) -> None:
+        self.stable = bytearray(self.cached)
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop what is not on disk yet from what a sync would write, as a kernel does after a failed one."""
+        self.pending.clear()
+        self.sizes.clear()
+
+    def after_crash(self, chance: Chance) -> bytes:
+        """What it may hold when the power is back."""
+        found = bytearray(self.stable)
+        for size in self.sizes[: chance.prefix_of(len(self.sizes))]:
+            _resize(found, size)
+        for offset, data in self.pending:
+            for at, sector in _sectors(offset, data):
+                if chance.survives():
+                    _write(found, at, sector)
+        return bytes(found)
+
+
+class Disk:
+    """A journal.files.Files in memory.
+
+    calls       how many changes were asked for, failed ones included.
+    before      called before each change; it may raise what the change is to raise.
+    capacity    bytes that all files may take.
+    removed     how many files were removed.
+    """
+
+    def __init__(self, files: dict[str, bytes] | None = None) -> None:
+        """*files* are there, and on disk."""
+        self.calls: int = 0
+        self.before: Callable[[str], None] = _nothing
+        self.capacity: int = UNLIMITED
+        self.random: Random = Random(0)
+        self._names: dict[str, Inode] = {}
+        self._stable_names: dict[str, Inode] = {}
+        self._changes: dict[str, list[Inode | None]] = {}
+        self._handles: dict[int, Inode] = {}
+        self._next_handle: int = 3
+        for name, data in (files or {}).items():
+            inode = self._names[name] = self._stable_names[name] = Inode()
+            inode.cached, inode.stable = bytearray(data), bytearray(data)
+
+    # journal.files.Files
+
+    def list(self) -> list[str]:
+        return [name for name in self._names if "/" not in name]
+
+    def read(self, name: str) -> bytes:
+        return bytes(self._names[name].cached)
+
+    def create(self, name: str, size: int) -> int:
+        self._change("create")
+        if name in self._names:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name)
+        if self.used + size > self.capacity:
+            raise failure(errno.ENOSPC, name)
+        inode = Inode()
+        inode.resize(size)
+        self._set(name, inode)
+        return self._open(inode)
+
+    def open(self, name: str) -> int:
+        self._change("open")
+        return self._open(self._names[name])
+
+    def write(self, handle: int, offset: int, data: bytes) -> None:
+        inode = self._handles[handle]
+        try:
+            self._change("write")
+        except OSError:
+            inode.write(offset, data[: self.random.randrange(len(data) + 1)])
+            raise
+        if offset + len(data) > len(inode.cached) and self.used + len(data) > self.capacity:
+            raise failure(errno.ENOSPC, "write")
+        inode.write(offset, data)
+
+    def truncate(self, handle: int, size: int) -> None:
+        self._change("truncate")
+        self._handles[handle].resize(size)
+
+    def sync(self, handle: int) -> None:
+        inode = self._handles[handle]
+        try:
+            self._change("sync")
+        except OSError:
+            inode.stable = bytearray(inode.after_crash(Chance(self.random, 0.5)))
+            inode.forget()
+            raise
+        inode.sync()
+
+    def close(self, handle: int) -> None:
+        del self._handles[handle]
+
+    def remove(self, name: str) -> None:
+        self._change("remove")
+        if name not in self._names:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
+        self._set(name, None)
+
+    def move(self, name: str, directory: str) -> None:
+        self._change("move")
+        inode = self._names[name]
+        for changed, target in ((f"{directory}/{name}", inode), (name, None)):
+            self._set(changed, target)
+            self._settle(changed)
+
+    def sync_directory(self) -> None:
+        self._change("sync_directory")
+        for name in list(self._changes):
+            self._settle(name)
+
+    # What a test asks
+
+    @property
+    def used(self) -> int:
+        """Bytes of all files, removed ones that are still open included."""
+        return sum(len(inode.cached) for inode in {*self._names.values(), *self._handles.values()})
+
+    @property
+    def open_files(self) -> int:
+        return len(self._handles)
+
+    def everything(self) -> dict[str, bytes]:
+        """All files, those in subdirectories too, as programs see them."""
+        return {name: bytes(inode.cached) for name, inode in self._names.items()}
+
+    def crash(self, chance: Chance) -> Disk:
+        """The disk as it may be when the power is back."""
+        names = dict(self._stable_names)
+        for name, changes in self._changes.items():
+            for inode in changes[: chance.prefix_of(len(changes))]:
+                _put(names, name, inode)
+        return Disk({name: inode.after_crash(chance) for name, inode in names.items()})
+
+    def _change(self, call: str) -> None:
+        self.calls += 1
+        self.before(call)
+
+    def _open(self, inode: Inode) -> int:
+        self._next_handle += 1
+        self._handles[self._next_handle] = inode
+        return self._next_handle
+
+    def _set(self, name: str, inode: Inode | None) -> None:
+        _put(self._names, name, inode)
+        self._changes.setdefault(name, []).append(inode)
+
+    def _settle(self, name: str) -> None:
+        for inode in self._changes.pop(name, []):
+            _put(self._stable_names, name, inode)
+
+
+class Fault:
+    """What `Disk.before` may be: call number *at* from now on fails with *code*, and if *is_lasting* all later ones.
+
+    has_struck  whether it has failed anything.
+    calls       that it concerns; all if empty.
+    """
+
+    def __init__(self, at: int, code: int, is_lasting: bool, calls: tuple[str, ...] = ()) -> None:
+        self.has_struck: bool = False
+        self._left: int = at
+        self._code: int = code
+        self._is_lasting: bool = is_lasting
+        self._calls: tuple[str, ...] = calls
+
+    def __call__(self, call: str) -> None:
+        if self._calls and call not in self._calls:
+            return
+        self._left -= 1
+        if self._left == 0 or (self._left < 0 and self._is_lasting):
+            self.has_struck = True
+            raise failure(self._code, call)
+
+
+def failure(code: int, what: str) -> OSError:
+    """The OSError of this errno."""
+    return OSError(code, os.strerror(code), what)
+
+
+def _nothing(call: str) -> None:
+    pass
+
+
+def _put(names: dict[str, Inode], name: str, inode: Inode | None) -> None:
+    if inode is None:
+        names.pop(name, None)
+    else:
+        names[name] = inode
+
+
+def _write(content: bytearray, offset: int, data: bytes) -> None:
+    if len(content) < offset + len(data):
+        _resize(content, offset + len(data))
+    content[offset : offset + len(data)] = data
+
+
+def _resize(content: bytearray, size: int) -> None:
+    if size < len(content):
+        del content[size:]
+    else:
+        content.extend(bytes(size - len(content)))
+
+
+def _sectors(offset: int, data: bytes) -> list[tuple[int, bytes]]:
+    """*data* cut where sectors end, each piece with its offset."""
+    cuts = [offset, *range(offset // SECTOR * SECTOR + SECTOR, offset + len(data), SECTOR), offset + len(data)]
+    return [(at, data[at - offset : end - offset]) for at, end in zip(cuts, cuts[1:], strict=False)]

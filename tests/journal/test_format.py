@@ -1,0 +1,92 @@
+"""docs/journal-format.md is the format: its tables are the codec's, its example what the codec writes and reads."""
+
+from __future__ import annotations
+
+import re
+import struct
+
+import pytest
+
+from greenstalk_server.job import BURIED, SECOND, Job
+from greenstalk_server.journal import record
+from greenstalk_server.journal.recovery import Recovery
+from greenstalk_server.tube import Tube
+from tests.daemon import REPOSITORY
+
+DOCUMENT = (REPOSITORY / "docs" / "journal-format.md").read_text()
+
+SALT = bytes.fromhex("c0ffee42")
+
+TABLES = {
+    "Header": struct.Struct("<8sI4sQQQI"),
+    "Record": record.HEADER,
+    "Kind 1, JOB": record.JOB_FIELDS,
+    "Kind 2, UPDATE": record.UPDATE_FIELDS,
+    "Kind 3, RESERVE": record.RESERVE_FIELDS,
+    "Kind 4, DELETE": record.DELETE_FIELDS,
+    "Kind 5, PAUSE": record.PAUSE_FIELDS,
+}
+
+
+def example() -> bytes:
+    """The bytes of the example, whose offsets must be right."""
+    section = DOCUMENT.partition("\n## Example\n")[2]
+    block = section.partition("```text\n")[2].partition("```")[0]
+    data = b""
+    for offset, text in re.findall(r"^([0-9a-f]{4})  ((?:[0-9a-f]{2} )*[0-9a-f]{2})(?:  .*)?$", block, re.MULTILINE):
+        assert int(offset, 16) == len(data)
+        data += bytes.fromhex(text)
+    return data
+
+
+def written() -> bytes:
+    """What the codec makes of the story that the document tells."""
+    encoder = record.Encoder(SALT)
+    job = Job(43, Tube(b"mail", {}), b"hello", 1024, 0, 60 * SECOND, 1_700_000_000 * SECOND)
+    data = record.SegmentHeader(SALT, number=7, first_sequence=1001, next_id=43).encode()
+    data += encoder.job(job, 1001)
+    job.reserves = 1
+    data += encoder.reserve(job, 1002)
+    job.state, job.buries, job.deadline = BURIED, 1, 5
+    return data + encoder.update(job, 1003)
+
+
+def test_the_example_is_what_the_codec_writes() -> None:
+    assert example() == written()
+
+
+def test_the_example_is_read_as_it_says() -> None:
+    jobs: dict[int, Job] = {}
+    recovery = Recovery(lambda name: Tube(name, jobs), jobs)
+    segment = recovery.replay("journal.7", 7, example() + bytes(100), is_newest=True)
+    recovery.settle(now=1_700_000_001 * SECOND)
+    assert segment is not None
+    assert segment.header == record.SegmentHeader(SALT, 7, 1001, 43)
+    assert (segment.end, segment.records) == (len(example()), 3)
+    assert (recovery.damage, recovery.sequence, recovery.next_id) == ([], 1003, 44)
+    (job,) = jobs.values()
+    assert (job.id, job.tube.name, job.body, job.pri, job.ttr) == (43, b"mail", b"hello", 1024, 60 * SECOND)
+    assert (job.state, job.deadline, job.reserves, job.buries) == (BURIED, 5, 1, 1)
+
+
+@pytest.mark.parametrize("heading", TABLES)
+def test_each_table_is_the_codecs_layout(heading: str) -> None:
+    section = re.search(rf"^### {heading}\b.*?\n(?=##)", DOCUMENT, re.MULTILINE | re.DOTALL)
+    assert section is not None
+    rows = [(int(offset), int(size)) for offset, size in re.findall(r"^\| (\d+) \| (\d+) \|", section[0], re.MULTILINE)]
+    layout = TABLES[heading]
+    sizes = [struct.calcsize("<" + field) for field in re.findall(r"\d*[a-zA-Z]", layout.format)]
+    assert [size for _, size in rows] == sizes
+    assert [offset for offset, _ in rows] == [sum(sizes[:at]) for at in range(len(sizes))]
+    assert sum(sizes) == layout.size
+
+
+def test_version_and_kinds_are_the_codecs() -> None:
+    assert f"Version {record.VERSION}." in DOCUMENT
+    named = {
+        int(number): name
+        for text in re.findall(r"^### Kinds? (.*?)(?::.*)?$", DOCUMENT, re.MULTILINE)
+        for number, name in re.findall(r"(\d),? ([A-Z_]+)", text)
+    }
+    assert set(named) == set(record.SMALLEST_PAYLOAD)
+    assert all(getattr(record, name) == number for number, name in named.items())

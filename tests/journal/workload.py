@@ -1,0 +1,426 @@
+"""A broker over a journal on a disk in memory, a random workload, and what a restart must show of it.
+
+Everything runs in turn, in one thread: `Bench.commit` and `Bench.keep_up` do what the committer does. The journal
+is wrapped in a witness that notes, with each record's sequence number, how the job it is about looks from then on;
+so what a restart shows can be held against every state that was ever recorded, and against what was acknowledged.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from random import Random
+from typing import Final, TypeVar
+
+from greenstalk_server import startup
+from greenstalk_server.broker import Broker
+from greenstalk_server.client import Client
+from greenstalk_server.job import BURIED, DELAYED, READY, RESERVED, SECOND, Job
+from greenstalk_server.journal.binlog import Binlog
+from greenstalk_server.journal.files import Files
+from greenstalk_server.journal.record import job_size
+from greenstalk_server.stats import JournalStats
+from greenstalk_server.tube import Tube
+from tests.core.world import START, make_broker
+from tests.journal.disk import Disk
+
+SMALL: Final = 4096
+"""Bytes of a segment, so that all that happens to segments happens soon."""
+
+T = TypeVar("T")
+
+TUBES: Final = (b"default", b"mail", b"a" * 200)
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """All that a restart has to show of a job. `place` is the deadline if delayed, the burial's number if buried."""
+
+    tube: bytes = field(repr=False)
+    body: bytes = field(repr=False)
+    pri: int
+    delay: int
+    ttr: int
+    created_at: int
+    state: int
+    place: int
+    reserves: int
+    timeouts: int
+    releases: int
+    buries: int
+    kicks: int
+
+    @staticmethod
+    def of(job: Job, now: int) -> Look:
+        """What a restart at *now* has to show."""
+        state = job.state
+        if state == RESERVED or (state == DELAYED and job.deadline <= now):
+            state = READY
+        return Look(
+            job.tube.name,
+            job.body,
+            job.pri,
+            job.delay,
+            job.ttr,
+            job.created_at,
+            state,
+            job.deadline if state in (DELAYED, BURIED) else 0,
+            job.reserves,
+            job.timeouts,
+            job.releases,
+            job.buries,
+            job.kicks,
+        )
+
+    def at(self, now: int) -> Look:
+        """What a later restart has to show."""
+        if self.state == DELAYED and self.place <= now:
+            values = {name: getattr(self, name) for name in self.__slots__}
+            return Look(**values | {"state": READY, "place": 0})
+        return self
+
+
+@dataclass(slots=True)
+class History:
+    """What was recorded, in order: by job and by tube, each with the sequence number of its record.
+
+    A job that is gone looks None; a pause is its end, 0 if there is none.
+    """
+
+    jobs: dict[int, list[tuple[int, Look | None]]] = field(default_factory=dict)
+    pauses: dict[bytes, list[tuple[int, int]]] = field(default_factory=dict)
+
+    def check(self, broker: Broker, safe: int, now: int, is_holed: bool = False) -> None:
+        """Assert that *broker*, recovered, shows all up to record *safe*, and nothing that never was.
+
+        With *is_holed* records may be missing before others: then each figure must be one that once was.
+        """
+        broker.check()
+        assert broker.jobs.keys() <= self.jobs.keys(), "a job was invented"
+        for id, entries in self.jobs.items():
+            job = broker.jobs.get(id)
+            found = Look.of(job, now) if job is not None else None
+            possible = [look.at(now) if look is not None else None for look in _since(entries, safe, None)]
+            if found not in possible:
+                assert is_holed and _is_mixture(found, possible), f"job {id} is {found}, may be {possible}"
+        for name, pauses in self.pauses.items():
+            tube = broker.tubes.get(name)
+            ends = [end if end > now else 0 for end in _since(pauses, safe, 0)]
+            assert (tube.paused_until if tube is not None else 0) in ends, f"pause of {name!r}"
+        given = [id for id, entries in self.jobs.items() if entries[0][0] <= safe]
+        assert broker.next_id > max(given, default=0)
+        for tube in broker.tubes.values():
+            places = [job.deadline for job in tube.buried.values()]
+            assert places == sorted(set(places)), "the order of the buried jobs"
+
+    def latest(self, id: int) -> Look | None:
+        """How the job *id* was recorded last."""
+        return self.jobs[id][-1][1]
+
+
+class Witness:
+    """The journal that the broker is given: a binlog, and beside it a history of all that it records."""
+
+    def __init__(self, binlog: Binlog, history: History) -> None:
+        self._binlog: Binlog = binlog
+        self._history: History = history
+
+    @property
+    def promised(self) -> int:
+        return self._binlog.promised
+
+    @property
+    def trouble(self) -> str | None:
+        return self._binlog.trouble
+
+    def put(self, job: Job) -> bool:
+        if not self._binlog.put(job):
+            return False
+        assert job.id not in self._history.jobs, "an id was given twice"
+        self._note(job.id, job)
+        return True
+
+    def update(self, job: Job) -> None:
+        self._binlog.update(job)
+        self._note(job.id, job)
+
+    def reserve(self, job: Job) -> None:
+        self._binlog.reserve(job)
+        self._note(job.id, job)
+
+    def delete(self, job: Job) -> None:
+        self._binlog.delete(job)
+        self._note(job.id, None)
+
+    def pause(self, tube: Tube) -> None:
+        self._binlog.pause(tube)
+        entry = (self._binlog._sequence, tube.paused_until)
+        self._history.pauses.setdefault(tube.name, []).append(entry)
+
+    def stats(self) -> JournalStats:
+        return self._binlog.stats()
+
+    def _note(self, id: int, job: Job | None) -> None:
+        look = Look.of(job, 0) if job is not None else None
+        self._history.jobs.setdefault(id, []).append((self._binlog._sequence, look))
+
+
+class Bench:
+    """One life of a server: recovered from *disk*, worked on, committed.
+
+    safe        number of the last record that has to survive a loss of power.
+    refused     puts that were refused.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        random: Random,
+        history: History | None = None,
+        now: int = START,
+        max_size: int = SMALL,
+        sync_interval: int = 0,
+    ) -> None:
+        self.disk: Disk = disk
+        self.random: Random = random
+        self.history: History = history if history is not None else History()
+        self.now: int = now
+        self.refused: int = 0
+        self.binlog: Binlog = Binlog(disk, max_size, sync_interval, random.randbytes)
+        self.broker: Broker = make_broker()
+        self.broker.journal = Witness(self.binlog, self.history)
+        startup.recover(disk, self.broker, self.binlog, now, is_strict=False)
+        self.safe: int = self.binlog.safe
+        self.clients: list[Client] = [self._connect() for _ in range(3)]
+
+    # The committer's part
+
+    def commit(self, commands: int = 0) -> bool:
+        """Write and sync all there is, with so many *commands* meanwhile; False if the disk failed."""
+        if self.binlog.trouble is not None:
+            self.binlog.record_anew()
+        batch = self.binlog.take(is_synced=self.binlog.sync_interval == 0)
+        self.work(commands)
+        try:
+            batch.run()
+        except OSError as error:
+            self.binlog.failed(error)
+            return False
+        self.binlog.done(batch)
+        if batch.is_synced:
+            self.safe = batch.sequence
+        return True
+
+    def sync(self) -> bool:
+        """Sync what is written; False if the disk failed."""
+        sync = self.binlog.take_sync()
+        if sync is not None:
+            try:
+                sync.run()
+            except OSError as error:
+                self.binlog.failed(error)
+                return False
+            self.binlog.synced(sync)
+            self.safe = max(self.safe, sync.sequence)
+        return True
+
+    def compact(self) -> None:
+        """Copy a slice, as the committer does after each batch."""
+        self.binlog.compact(self.random.choice((100, 1000, 65536)))
+
+    def keep_up(self, commands: int = 0) -> None:
+        """Make and remove files, with so many *commands* meanwhile."""
+        upkeep = self.binlog.upkeep()
+        if upkeep is not None:
+            self.work(commands)
+            upkeep.run()
+            self.binlog.kept(upkeep)
+
+    def turn(self) -> None:
+        """Some commands, and whatever the committer may do next."""
+        random = self.random
+        self.work(random.randrange(8))
+        if random.random() < 0.8:
+            self.commit(random.choice((0, 0, 3)))
+        if random.random() < 0.7:
+            self.compact()
+        if self.binlog.sync_interval and random.random() < 0.4:
+            self.sync()
+        if random.random() < 0.7:
+            self.keep_up(random.choice((0, 0, 3)))
+
+    def settle(self, turns: int = 30) -> None:
+        """Let the committer do all it has to do."""
+        for _ in range(turns):
+            self.commit()
+            self.sync()
+            while self.binlog.compact(65536):
+                self.commit()
+                self.sync()
+            self.keep_up()
+
+    # The clients' part
+
+    def work(self, commands: int) -> None:
+        """So many random commands, and time that passes."""
+        verbs = (
+            self.put, self.put, self.put, self.put, self.reserve, self.reserve, self.reserve, self.wait, self.release,
+            self.release, self.bury, self.bury, self.kick, self.kick_job, self.delete, self.delete, self.delete_held,
+            self.delete_held, self.reserve_job, self.touch, self.pause, self.reconnect, self.pass_time,
+        )  # fmt: skip
+        for _ in range(commands):
+            self.now += 1
+            self.random.choice(verbs)()
+
+    def put(self, size: int | None = None, delay: int | None = None) -> int:
+        """Put a job of *size* bytes, by default any; return its id, 0 if it was refused."""
+        random, client = self.random, self._client()
+        if size is None:
+            size = random.choice((0, 1, 100, 500, random.randrange(2000), random.choice((100, 6000))))
+        if delay is None:
+            delay = random.choice((0, 0, 0, random.randrange(60)))
+        id = self.broker.allocate_id()
+        body = b"%d:" % id + random.randbytes(size)
+        pri, ttr = random.choice((0, 10, 2**32 - 1)), random.choice((1, 30, 2**32 - 1))
+        if self.broker.put(client, id, pri, delay * SECOND, ttr * SECOND, body, self.now):
+            return id
+        self.refused += 1
+        return 0
+
+    def reserve(self) -> Job | None:
+        return self.broker.reserve(self._client(), self.now)
+
+    def wait(self) -> None:
+        client = self._client()
+        if self.broker.reserve(client, self.now) is None:
+            self.broker.wait(client, self.now + 5 * SECOND, self.now)
+
+    def reserve_job(self) -> None:
+        if self.broker.jobs:
+            self.broker.reserve_job(self._client(), self._any_id(), self.now)
+
+    def release(self) -> None:
+        if held := self._held():
+            client, id = held
+            delay = self.random.choice((0, self.random.randrange(60)))
+            assert self.broker.release(client, id, self.random.randrange(5), delay * SECOND, self.now)
+
+    def bury(self) -> None:
+        if held := self._held():
+            client, id = held
+            assert self.broker.bury(client, id, self.random.randrange(5))
+
+    def touch(self) -> None:
+        if held := self._held():
+            client, id = held
+            assert self.broker.touch(client, id, self.now)
+
+    def delete_held(self) -> None:
+        if held := self._held():
+            client, id = held
+            assert self.broker.delete(client, id)
+
+    def delete(self) -> None:
+        if self.broker.jobs:
+            self.broker.delete(self._client(), self._any_id())
+
+    def kick(self) -> None:
+        tube = self.random.choice(list(self.broker.tubes.values()))
+        self.broker.kick(tube, self.random.choice((BURIED, DELAYED)), self.random.randrange(1, 5), self.now)
+
+    def kick_job(self) -> None:
+        if self.broker.jobs:
+            self.broker.kick_job(self._any_id(), self.now)
+
+    def pause(self) -> None:
+        name = self.random.choice(list(self.broker.tubes))
+        name = b"default"
+        self.broker.pause_tube(name, self.random.choice((0, 0, 3, 300)) * SECOND, self.now)
+
+    def reconnect(self) -> None:
+        at = self.random.randrange(len(self.clients))
+        self.broker.disconnect(self.clients[at], self.now)
+        self.clients[at] = self._connect()
+
+    def pass_time(self) -> None:
+        self.now += self.random.choice((1, SECOND, 10 * SECOND))
+        while (due := self.broker.tick(self.now)) is not None and due <= self.now:
+            pass
+
+    def delete_all(self) -> None:
+        """Delete every job, held or not."""
+        for job in list(self.broker.jobs.values()):
+            assert self.broker.delete(job.holder, job.id)
+
+    # What a test asks
+
+    def check_told(self) -> None:
+        """Assert that the broker has told the journal all that a restart has to show."""
+        for id, job in self.broker.jobs.items():
+            recorded = self.history.latest(id)
+            assert recorded is not None and Look.of(job, self.now) == recorded.at(self.now)
+        for id in self.history.jobs.keys() - self.broker.jobs.keys():
+            assert self.history.latest(id) is None
+        for name, entries in self.history.pauses.items():
+            tube = self.broker.tubes.get(name)
+            end = tube.paused_until if tube is not None else 0
+            recorded_end = entries[-1][1]
+            assert (end if end > self.now else 0) == (recorded_end if recorded_end > self.now else 0), name
+
+    def check_after_crash(self, disk: Disk, is_strict: bool = True, is_holed: bool = True) -> None:
+        """Assert that a server that finds *disk* shows all that it has to."""
+        broker = recovered(disk, self.now, is_strict, self.random)
+        self.history.check(broker, self.safe, self.now, is_holed)
+
+    @property
+    def live_bytes(self) -> int:
+        """Bytes that the JOB records of all jobs take."""
+        return sum(job_size(job) for job in self.broker.jobs.values())
+
+    def _connect(self) -> Client:
+        client = self.broker.connect(lambda: None)
+        self.broker.use(client, self.random.choice(TUBES))
+        for name in self.random.sample(TUBES, 2):
+            self.broker.watch(client, name)
+        return client
+
+    def _client(self) -> Client:
+        """A client that does not wait; if all do, one whose wait ends."""
+        client = self.random.choice(self.clients)
+        self.broker.cancel_wait(client)
+        return client
+
+    def _held(self) -> tuple[Client, int] | None:
+        holding = [client for client in self.clients if client.reserved]
+        if not holding:
+            return None
+        client = self.random.choice(holding)
+        self.broker.cancel_wait(client)
+        return client, self.random.choice(list(client.reserved))
+
+    def _any_id(self) -> int:
+        return self.random.choice(list(self.broker.jobs))
+
+
+def recovered(files: Files, now: int, is_strict: bool, random: Random) -> Broker:
+    """The broker of a server that starts on *files*."""
+    broker = make_broker()
+    binlog = Binlog(files, SMALL, 0, random.randbytes)
+    startup.recover(files, broker, binlog, now, is_strict)
+    return broker
+
+
+def _since(entries: list[tuple[int, T]], safe: int, before: T) -> list[T]:
+    """What stood after record *safe*, and all that came later; *before* stood before the first."""
+    possible = [before]
+    for sequence, value in entries:
+        if sequence <= safe:
+            possible.clear()
+        possible.append(value)
+    return possible
+
+
+def _is_mixture(found: Look | None, possible: list[Look | None]) -> bool:
+    looks = [look for look in possible if look is not None]
+    if found is None or not looks:
+        return False
+    return all(getattr(found, name) in [getattr(look, name) for look in looks] for name in Look.__slots__)

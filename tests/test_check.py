@@ -1,0 +1,329 @@
+"""`journal check`, on directories that the real server and the real beanstalkd have written."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import time
+from pathlib import Path
+from threading import Event, Thread
+
+import greenstalk
+import pytest
+
+from greenstalk_server.check import inspect
+from greenstalk_server.job import Job
+from greenstalk_server.journal import record
+from greenstalk_server.tube import Tube
+from tests.daemon import PATIENCE, Daemon, run
+
+QUIET = ("-l", "127.0.0.1", "-p", "0", "--no-web")
+SMALL = ("-s", "4096")
+BODY = "x" * 1000
+
+
+def check(directory: Path) -> tuple[int, str]:
+    """Run the command; return its exit code and what it printed. It must have left everything as it was."""
+    before = state_of(directory)
+    done = run("journal", "check", str(directory))
+    assert done.stderr == ""
+    assert state_of(directory) == before
+    return done.returncode, done.stdout
+
+
+def state_of(directory: Path) -> dict[str, tuple[int, bytes]]:
+    """All that a write would change, but what a running server changes by itself."""
+    files = {path.name: path for path in sorted(directory.rglob("*")) if path.is_file()}
+    state = {name: (path.stat().st_mtime_ns, path.read_bytes()) for name, path in files.items()}
+    return state | {".": (directory.stat().st_mtime_ns, b"")}
+
+
+def segments(directory: Path) -> list[Path]:
+    """The journal's files that are in use, oldest first."""
+    found = [path for path in directory.glob("journal.*") if path.read_bytes().strip(b"\0")]
+    return sorted(found, key=lambda path: int(path.suffix[1:]))
+
+
+def client(daemon: Daemon, tube: str = "default") -> greenstalk.Client:
+    return greenstalk.Client(("127.0.0.1", daemon.port), use=tube, watch=tube)
+
+
+@pytest.fixture
+def beanstalkds(tmp_path: Path) -> Path:
+    """A directory of a real beanstalkd that was killed: three jobs, the second buried, the third deleted."""
+    path = shutil.which("beanstalkd", path=f"{os.environ['PATH']}:/usr/sbin")
+    assert path is not None, "beanstalkd is missing: apt-get install beanstalkd"
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    process = subprocess.Popen([path, "-l", "127.0.0.1", "-p", str(port), "-b", str(tmp_path), "-f", "0"])
+    try:
+        with connect(port) as queue:
+            for pri in (3, 1, 2):
+                queue.put("body", priority=pri)
+            queue.bury(queue.reserve())
+            queue.delete(queue.reserve())
+    finally:
+        process.kill()
+        process.wait()
+    return tmp_path
+
+
+def connect(port: int) -> greenstalk.Client:
+    until = time.monotonic() + PATIENCE
+    while True:
+        try:
+            return greenstalk.Client(("127.0.0.1", port))
+        except ConnectionRefusedError:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+
+
+@pytest.fixture
+def several(tmp_path: Path) -> Path:
+    """A directory of a real server: ten ready jobs of a kilobyte in segments of four, in four files."""
+    with Daemon(*QUIET, *SMALL, "-b", str(tmp_path)) as daemon, client(daemon) as queue:
+        for _ in range(10):
+            queue.put(BODY)
+    assert len(segments(tmp_path)) == 4
+    return tmp_path
+
+
+def shows_after_a_start(directory: Path) -> int:
+    """How many ready jobs a server that is started on *directory* has."""
+    with Daemon(*QUIET, *SMALL, "-b", str(directory)) as daemon, client(daemon) as queue:
+        count = queue.stats()["current-jobs-ready"]
+        assert isinstance(count, int)
+        return count
+
+
+def test_a_directory_without_a_journal_is_sound(tmp_path: Path) -> None:
+    assert check(tmp_path) == (0, f"{tmp_path}: sound\njournal: no file\njobs: 0\n")
+
+
+def test_jobs_are_told_by_tube_and_state(tmp_path: Path) -> None:
+    with Daemon(*QUIET, "-b", str(tmp_path)) as daemon:
+        with client(daemon) as queue, client(daemon, "mail") as mail:
+            for _ in range(3):
+                queue.put("ready")
+            queue.put("delayed", delay=3600)
+            queue.delete(queue.reserve())
+            mail.put("buried")
+            mail.bury(mail.reserve())
+            mail.put("a reserved job comes back ready")
+            mail.reserve()
+            mail.pause_tube("mail", 3600)
+        daemon.stop()
+    code, said = check(tmp_path)
+    assert code == 0
+    assert f"{tmp_path}: sound\n" in said
+    assert "in use" not in said
+    assert "jobs: 5\n  default: 2 ready, 1 delayed, 0 buried\n  mail: 1 ready, 0 delayed, 1 buried\n" in said
+    assert re.search(r"^records: 6 job, 1 update, \d reserve, 1 delete, \d pause$", said, re.MULTILINE)
+    assert "next job id: 7\n" in said
+    assert re.search(r"^paused: mail, until \d{4}-\d\d-\d\d \d\d:\d\d:\d\d\+00:00$", said, re.MULTILINE)
+    (file,) = segments(tmp_path)
+    assert re.search(rf"^  {file.name}: \d+ bytes, \d+ records$", said, re.MULTILINE)
+    assert "DAMAGE" not in said
+
+
+def test_live_bytes_are_those_of_the_jobs(several: Path) -> None:
+    tube = Tube(b"default", {})
+    live = 10 * record.job_size(Job(1, tube, BODY.encode(), 0, 0, 0, 0))
+    total = sum(path.stat().st_size for path in several.glob("journal.*"))
+    assert f"bytes: {live} live of {total} on disk\n" in check(several)[1]
+
+
+def test_a_running_server_is_named_and_not_disturbed(tmp_path: Path) -> None:
+    with Daemon(*QUIET, "-b", str(tmp_path)) as daemon, client(daemon) as queue:
+        queue.put("one")
+        done = run("journal", "check", str(tmp_path))
+        assert done.returncode == 0
+        assert f"in use by process {daemon.process.pid}: " in done.stdout
+        assert "\njobs: 1\n" in done.stdout
+        assert "made ahead, unused" in done.stdout
+        assert run(*QUIET, "-b", str(tmp_path)).returncode == 10, "it still has its lock"
+        assert queue.put("two") == 2
+
+
+def test_a_server_under_load_is_found_sound(tmp_path: Path) -> None:
+    """Files come and go beneath the reader, and the newest is being written."""
+    with Daemon(*QUIET, *SMALL, "-F", "-b", str(tmp_path)) as daemon:
+        is_over = Event()
+        thread = Thread(target=keep_busy, args=(daemon, is_over))
+        thread.start()
+        try:
+            reports = [inspect(str(tmp_path), time.time_ns()) for _ in range(200)]
+        finally:
+            is_over.set()
+            thread.join()
+    assert all(report.is_sound for report in reports)
+    assert len({tuple(report.sizes) for report in reports}) > 3
+    assert all(len(report.recovery.jobs) >= 50 for report in reports[-50:])
+
+
+def keep_busy(daemon: Daemon, is_over: Event) -> None:
+    """Hold fifty jobs, and put and delete others, so that compaction has to run."""
+    with client(daemon) as queue, client(daemon, "short") as short:
+        for _ in range(50):
+            queue.put("y" * 100)
+        while not is_over.is_set():
+            short.put(BODY)
+            short.delete(short.reserve())
+
+
+# Damage
+
+
+def test_a_torn_tail_is_told_and_no_damage(several: Path) -> None:
+    newest = segments(several)[-1]
+    os.truncate(newest, len(newest.read_bytes().rstrip(b"\0")) - 7)
+    code, said = check(several)
+    assert code == 0
+    assert f"\ntorn, as a crash leaves it: {newest.name}: torn tail at offset " in said
+    assert "\njobs: 9\n" in said
+    assert shows_after_a_start(several) == 9
+
+
+def test_damage_in_the_middle_costs_one_record(several: Path) -> None:
+    """The offset and the bytes are those of the record, and its neighbours are found again."""
+    file = segments(several)[1]
+    data = bytearray(file.read_bytes())
+    at = record.SEGMENT_HEADER_SIZE
+    size = record.HEADER_SIZE + record.HEADER.unpack_from(data, at)[2]
+    data[at + 500] ^= 1
+    file.write_bytes(data)
+    code, said = check(several)
+    assert code == 1
+    assert f"{several}: DAMAGED\n" in said
+    assert f"\nDAMAGE: {file.name}: damaged at offset {at}: {size} bytes, 1 records lost\n" in said
+    assert "\nrecords: 9 job\n" in said
+    assert shows_after_a_start(several) == 9
+
+
+def test_a_record_written_twice_is_told_and_counts_once(several: Path) -> None:
+    file = segments(several)[0]
+    data = file.read_bytes()
+    at = record.SEGMENT_HEADER_SIZE
+    first = data[at : at + record.HEADER_SIZE + record.HEADER.unpack_from(data, at)[2]]
+    file.write_bytes(data + first)
+    code, said = check(several)
+    assert code == 1
+    assert f"DAMAGE: {file.name}: record 1 repeated or unknown at offset {len(data)}: " in said
+    assert "\nrecords: 10 job\n" in said
+
+
+def test_a_bad_header_costs_the_file(several: Path) -> None:
+    file = segments(several)[1]
+    file.write_bytes(b"\xff" + file.read_bytes()[1:])
+    code, said = check(several)
+    assert code == 1
+    size = file.stat().st_size
+    assert (
+        f"DAMAGE: {file.name}: does not start as a segment of a journal does at offset 0: {size} bytes lost\n" in said
+    )
+    assert re.search(rf"  {file.name}: \d+ bytes, unreadable\n", said)
+    assert "\njobs: 7\n" in said
+    assert shows_after_a_start(several) == 7
+
+
+def test_a_missing_file_is_a_gap(several: Path) -> None:
+    first, second, third, _ = segments(several)
+    second.unlink()
+    code, said = check(several)
+    assert code == 1
+    assert f"DAMAGE: {third.name}: follows on {first.name} with a gap at offset 0: 0 bytes, 3 records lost\n" in said
+    assert "\njobs: 7\n" in said
+
+
+def test_a_copy_is_no_segment(several: Path) -> None:
+    oldest = segments(several)[0]
+    shutil.copy(oldest, several / "journal.99")
+    code, said = check(several)
+    assert code == 1
+    assert f"DAMAGE: journal.99: is a copy of segment {oldest.suffix[1:]} at offset 0: " in said
+    assert "\njobs: 10\n" in said
+
+
+def test_an_import_cut_short_does_not_count(tmp_path: Path) -> None:
+    encoder = record.Encoder(b"salt")
+    job = Job(7, Tube(b"default", {}), b"body", 0, 0, 1, 1)
+    (tmp_path / "journal.1").write_bytes(
+        record.SegmentHeader(b"salt", 1, 1, 1).encode() + encoder.mark(record.IMPORT_BEGIN, 1) + encoder.job(job, 2)
+    )
+    code, said = check(tmp_path)
+    assert code == 0
+    assert "\nrecords: 1 job, 1 import begun\n" in said
+    assert "\njobs: 0\nan import from beanstalkd was cut short: " in said
+
+
+# beanstalkd's files
+
+
+def test_beanstalkds_files_are_counted_and_left(beanstalkds: Path) -> None:
+    code, said = check(beanstalkds)
+    assert code == 0
+    assert re.search(r"\nbeanstalkd: 1 file, \d+ records; a start would import 2 jobs\n$", said)
+
+
+def test_beanstalkds_damage_is_told(beanstalkds: Path) -> None:
+    (file,) = beanstalkds.glob("binlog.*")
+    file.chmod(0o600)
+    (beanstalkds / "binlog.99").write_bytes(b"\x09\0\0\0")
+    data = bytearray(file.read_bytes())
+    data[:4] = b"\0\0\0\1"
+    file.write_bytes(data)
+    code, said = check(beanstalkds)
+    assert code == 1
+    assert "beanstalkd: 0 files, 0 records; a start would import 0 jobs\n" in said
+    assert f"  {file.name}: not read: unknown version 16777216\n" in said
+    assert "  binlog.99: not read: unknown version 9\n" in said
+
+
+def test_ids_that_both_have_given_are_told(beanstalkds: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    ours = tmp_path_factory.mktemp("ours")
+    with Daemon(*QUIET, "-b", str(ours)) as daemon, client(daemon) as queue:
+        queue.put("another job 1")
+    for file in beanstalkds.glob("binlog.*"):
+        shutil.copy(file, ours)
+    code, said = check(ours)
+    assert code == 1
+    assert "  a start would refuse: 1 of their ids are in the journal too, 1 the first\n" in said
+    assert run(*QUIET, "-b", str(ours)).returncode == 10
+
+
+# The command
+
+
+@pytest.mark.parametrize("name", ["missing", "file", "directory as a segment"])
+def test_what_cannot_be_read_is_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "journal.1").mkdir()
+    path = tmp_path / name if name != "directory as a segment" else tmp_path
+    reason = {"missing": "No such file or directory", "file": "Not a directory"}.get(name, "Is a directory")
+    shown = path if path != tmp_path else path / "journal.1"
+    done = run("journal", "check", str(path))
+    assert (done.stdout, done.stderr) == ("", f"greenstalk-server: journal check: {shown}: {reason}\n")
+    assert done.returncode == 10
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["check"], ["check", ""], ["check", "-b"], ["check", "a", "b"], ["mend", "a"]]
+)
+def test_anything_but_check_and_a_directory_is_refused(arguments: list[str]) -> None:
+    done = run("journal", *arguments)
+    assert done.stderr.startswith("greenstalk-server: journal")
+    assert done.stderr.endswith(": must be `journal check DIR`\n")
+    assert (done.stdout, done.returncode) == ("", 5)
+
+
+def test_help_is_the_commands_own() -> None:
+    assert run("journal", "check", "--help").stdout == run("--help").stdout
+    assert "greenstalk-server journal check DIR\n" in run("--help").stdout
+
+
+def test_journal_is_a_command_as_the_first_argument_alone(tmp_path: Path) -> None:
+    assert run("-b", "journal", "-l", "127.0.0.1", "-p", "0", "--no-web").returncode == 10
+    assert "unknown argument journal" in run("-V", "journal", "check", str(tmp_path)).stderr
