@@ -14,7 +14,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .PHONY: help run test check coverage crash-test bench clean
 
 help:
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 run: ARGS ?= -b data
 run: $(VENV)/.installed  ## set up, then serve beanstalk on 11300 and the dashboard on 8080; ARGS="-b data -p 11301" to differ

@@ -131,7 +131,8 @@ class Committer:
             batch.run()
             return
         self._lone_batches = self._lone_batches + 1 if self._is_lone else 0
-        if self._lone_batches > LONE_BATCHES and self._sync_time < QUICK_SYNC:
+        is_quick = self._lone_batches > LONE_BATCHES and self._sync_time < QUICK_SYNC
+        if is_quick and not self._disk.locked():
             self._run_timed(batch)
         else:
             with self._disk:
