@@ -63,7 +63,6 @@ class Committer:
         self._disk: BoundedSemaphore = BoundedSemaphore(1)
         self._thread: DiskThread = DiskThread()
         self._greenlets: list[gevent.Greenlet] = []
-        self._is_lone: bool = False
         self._lone_batches: int = 0
         self._sync_time: float = QUICK_SYNC
 
@@ -80,14 +79,15 @@ class Committer:
             gevent.killall(self._greenlets)
             if self.binlog.trouble is not None:
                 self.binlog.record_anew()
-            if not self._commit(Batch.run, is_synced=self.binlog.sync_interval is not None):
+            if not self._write(Batch.run, is_synced=self.binlog.sync_interval is not None):
                 log.error("journal: stopped with changes that are not on disk; none of them was acknowledged")
         self._thread.stop()
 
     def hold(self, holder: Holder) -> None:
         """Have *holder* released when all records made so far are safe. Does not switch."""
+        if not self._holders:
+            self._wanted.set()
         self._holders.append(holder)
-        self._wanted.set()
 
     def note_records(self) -> None:
         """See that what the journal has been told gets written, though nobody waits for it. Does not switch."""
@@ -97,17 +97,31 @@ class Committer:
         while True:
             self._wanted.wait()
             self._wanted.clear()
-            if self.binlog.trouble is not None:
-                gevent.sleep(RETRY_EVERY)
-                with self._disk:
-                    self.binlog.record_anew()
-            if not self._commit(self._run, is_synced=self.binlog.sync_interval == 0):
+            if not self._commit():
                 self._wanted.set()
+                gevent.sleep(RETRY_EVERY)
 
-    def _commit(self, run: Callable[[Batch], None], is_synced: bool) -> bool:
-        """Write what there is, release who waited for it; False if the disk failed. Switches if *run* does."""
+    def _commit(self) -> bool:
+        """Commit what there is, where it stalls nobody; False if the disk failed. Switches if it blocks."""
+        binlog = self.binlog
+        is_synced = binlog.sync_interval == 0
+        if binlog.trouble is None:
+            if not binlog.has_records:
+                return self._write(_nothing, is_synced)
+            if not is_synced and not binlog.is_changing_files:
+                return self._write(Batch.run, is_synced)
+            self._lone_batches = self._lone_batches + 1 if len(self._holders) == 1 else 0
+            is_quick = self._lone_batches > LONE_BATCHES and self._sync_time < QUICK_SYNC
+            if is_quick and not self._disk.locked():
+                return self._write(self._run_timed, is_synced)
+        with self._disk:
+            if binlog.trouble is not None:
+                binlog.record_anew()
+            return self._write(self._run_in_thread, is_synced)
+
+    def _write(self, run: Callable[[Batch], None], is_synced: bool) -> bool:
+        """Run a batch, and release who waited for it; False if the disk failed. Switches if *run* does."""
         holders, self._holders = self._holders, []
-        self._is_lone = len(holders) == 1
         batch = self.binlog.take(is_synced)
         try:
             run(batch)
@@ -123,20 +137,8 @@ class Committer:
             self._upkeep_wanted.set()
         return True
 
-    def _run(self, batch: Batch) -> None:
-        """Run *batch* where it stalls nobody. Switches if it blocks."""
-        if not batch.size:
-            return
-        if not batch.blocks:
-            batch.run()
-            return
-        self._lone_batches = self._lone_batches + 1 if self._is_lone else 0
-        is_quick = self._lone_batches > LONE_BATCHES and self._sync_time < QUICK_SYNC
-        if is_quick and not self._disk.locked():
-            self._run_timed(batch)
-        else:
-            with self._disk:
-                self._thread.call(self._run_timed, batch)
+    def _run_in_thread(self, batch: Batch) -> None:
+        self._thread.call(self._run_timed, batch)
 
     def _run_timed(self, batch: Batch) -> None:
         began = time.perf_counter()
@@ -181,6 +183,10 @@ class Committer:
                 self._upkeep_wanted.set()
             if self.binlog.has_records:
                 self._wanted.set()
+
+
+def _nothing(batch: Batch) -> None:
+    """Run *batch*, which is empty, and all before it was synced."""
 
 
 class DiskThread:

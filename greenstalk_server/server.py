@@ -253,8 +253,11 @@ class Connection:
     def release(self, safe: int) -> None:
         """Send the replies that waited for records up to number *safe*. Run by the committer; does not switch."""
         held = self._held
-        out = b"".join([part for sequence, part in held if sequence <= safe])
-        self._held = [(sequence, part) for sequence, part in held if sequence > safe]
+        count = len(held)
+        while count and held[count - 1][0] > safe:
+            count -= 1
+        out = held[0][1] if count == 1 else b"".join([part for _, part in held[:count]])
+        self._held = held[count:]
         if self._is_busy or self._unsent:
             self._unsent += out
         elif out:
