@@ -64,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--modes", default="core", help="modes and suites, by comma (core)")
+    add("--modes", default="core,durable", help="modes and suites, by comma (core,durable)")
     add("--rounds", type=_positive_int, default=3, help="turns for each server (3)")
     add("--seconds", type=_positive, default=2.0, help="per measurement, at most (2)")
     add("--quick", action="store_true", help="one round of half a second")

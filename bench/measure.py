@@ -9,7 +9,7 @@ from typing import Final
 from .cpus import Cpus
 from .generator import Generator, running_generator
 from .modes import Metric, Mode
-from .servers import Contender, Server, running_server
+from .servers import Contender, Server, data_directory, running_server
 
 Sample = dict[Metric, float]
 
@@ -49,13 +49,31 @@ class Bench:
 
     def _sample(self, mode: Mode, contender: Contender) -> Sample:
         arguments = mode.load_arguments(self.seconds)
+        if mode.restarts:
+            return self._restart(mode, contender, arguments)
         with (
-            running_server(contender, mode, self.cpus.server) as server,
+            data_directory() as directory,
+            running_server(contender, mode, directory, self.cpus.server) as server,
             running_generator(self.program, server.port, arguments, self.seconds, self.cpus.load) as generator,
         ):
             if mode.memory_per is None:
                 return _speed(self.cpus, server, generator)
             return _memory(mode, server, generator)
+
+    def _restart(self, mode: Mode, contender: Contender, arguments: list[str]) -> Sample:
+        with data_directory() as directory:
+            with (
+                running_server(contender, mode, directory, self.cpus.server) as server,
+                running_generator(self.program, server.port, arguments, self.seconds, self.cpus.load) as generator,
+            ):
+                generator.measure()
+                generator.finish()
+            busy, began = self.cpus.busy_seconds(), time.monotonic()
+            with running_server(contender, mode, directory, self.cpus.server) as server:
+                server.await_reply()
+                seconds = time.monotonic() - began
+                others = self.cpus.busy_seconds() - busy - server.cpu_ns() / 1e9
+        return {"restart_seconds": seconds, "others_busy": 100 * max(0.0, others) / seconds}
 
 
 def _speed(cpus: Cpus, server: Server, generator: Generator) -> Sample:

@@ -21,6 +21,7 @@ Metric = Literal[
     "others_busy",
     "bytes_per_connection",
     "bytes_per_job",
+    "restart_seconds",
 ]
 Unit = Literal["connection", "job"]
 
@@ -34,6 +35,7 @@ METRIC_LABELS: Final[dict[Metric, str]] = {
     "others_busy": "% of a CPU used by others",
     "bytes_per_connection": "bytes per connection",
     "bytes_per_job": "bytes per job",
+    "restart_seconds": "seconds until the first reply",
 }
 
 # These tell how far a sample can be trusted; to compare them would mean nothing.
@@ -68,6 +70,7 @@ class Mode:
     backlog: int | None = None  # jobs put before the measurement
     delay_seconds: int = 0  # of the backlog's jobs
     memory_per: Unit | None = None  # measure memory rather than speed
+    restarts: bool = False  # measure a restart on what the load has put
     has_floor: bool = False  # canned replies can serve it
     server_args: tuple[str, ...] = ()  # {dir} is a fresh directory
     targets: tuple[Target, ...] = ()
@@ -88,7 +91,7 @@ class Mode:
             "--jobs": self.jobs,
             "--backlog": self.backlog,
             "--delay": self.delay_seconds or None,
-            "--seconds": None if self.memory_per else seconds,
+            "--seconds": None if self.memory_per or self.restarts else seconds,
         }
         given = ((name, str(value)) for name, value in options.items() if value)
         return [word for pair in given for word in pair]
@@ -224,6 +227,22 @@ DURABLE: Final = (
     _durable(replace(PUT, connections=1), "synced-1", _SYNCED, _rate_at_least(0.9)),
     _durable(CYCLE, "lazily-synced", ("-f", "50"), _cpu_at_most(1.35)),
     _durable(CYCLE, "unsynced", ("-F",), _cpu_at_most(1.35)),
+    replace(
+        _durable(CYCLE, "compacting", ("-f", "50", "-s", "1048576"), ()),
+        about=f"{CYCLE.about}; over 20,000 delayed jobs, which compaction copies again and again",
+        backlog=20_000,
+        delay_seconds=3_600,
+    ),
+    Mode(
+        "restart",
+        "preload",
+        "1,000,000 ready jobs, a stop in order, and a start on the same directory",
+        connections=4,
+        jobs=1_000_000,
+        restarts=True,
+        server_args=("-b", "{dir}"),
+        targets=(Target("restart_seconds", "at most", 1.5),),
+    ),
 )
 
 SUITES: Final[dict[str, tuple[Mode, ...]]] = {

@@ -20,6 +20,7 @@ from .programs import make_build_dir
 REPOSITORY: Final = Path(__file__).parent.parent
 _START_SECONDS: Final = 20.0
 _STOP_SECONDS: Final = 10.0
+_REPLY_SECONDS: Final = 60.0
 _SETTLE_SECONDS: Final = 5.0
 _LOG_TAIL_BYTES: Final = 1_000
 _CPUCLOCK_SCHED: Final = 2  # Linux: a process's CPU clock is (~pid << 3) | 2, see clock_getcpuclockid(3)
@@ -61,6 +62,16 @@ class Server:
         """User and system time of all its threads, those that have ended included."""
         return time.clock_gettime_ns(self._cpu_clock)
 
+    def await_reply(self) -> None:
+        """Return once it has answered a command: it may listen before it has read its files."""
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), timeout=_REPLY_SECONDS) as client:
+                client.sendall(b"list-tube-used\r\n")
+                if not client.recv(64):
+                    raise BenchError("closed the connection instead of answering")
+        except OSError as error:
+            raise BenchError(f"no reply: {error}") from error
+
     def private_bytes(self) -> int:
         """Memory that is this process's own: written pages, swapped ones included."""
         lines = self._memory.read_text().splitlines()[1:]
@@ -78,12 +89,16 @@ class Server:
 
 
 @contextmanager
-def running_server(contender: Contender, mode: Mode, cpu: int | None) -> Iterator[Server]:
-    """A fresh server of *contender*'s, listening when the body starts."""
-    with (
-        tempfile.TemporaryDirectory(dir=make_build_dir()) as directory,
-        tempfile.TemporaryFile() as log,
-    ):
+def data_directory() -> Iterator[str]:
+    """An empty directory for a server's files, on the disk of the checkout."""
+    with tempfile.TemporaryDirectory(dir=make_build_dir()) as directory:
+        yield directory
+
+
+@contextmanager
+def running_server(contender: Contender, mode: Mode, directory: str, cpu: int | None) -> Iterator[Server]:
+    """A server of *contender*'s on *directory*, listening when the body starts."""
+    with tempfile.TemporaryFile() as log:
         port = _free_port()
         argv = contender.argv(mode, port, directory)
         try:

@@ -53,7 +53,14 @@ DEADLINE_SOON: Final = 2
 """How a wait stands or has ended, if not with a job."""
 
 SLICE: Final = 256
-"""Jobs moved at most by one tick, kick or disconnect, about a millisecond's work; the rest goes on later."""
+"""Jobs moved at most by one tick, kick, clear or disconnect, about a millisecond's work; the rest goes on later."""
+
+SKIP_AT_MOST: Final = 4 * SLICE
+"""Jobs looked at by one slice of a clear."""
+
+
+def _nobody() -> None:
+    """Stand in for `Client.wake` where there is no client."""
 
 
 def _no_alarm(when: int) -> None:
@@ -307,11 +314,7 @@ class Broker:
             return False
         self._remove_reserved(job)
         job.pri = pri
-        job.buries += 1
-        self._burials += 1
-        job.deadline = self._burials
-        job.tube.add_buried(job)
-        self.journal.update(job)
+        self._bury(job)
         return True
 
     def touch(self, client: Client, id: int, now: int) -> bool:
@@ -346,6 +349,35 @@ class Broker:
             return False
         self._kick(job, now)
         return True
+
+    def bury_job(self, id: int) -> bool:
+        """Bury the ready or delayed job *id*; False if there is none such."""
+        job = self.jobs.get(id)
+        if job is None or job.state not in (READY, DELAYED):
+            return False
+        job.tube.remove(job)
+        self._bury(job)
+        return True
+
+    def put_into(self, name: bytes, pri: int, delay: int, ttr: int, body: bytes, now: int) -> int:
+        """Add a job, as `put` does, to the tube *name*; return its id, or 0 if the journal has no room for it."""
+        tube, id = self.tube(name), self.allocate_id()
+        if self.put(Client(tube, _nobody), id, pri, delay, ttr, body, now):
+            return id
+        self._drop_if_unneeded(tube)
+        return 0
+
+    def clear(self, tube: Tube, state: int, bound: int, below: int) -> int:
+        """Delete up to *bound* of the tube's jobs in *state*, READY, DELAYED or BURIED; return how many.
+
+        Only such with ids under *below*: with the `next_id` of the beginning, none that was put since. Never more
+        than SLICE: ask again for the rest. It gives up, and returns 0, when too many newer jobs stand before them.
+        """
+        first = islice(tube.walk(state), SKIP_AT_MOST)
+        doomed = list(islice((job.id for job in first if job.id < below), min(bound, SLICE)))
+        for id in doomed:
+            self.delete(None, id)
+        return len(doomed)
 
     def pause_tube(self, name: bytes, delay: int, now: int) -> bool:
         """Let no job of the tube *name* be reserved for *delay* nanoseconds; 0 ends a pause. False if no such tube."""
@@ -456,6 +488,14 @@ class Broker:
         job.tube.remove(job)
         job.kicks += 1
         self._add_ready(job, now)
+        self.journal.update(job)
+
+    def _bury(self, job: Job) -> None:
+        """Bury *job*, which is nowhere."""
+        job.buries += 1
+        self._burials += 1
+        job.deadline = self._burials
+        job.tube.add_buried(job)
         self.journal.update(job)
 
     def _give_back(self, client: Client, at_most: int, now: int) -> None:

@@ -13,6 +13,7 @@ import socket
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Final
 
 import gevent
@@ -40,6 +41,9 @@ from web import create_app
 
 WEB_STOP_TIMEOUT: Final = 1.0
 """Seconds that a request in hand has left at a stop; an idle kept-alive connection takes them all."""
+
+WEB_COMMIT_TIMEOUT: Final = 5.0
+"""Seconds that a change made on the dashboard waits for the disk, before its page says that the disk fails."""
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +89,10 @@ def _serve(options: Options, listener: socket.socket, web_listener: socket.socke
     web_server: WSGIServer | None = None
     if web_listener is not None:
         where = describe(listener)
-        app = create_app(broker, clock, password=options.web_password, hosts=[options.web_host], beanstalk=where)
+        commit = partial(committer.wait, WEB_COMMIT_TIMEOUT) if committer is not None else None
+        app = create_app(
+            broker, clock, password=options.web_password, hosts=[options.web_host], beanstalk=where, commit=commit
+        )
         web_server = _web_server(app, web_listener, options)
     stopping = Event()
     gevent.signal_handler(signal.SIGTERM, stopping.set)

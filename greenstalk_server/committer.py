@@ -13,6 +13,8 @@ seldom, in the threadpool.
 from __future__ import annotations
 
 import logging
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -33,8 +35,10 @@ RETRY_EVERY: Final = 1.0
 """Seconds between attempts while the disk fails or is full."""
 
 COMPACTION_SHARE: Final = 3
+COMPACTION_SHARE_WHEN_FULL: Final = 128
 COMPACTION_SLICE: Final = 65536
-"""Compaction may copy this many bytes for each byte written, and this many in one turn at least."""
+COMPACTION_AT_MOST: Final = 8 * COMPACTION_SLICE
+"""Compaction may copy so many bytes for each byte written; in one turn SLICE at least, and AT_MOST at most."""
 
 IDLE_PAUSE: Final = 0.005
 """Seconds between two turns of compaction when nobody writes."""
@@ -60,6 +64,7 @@ class Committer:
         self._holders: list[Holder] = []
         self._wanted: Event = Event()
         self._upkeep_wanted: Event = Event()
+        self._sync_wanted: Event = Event()
         self._disk: BoundedSemaphore = BoundedSemaphore(1)
         self._thread: DiskThread = DiskThread()
         self._greenlets: list[gevent.Greenlet] = []
@@ -71,6 +76,8 @@ class Committer:
         self._greenlets = [gevent.spawn(self._commit_forever), gevent.spawn(self._keep_up_forever)]
         if self.binlog.sync_interval is not None and self.binlog.sync_interval > 0:
             self._greenlets.append(gevent.spawn(self._sync_forever, self.binlog.sync_interval / SECOND))
+        for greenlet in self._greenlets:
+            greenlet.link_exception(_end_process)
         self.note_records()
 
     def stop(self) -> None:
@@ -89,6 +96,12 @@ class Committer:
             self._wanted.set()
         self._holders.append(holder)
 
+    def wait(self, timeout: float) -> bool:
+        """Return when all records made so far are safe; False if *timeout* seconds do not suffice. Switches."""
+        waiter = _Waiter()
+        self.hold(waiter)
+        return bool(waiter.is_safe.wait(timeout))
+
     def note_records(self) -> None:
         """See that what the journal has been told gets written, though nobody waits for it. Does not switch."""
         self._wanted.set()
@@ -106,8 +119,9 @@ class Committer:
         binlog = self.binlog
         is_synced = binlog.sync_interval == 0
         if binlog.trouble is None:
-            if not binlog.has_records:
-                return self._write(_nothing, is_synced)
+            if not binlog.has_records:  # a new segment's header waits for the first record
+                self._release(self._take_holders())
+                return True
             if not is_synced and not binlog.is_changing_files:
                 return self._write(Batch.run, is_synced)
             self._lone_batches = self._lone_batches + 1 if len(self._holders) == 1 else 0
@@ -121,7 +135,7 @@ class Committer:
 
     def _write(self, run: Callable[[Batch], None], is_synced: bool) -> bool:
         """Run a batch, and release who waited for it; False if the disk failed. Switches if *run* does."""
-        holders, self._holders = self._holders, []
+        holders = self._take_holders()
         batch = self.binlog.take(is_synced)
         try:
             run(batch)
@@ -130,12 +144,22 @@ class Committer:
             self._holders = holders + self._holders
             return False
         self.binlog.done(batch)
-        for holder in holders:
-            holder.release(self.binlog.safe)
-        is_behind = self.binlog.compact(max(COMPACTION_SHARE * batch.size, COMPACTION_SLICE))
+        self._release(holders)
+        if self.binlog.has_unsynced:
+            self._sync_wanted.set()
+        share = COMPACTION_SHARE_WHEN_FULL if self.binlog.is_full else COMPACTION_SHARE
+        is_behind = self.binlog.compact(max(min(share * batch.size, COMPACTION_AT_MOST), COMPACTION_SLICE))
         if is_behind or self.binlog.wants_upkeep:
             self._upkeep_wanted.set()
         return True
+
+    def _take_holders(self) -> list[Holder]:
+        holders, self._holders = self._holders, []
+        return holders
+
+    def _release(self, holders: list[Holder]) -> None:
+        for holder in holders:
+            holder.release(self.binlog.safe)
 
     def _run_in_thread(self, batch: Batch) -> None:
         self._thread.call(self._run_timed, batch)
@@ -147,9 +171,9 @@ class Committer:
 
     def _sync_forever(self, interval: float) -> None:
         while True:
+            self._sync_wanted.wait()
             gevent.sleep(interval / 2)
-            if self.binlog.has_records:  # reservations: no reply waited for them
-                self._wanted.set()
+            self._sync_wanted.clear()
             if self.binlog.has_unsynced:
                 with self._disk:
                     self._sync()
@@ -185,8 +209,20 @@ class Committer:
                 self._wanted.set()
 
 
-def _nothing(batch: Batch) -> None:
-    """Run *batch*, which is empty, and all before it was synced."""
+def _end_process(greenlet: gevent.Greenlet) -> None:
+    """End as by SIGTERM: a committer that is dead acknowledges nothing any more, and says so to nobody."""
+    log.critical("journal: internal error, the server stops: %r", greenlet.exception)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+class _Waiter:
+    """A Holder without replies. One release will do: each batch takes all that was recorded before it."""
+
+    def __init__(self) -> None:
+        self.is_safe: Event = Event()
+
+    def release(self, safe: int) -> None:
+        self.is_safe.set()
 
 
 class DiskThread:

@@ -202,6 +202,7 @@ class Connection:
         while not (session.is_closing or self._is_stopping):
             woken_by, promised = sleep(), journal.promised
             if woken_by is event:
+                promised = journal.safe  # whoever has put the job it may have been given
                 out = self._on_event()
             elif event.is_set():
                 continue  # its own wake-up is on the way; nothing may overtake it
@@ -215,7 +216,7 @@ class Connection:
                 out = session.receive(data, clock()) if data else session.receive_eof(clock())
             if out and not self._deliver(out, journal.promised != promised):
                 return
-            if session.has_more and not self._serve_rest():
+            if session.has_more and not self._serve_rest(journal.promised != promised and not out):
                 return
             if session.is_waiting and not session.wants_input:
                 self._watcher.stop()
@@ -307,16 +308,22 @@ class Connection:
             return self._send_unsent()
         return True
 
-    def _serve_rest(self) -> bool:
-        """Serve what one slice left over, letting others run between slices. False if the peer is gone. Switches."""
+    def _serve_rest(self, has_promised: bool) -> bool:
+        """Serve what one slice left over, letting others run between slices. False if the peer is gone. Switches.
+
+        *has_promised*: that slice has recorded something, and its reply is still to come.
+        """
         session, journal = self._session, self._journal
         self._begin_busy()
         while session.has_more:
             gevent.sleep(0)
             promised = journal.promised
             out = session.resume(self._clock())
-            if out and not (self._deliver(out, journal.promised != promised) and self._flush()):
-                return False
+            has_promised = has_promised or journal.promised != promised
+            if out:
+                if not (self._deliver(out, has_promised) and self._flush()):
+                    return False
+                has_promised = False
         self._end_busy()
         return True
 

@@ -16,7 +16,7 @@ from greenstalk_server.journal import beanstalkd, record
 from greenstalk_server.journal.beanstalkd import ImportedJob
 from greenstalk_server.journal.binlog import Binlog
 from greenstalk_server.journal.files import Files
-from greenstalk_server.journal.recovery import Recovery
+from greenstalk_server.journal.recovery import Recovery, is_begun
 from greenstalk_server.journal.segment import name_of, numbers
 
 log = logging.getLogger(__name__)
@@ -51,10 +51,10 @@ def recover(files: Files, broker: Broker, binlog: Binlog, now: int, is_strict: b
 def replay_all(files: Files, recovery: Recovery) -> Recovery:
     """Replay every segment among *files* into *recovery*; log what was damaged and, if it takes long, how far it is."""
     found = numbers(files.list())
-    newest = next((number for number in reversed(found) if not is_blank(files.read(name_of(number)))), None)
+    newest = next((number for number in reversed(found) if is_begun(files.read(name_of(number)))), 0)
     began = told = time.monotonic()
     for done, number in enumerate(found, 1):
-        recovery.replay(name_of(number), number, files.read(name_of(number)), number == newest)
+        recovery.replay(name_of(number), number, files.read(name_of(number)), number >= newest)
         if time.monotonic() - told > PROGRESS_EVERY:
             told = time.monotonic()
             log.info("journal: %d of %d files read, %d jobs so far", done, len(found), len(recovery.jobs))
@@ -66,14 +66,10 @@ def replay_all(files: Files, recovery: Recovery) -> Recovery:
     return recovery
 
 
-def is_blank(data: bytes) -> bool:
-    """Whether a segment of *data* was made ahead of its use, and never used."""
-    return not data.strip(b"\0")
-
-
 def _tidy(files: Files, recovery: Recovery) -> None:
-    """Cut torn tails, and remove segments that were made ahead."""
-    used = {segment.file for segment in recovery.segments} | {damage.file for damage in recovery.damage}
+    """Cut torn tails, and remove segments that were made ahead, and those that were torn at their head."""
+    used = {segment.file for segment in recovery.segments}
+    used |= {damage.file for damage in recovery.damage if not damage.is_torn_tail}
     for number in numbers(files.list()):
         if name_of(number) not in used:
             files.remove(name_of(number))
@@ -93,7 +89,8 @@ def _tidy(files: Files, recovery: Recovery) -> None:
 def _import_all(files: Files, broker: Broker, binlog: Binlog, now: int) -> int:
     """Take over beanstalkd's files, if there are some; return a number above every id they know.
 
-    All of it counts or none: the jobs stand between two marks, and the files stay until both are on disk.
+    All of it counts or none: the jobs stand between two marks, and the files stay until both are on disk. If they
+    are all here already, somebody has ended between that and the moving of the files, which is then done.
     """
     names = beanstalkd.find(files.list())
     if not names:
@@ -104,6 +101,9 @@ def _import_all(files: Files, broker: Broker, binlog: Binlog, now: int) -> int:
     for warning in source.warnings():
         log.warning("import from beanstalkd: %s", warning)
     taken = source.jobs.keys() & broker.jobs.keys()
+    if taken and all(_is_here(imported, broker) for imported in source.jobs.values()):
+        _move_away(files, names)
+        return source.highest_id + 1
     if taken:
         raise StartError(
             f"beanstalkd's files hold {len(taken)} jobs whose ids our journal has given too, {min(taken)} the first;"
@@ -114,12 +114,24 @@ def _import_all(files: Files, broker: Broker, binlog: Binlog, now: int) -> int:
     burials = max([job.deadline for job in broker.jobs.values() if job.state == BURIED], default=0)
     for burial, imported in enumerate(source.jobs.values(), burials + 1):
         _import(imported, burial, broker, binlog, now)
+    binlog.note_id(source.highest_id)
     binlog.mark(record.IMPORT_END)
     write_out(binlog)
+    log.info("imported %d jobs from beanstalkd's files", len(source.jobs))
+    _move_away(files, names)
+    return source.highest_id + 1
+
+
+def _is_here(imported: ImportedJob, broker: Broker) -> bool:
+    """Whether an earlier start has brought *imported*."""
+    job = broker.jobs.get(imported.id)
+    return job is not None and (job.tube.name, job.body) == (imported.tube, imported.body)
+
+
+def _move_away(files: Files, names: list[str]) -> None:
     for name in names:
         files.move(name, IMPORTED_DIRECTORY)
-    log.info("imported %d jobs from beanstalkd's %d files, now in %s", len(source.jobs), len(names), IMPORTED_DIRECTORY)
-    return source.highest_id + 1
+    log.info("beanstalkd's %d files are now in %s", len(names), IMPORTED_DIRECTORY)
 
 
 def _import(imported: ImportedJob, burial: int, broker: Broker, binlog: Binlog, now: int) -> None:

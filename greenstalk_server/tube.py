@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from greenstalk_server.job import BURIED, DELAYED, NO_KEY, READY, URGENT_BELOW, Job, JobHeap
@@ -108,6 +109,12 @@ class Tube:
         self.ready.remove(job)
         if job.pri < URGENT_BELOW:
             self.urgent_count -= 1
+
+    def walk(self, state: int) -> Iterator[Job]:
+        """The jobs in *state*, READY, DELAYED or BURIED, in their order, lazily. Valid until they next change."""
+        if state == READY:
+            return self.ready.walk()
+        return self.delayed.walk() if state == DELAYED else iter(self.buried.values())
 
     def first_buried(self) -> Job | None:
         """The job buried longest ago, or None."""

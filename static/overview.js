@@ -40,7 +40,9 @@ function setLive(state, text) {
 function newRow(name) {
   const row = rowTemplate.cloneNode(true);
   row.dataset.tube = name;
-  row.cells[0].textContent = name;
+  const link = row.cells[0].firstElementChild;
+  link.textContent = name;
+  link.setAttribute("href", link.getAttribute("href") + encodeURIComponent(name)); // a template has no base for .search
   rows.set(name, row);
   return row;
 }

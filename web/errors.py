@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from typing import Final
 
-from flask import Flask, Response, make_response, render_template
+from flask import Flask, Response, make_response, render_template, request, url_for
 from werkzeug.exceptions import HTTPException
 
 ADVICE: Final = {
-    400: "The request could not be understood.",
+    400: "Nothing was changed.",
     401: "Reload the page to be asked again.",
     403: "Nothing was changed.",
     404: "There is no page at this address. Tubes and jobs are found from the overview.",
     405: "This page cannot be asked for in that way. Nothing was changed.",
+    409: "Nothing was changed.",
     413: "The request is larger than this dashboard accepts. Nothing was changed.",
     421: "Nothing was shown, so that no other site can read this page through a name of its own.",
+    503: "Nothing was changed. The overview tells how the server is.",
     500: "The dashboard failed to make this page; the queue itself goes on. The server's log has the details.",
 }
+
+WAY_BACK_AT_MOST: Final = 64 * 1024
+"""Bytes of a request that is read to say where it came from."""
 
 
 def install(app: Flask) -> None:
@@ -34,10 +39,28 @@ def error_page(error: HTTPException) -> Response:
         code=error.code,
         name=error.name,
         message=error.description if is_ours else "",
-        advice=ADVICE.get(error.code, ""),
+        advice=_advice(error.code, is_ours),
+        back=_way_back(),
     )
     response = make_response(page, error.code)
     for key, value in error.get_headers():
         if key.lower() != "content-type":
             response.headers.add(key, value)
     return response
+
+
+def _advice(code: int, is_ours: bool) -> str:
+    if code == 404 and is_ours:
+        return "Other tubes and jobs are found from the overview."
+    return ADVICE.get(code, "")
+
+
+def _way_back() -> tuple[str, str] | None:
+    """Return the label and address of the tube or job that a refused change was about, if it names one."""
+    if request.method != "POST" or request.content_length is None or request.content_length > WAY_BACK_AT_MOST:
+        return None
+    if id := request.form.get("id"):
+        return f"Back to job {id[:20]}", url_for("job", id=id[:20])
+    if name := request.form.get("tube"):
+        return "Back to the tube", url_for("tube", tube=name[:200])
+    return None

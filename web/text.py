@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Final
 
 NONE: Final = "–"
@@ -35,6 +36,11 @@ def cpu_time(seconds: float) -> str:
 def size(count: int) -> str:
     """Return *count* bytes, exactly: `65,535 bytes`."""
     return f"{number(count)} bytes"
+
+
+def instant(nanoseconds: int) -> str:
+    """Return a time since the Unix epoch to the second: `2026-01-31 23:59:59 UTC`."""
+    return datetime.fromtimestamp(nanoseconds // 1_000_000_000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def boolean(value: bool) -> str:

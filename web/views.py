@@ -1,13 +1,25 @@
-"""The pages: each reads the broker once, does not switch greenlets, and changes nothing."""
+"""The pages: each reads the broker once, does not switch greenlets, and changes nothing. What changes is in actions."""
 
 from __future__ import annotations
+
+from typing import Final
 
 from flask import Flask, Response, jsonify, make_response, render_template, request
 
 from greenstalk_server.broker import Broker
 from greenstalk_server.clock import Clock
+from greenstalk_server.job import READY
+from web import fields, text
+from web.actions import find_job, find_tube
+from web.body import look
+from web.details import job_details, tube_details
 from web.first_job import Example
+from web.jobs import JOB_COLUMNS, list_jobs
 from web.overview import COLUMNS, COMMANDS, GROUPS, LONGEST_FILTER, Overview, overview
+
+DEFAULT_PRI: Final = 65536
+DEFAULT_TTR: Final = 60
+"""What the form for a new job starts from, as clients' libraries do."""
 
 
 class Views:
@@ -22,6 +34,9 @@ class Views:
         """Add the pages to *app*."""
         app.add_url_rule("/", "overview", self.overview)
         app.add_url_rule("/overview.json", "overview_json", self.overview_json)
+        app.add_url_rule("/tube", "tube", self.tube)
+        app.add_url_rule("/job", "job", self.job)
+        app.add_url_rule("/job/body", "job_body", self.job_body)
         app.add_url_rule("/healthz", "healthz", self.healthz)
         app.add_url_rule("/readyz", "readyz", self.readyz)
 
@@ -41,6 +56,38 @@ class Views:
         """`/overview.json?q=`: what the script of `/` shows from second to second, in a tenth of the page's time."""
         look = self._look()
         return jsonify({name: getattr(look, name) for name in look.__slots__})
+
+    def tube(self) -> str:
+        """`/tube?tube=&state=&after=`: one tube, and a page of its jobs in one state."""
+        tube = find_tube(self._broker, request.args)
+        state = fields.state(request.args, default=READY)
+        now = self._clock()
+        return render_template(
+            "tube.html",
+            tube=tube_details(tube, now),
+            jobs=list_jobs(self._broker, tube, state, fields.cursor(request.args), now),
+            columns=JOB_COLUMNS[state],
+            default_pri=DEFAULT_PRI,
+            default_ttr=DEFAULT_TTR,
+            max_number=fields.MAX_NUMBER,
+            max_job_size=text.size(self._broker.max_job_size),
+        )
+
+    def job(self) -> str:
+        """`/job?id=`: one job and its body; without the body if its script asks, with `live=1`."""
+        job = find_job(self._broker, request.args)
+        is_live = request.args.get("live") == "1"
+        return render_template(
+            "job.html", job=job_details(job, self._clock()), look=None if is_live else look(job.body)
+        )
+
+    def job_body(self) -> Response:
+        """`/job/body?id=`: the body, to be saved; never to be shown by the browser, whatever it is."""
+        job = find_job(self._broker, request.args)
+        response = make_response(job.body)
+        response.mimetype = "application/octet-stream"
+        response.headers["Content-Disposition"] = f'attachment; filename="job-{job.id}.bin"'
+        return response
 
     def healthz(self) -> Response:
         """`/healthz`: `ok`, for whoever wants to know if the process answers."""

@@ -17,10 +17,12 @@ class Journal(Protocol):
     No method blocks or switches greenlets: a journal collects records, and the server has it write them.
 
     promised    rises with every record that a reply has to wait for.
+    safe        the value of `promised` up to which all is as durable as was asked for.
     trouble     why puts are refused, or None.
     """
 
     promised: int
+    safe: int
     trouble: str | None
 
     def put(self, job: Job) -> bool:
@@ -30,7 +32,7 @@ class Journal(Protocol):
         """Record what has changed of *job*: state, pri, delay, deadline, counts."""
 
     def reserve(self, job: Job) -> None:
-        """Record that *job* was reserved, or its reservation timed out; no reply waits for this."""
+        """Record that *job* was reserved, or its reservation timed out. No reply waits for this, only for its put."""
 
     def delete(self, job: Job) -> None:
         """Record that *job* is gone."""
@@ -49,6 +51,7 @@ class NullJournal:
         """*max_size* is what "stats" shows of the binlog's, bytes."""
         self._stats: JournalStats = JournalStats(max_size=max_size)
         self.promised: int = 0
+        self.safe: int = 0
         self.trouble: str | None = None
 
     def put(self, job: Job) -> bool:

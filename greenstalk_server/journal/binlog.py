@@ -10,7 +10,8 @@ in it. So an UPDATE or a DELETE never outlives a JOB record that it is about. Co
 of the oldest segment to the newest, a slice at a time, when there is more than twice as much on disk as live.
 
 Room. Segments are made ahead of their use, with all their bytes allocated, so many that every live job's
-DELETE has room: a full disk stops puts, and deletes, releases and buries go on.
+DELETE has room; and they are made only while the disk keeps some room besides, which is for compaction. So a
+full disk stops puts, and deletes, releases and buries go on.
 
 Failure. After a failed write or sync nobody knows what the file holds. So all jobs that had a record in a
 segment that was not yet on disk whole are recorded anew, from memory, in a fresh segment, and until that has
@@ -19,6 +20,7 @@ worked nothing is acknowledged and no put accepted.
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections import deque
 from collections.abc import Callable
@@ -38,6 +40,12 @@ log = logging.getLogger(__name__)
 SMALLEST_SEGMENT: Final = 4096
 """A segment holds at least its header and some records, whatever -s says."""
 
+SEGMENT_OVERHEAD: Final = record.SEGMENT_HEADER_SIZE + record.UPDATE_SIZE
+"""Bytes of a segment that no record takes: its header, and what is left when the next record does not fit."""
+
+SPARE_SEGMENTS: Final = 1.5
+"""What is left free of the disk for others than puts: the copy of one segment, and releases meanwhile."""
+
 LOOK_COST: Final = 16
 """Bytes of a budget that compaction pays for looking at a job that has gone."""
 
@@ -47,16 +55,18 @@ class Batch:
 
     sequence    of the last record it holds.
     size        bytes it writes.
+    ids         the new jobs in it.
     is_synced   whether its records are on disk once it has run.
     """
 
-    __slots__ = ("_files", "_is_never_synced", "_parts", "is_synced", "sequence", "size")
+    __slots__ = ("_files", "_is_never_synced", "_parts", "ids", "is_synced", "sequence", "size")
 
     def __init__(
         self,
         files: Files,
         parts: list[tuple[Segment, bytes, bool]],
         sequence: int,
+        ids: set[int],
         is_synced: bool,
         is_never_synced: bool,
     ) -> None:
@@ -66,12 +76,8 @@ class Batch:
         self._is_never_synced: bool = is_never_synced
         self.is_synced: bool = is_synced
         self.sequence: int = sequence
+        self.ids: set[int] = ids
         self.size: int = sum([len(data) for _, data, _ in parts])
-
-    @property
-    def blocks(self) -> bool:
-        """Whether it makes, finishes or syncs a file, and should not run in the loop's own thread."""
-        return self.is_synced or any(is_full or segment.handle is None for segment, _, is_full in self._parts)
 
     @property
     def segments(self) -> list[Segment]:
@@ -137,10 +143,13 @@ class Upkeep:
     error           why it did not do all, or None.
     """
 
-    __slots__ = ("_files", "_to_make", "_to_remove", "error", "made", "not_removed")
+    __slots__ = ("_files", "_is_never_synced", "_to_make", "_to_remove", "error", "made", "not_removed")
 
-    def __init__(self, files: Files, to_make: list[Segment], to_remove: list[Segment]) -> None:
+    def __init__(
+        self, files: Files, to_make: list[Segment], to_remove: list[Segment], is_never_synced: bool
+    ) -> None:
         self._files: Files = files
+        self._is_never_synced: bool = is_never_synced
         self._to_make: list[Segment] = to_make
         self._to_remove: list[Segment] = to_remove
         self.made: list[Segment] = []
@@ -152,16 +161,20 @@ class Upkeep:
         try:
             for segment in self._to_remove:
                 self._remove(segment)
-                self._files.sync_directory()  # else a crash may bring a job back, and not the DELETE in the next one
+                self._sync_directory()  # else a crash may bring a job back, and not the DELETE in the next one
                 self.not_removed.remove(segment)
             for segment in self._to_make:
-                segment.handle = self._files.create(name_of(segment.number), segment.capacity)
+                create_ahead(self._files, segment)
                 self.made.append(segment)
-            self._files.sync_directory()
+            self._sync_directory()
             for segment in self._to_make:
                 segment.is_listed = True
         except OSError as error:
             self.error = error
+
+    def _sync_directory(self) -> None:
+        if not self._is_never_synced:
+            self._files.sync_directory()
 
     def _remove(self, segment: Segment) -> None:
         handle, segment.handle = segment.handle, None
@@ -209,11 +222,13 @@ class Binlog:
         self._finished_bytes: int = 0
         self._segments: dict[int, Segment] = {}
         self._next_number: int = 1
+        self._newest: int = 0
         self._current: Segment = Limbo()
         self._unsafe: list[Segment] = [self._current]
         self._ahead: deque[Segment] = deque()
         self._condemned: deque[tuple[int, Segment]] = deque()
         self._litter: list[Segment] = []
+        self._new_ids: set[int] = set()
         self._to_record_anew: set[int] = set()
         self._tubes_to_record_anew: set[bytes] = set()
 
@@ -239,6 +254,7 @@ class Binlog:
             self._live_bytes += record.job_size(job)
         self._next_number = recovery.highest_number + 1
         self._unsafe.clear()
+        self._make_first()
         self._begin_segment(0)
         if recovery.is_import_open:
             self.mark(record.IMPORT_UNDO)
@@ -253,6 +269,7 @@ class Binlog:
         if job.id >= self._next_id:
             self._next_id = job.id + 1
         self._add_job(job, size)
+        self._new_ids.add(job.id)
         self.promised = self._sequence
         return True
 
@@ -266,6 +283,8 @@ class Binlog:
         segment = self._room(record.RESERVE_SIZE)
         self._sequence += 1
         segment.add(segment.encoder.reserve(job, self._sequence), job.id)
+        if job.id in self._new_ids:  # nobody may hear of a job that a crash could still take back
+            self.promised = self._sequence
 
     def delete(self, job: Job) -> None:
         self._forget_copy(job)
@@ -277,6 +296,15 @@ class Binlog:
     def pause(self, tube: Tube) -> None:
         self._add_pause(tube, self._room(record.pause_size(tube)))
         self.promised = self._sequence
+
+    def note_id(self, id: int) -> None:
+        """Record that *id* has been given, to a job that may be gone."""
+        if id >= self._next_id:
+            self._next_id = id + 1
+            segment = self._room(record.DELETE_SIZE)
+            self._sequence += 1
+            segment.add(segment.encoder.delete(id, self._sequence), id)
+            self.promised = self._sequence
 
     def mark(self, kind: int) -> None:
         """Record record.IMPORT_BEGIN, IMPORT_END or IMPORT_UNDO."""
@@ -302,6 +330,11 @@ class Binlog:
         return self._sequence > self._written and self.trouble is None
 
     @property
+    def is_changing_files(self) -> bool:
+        """Whether the next batch makes or finishes a file, and should not run in the loop's own thread."""
+        return len(self._unsafe) > 1 or self._current.handle is None
+
+    @property
     def pending_bytes(self) -> int:
         """Bytes that the next batch will write."""
         return sum([segment.used - segment.written for segment in self._unsafe])
@@ -317,7 +350,7 @@ class Binlog:
         for segment in self._unsafe:
             parts.append((segment, b"".join(segment.chunks), segment is not self._current))
             segment.chunks.clear()
-        return Batch(self._files, parts, self._sequence, is_synced, self.sync_interval is None)
+        return Batch(self._files, parts, self._sequence, self._new_ids.copy(), is_synced, self.sync_interval is None)
 
     def done(self, batch: Batch) -> None:
         """Note that *batch* has run."""
@@ -325,6 +358,7 @@ class Binlog:
         if batch.is_synced or self.sync_interval is None:
             self._on_disk = batch.sequence
         self.safe = batch.sequence
+        self._new_ids -= batch.ids
         for segment in batch.segments:
             segment.is_proven = True
         for segment in batch.finished:
@@ -398,49 +432,65 @@ class Binlog:
         """Whether a record of *size* has room beside the DELETEs of all jobs; make a segment ahead if it lacks."""
         if self.trouble is not None:
             return False
-        needed = 2 * size + (len(self._jobs) + 1) * record.DELETE_SIZE
-        room = self._current.capacity - self._current.used + len(self._ahead) * self._max_size
-        if size + record.SEGMENT_HEADER_SIZE > self._max_size:
-            return self._begin_large_segment(size)
-        while room < needed:
+        left = self._current.capacity - self._current.used
+        is_large = size > left and size > self._max_size - SEGMENT_OVERHEAD
+        needed = (len(self._jobs) + 1) * record.DELETE_SIZE + (0 if is_large else 2 * size)
+        room = left + (len(self._ahead) - is_large) * (self._max_size - SEGMENT_OVERHEAD)
+        while room < needed or (is_large and not self._ahead):
             if not self._make_ahead():
                 return False
-            room += self._max_size
-        return True
+            room += self._max_size - SEGMENT_OVERHEAD
+        return not is_large or self._grow_ahead(size)
 
     def _make_ahead(self) -> bool:
         """Make a segment ahead here and now; only if upkeep has been overtaken by a burst of puts."""
         segment = Segment(self._next_number, self._max_size)
+        self._next_number += 1
         try:
-            segment.handle = self._files.create(name_of(segment.number), segment.capacity)
+            create_ahead(self._files, segment)
         except OSError as error:
             self._note_full(error)
             return False
-        self._next_number += 1
+        self._note_space()
         self._ahead.append(segment)
         return True
 
-    def _begin_large_segment(self, size: int) -> bool:
-        """Begin a segment for a record larger than most; what was made ahead comes too early by its number."""
-        if size <= self._current.capacity - self._current.used:
-            return True
-        self._litter.extend(self._ahead)
-        self._ahead.clear()
-        segment = Segment(self._next_number, size + record.SEGMENT_HEADER_SIZE)
-        try:
-            segment.handle = self._files.create(name_of(segment.number), segment.capacity)
-        except OSError as error:
-            self._note_full(error)
-            return False
-        self._ahead.append(segment)
+    def _make_first(self) -> None:
+        """Make the segment to begin in, a smaller one if a whole one has no room; raise OSError if none has."""
+        segment = Segment(self._next_number, self._max_size)
         self._next_number += 1
-        self._begin_segment(size)
+        while segment.handle is None:
+            try:
+                segment.handle = self._files.create(name_of(segment.number), segment.capacity)
+            except OSError:
+                if segment.capacity <= SMALLEST_SEGMENT:
+                    raise
+                segment.capacity = max(segment.capacity // 2, SMALLEST_SEGMENT)
+        self._ahead.append(segment)
+
+    def _grow_ahead(self, size: int) -> bool:
+        """Give the next segment room for a record of *size*, larger than most."""
+        segment = self._ahead[0]
+        assert segment.handle is not None
+        size += SEGMENT_OVERHEAD
+        if segment.capacity < size:
+            try:
+                self._files.grow(segment.handle, size)
+            except OSError as error:
+                self._note_full(error)
+                return False
+            segment.capacity = size
         return True
 
     def _note_full(self, error: OSError) -> None:
         if not self.is_full:
             log.error("journal: no room for a segment ahead: %s: puts are refused once what there is runs out", error)
         self.is_full = True
+
+    def _note_space(self) -> None:
+        if self.is_full:
+            log.warning("journal: there is room for segments again")
+        self.is_full = False
 
     def _room(self, size: int) -> Segment:
         """The segment that a record of *size* goes to."""
@@ -458,13 +508,16 @@ class Binlog:
         else:
             segment = Segment(self._next_number, self._max_size)
             self._next_number += 1
+        if self._current.used == record.SEGMENT_HEADER_SIZE:  # it has stayed without records
+            first_sequence = self._current.first_sequence
         segment.begin(self._random_bytes(4), first_sequence or self._sequence + 1, self._next_id)
         self._segments[segment.number] = segment
         self._unsafe.append(segment)
         self._current = segment
+        self._newest = segment.number
         for tube in [tube for tube in self._tubes.values() if tube.paused_until]:
             self._add_pause(tube, segment)
-        segment.capacity = max(segment.capacity, segment.used + max(size, self._max_size // 2))
+        segment.capacity = max(segment.capacity, segment.used + max(size, segment.capacity // 4))
 
     # Records
 
@@ -500,6 +553,8 @@ class Binlog:
                 return False
             if not oldest.live_count:
                 self._condemn(oldest)
+            elif self.is_full and self._condemned:
+                return False  # the room left takes one segment's copy; first the one before has to go
             elif self._wants_compaction():
                 budget -= self._migrate_next(oldest)
             else:
@@ -507,8 +562,9 @@ class Binlog:
         return True
 
     def _wants_compaction(self) -> bool:
-        dead = self._finished_bytes - self._live_bytes
-        return dead > self._live_bytes + self._max_size // 2 or (self.is_full and dead > self._max_size)
+        """Whether more is dead than live; what is left up to the bound takes copies and what is written meanwhile."""
+        dead = self._finished_bytes + sum([segment.used for segment in self._unsafe]) - self._live_bytes
+        return dead > self._live_bytes or (self.is_full and dead > self._max_size // 8)
 
     def _migrate_next(self, oldest: Segment) -> int:
         """Look at the next job of *oldest*, copy it to the newest segment if it is live; return what it cost."""
@@ -535,7 +591,8 @@ class Binlog:
         return is_free or bool(self._litter) or len(self._ahead) < self._wanted_ahead()
 
     def _wanted_ahead(self) -> int:
-        return 1 + len(self._jobs) * record.DELETE_SIZE // self._max_size
+        """So many that all DELETEs have room; and one more while the disk is full, to see if it still is."""
+        return 1 + len(self._jobs) * record.DELETE_SIZE // self._max_size + self.is_full
 
     def upkeep(self) -> Upkeep | None:
         """What is to be made and removed now, or None. One at a time."""
@@ -546,19 +603,27 @@ class Binlog:
         for _ in range(len(self._ahead), self._wanted_ahead()):
             to_make.append(Segment(self._next_number, self._max_size))
             self._next_number += 1
-        return Upkeep(self._files, to_make, to_remove) if to_make or to_remove else None
+        if not to_make and not to_remove:
+            return None
+        return Upkeep(self._files, to_make, to_remove, self.sync_interval is None)
 
     def kept(self, upkeep: Upkeep) -> None:
         """Note what *upkeep* has done."""
         made = [*self._ahead, *upkeep.made]
-        self._ahead = deque(sorted([s for s in made if s.number > self._current.number], key=_number_of))
-        self._litter += [s for s in made if s.number <= self._current.number]
+        self._ahead = deque(sorted([s for s in made if s.number > self._newest], key=_number_of))
+        self._litter += [s for s in made if s.number <= self._newest]
         self._litter += upkeep.not_removed
         if upkeep.error is not None:
             self._note_full(upkeep.error)
-        elif self.is_full:
-            log.warning("journal: there is room for segments again")
-            self.is_full = False
+        else:
+            self._note_space()
+
+
+def create_ahead(files: Files, segment: Segment) -> None:
+    """Make the file of *segment*; raise OSError if that leaves too little of the disk for others than puts."""
+    if files.free() < (1 + SPARE_SEGMENTS) * segment.capacity:
+        raise OSError(errno.ENOSPC, "less is free than compaction needs", name_of(segment.number))
+    segment.handle = files.create(name_of(segment.number), segment.capacity)
 
 
 def _number_of(segment: Segment) -> int:

@@ -28,6 +28,12 @@ class Files(Protocol):
     def create(self, name: str, size: int) -> int:
         """Make the file *name*, *size* bytes of zeros with room on disk for them, and open it; all or nothing."""
 
+    def free(self) -> int:
+        """How many bytes of the disk are free."""
+
+    def grow(self, handle: int, size: int) -> None:
+        """Make the file *size* bytes, with room on disk for them."""
+
     def open(self, name: str) -> int:
         """Open the file *name* for writing."""
 
@@ -75,6 +81,13 @@ class Directory:
             path.unlink()
             raise
         return handle
+
+    def free(self) -> int:
+        disk = os.statvfs(self.path)
+        return disk.f_bavail * disk.f_frsize
+
+    def grow(self, handle: int, size: int) -> None:
+        os.posix_fallocate(handle, 0, size)
 
     def open(self, name: str) -> int:
         return os.open(Path(self.path, name), os.O_RDWR | os.O_CLOEXEC)

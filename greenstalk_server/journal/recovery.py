@@ -21,6 +21,9 @@ _JOB_AT: Final = record.HEADER_SIZE
 _NAME_AT: Final = record.HEADER_SIZE + record.JOB_FIELDS.size
 _AFTER_PREFIX: Final = record.PREFIX_SIZE
 
+SECTOR: Final = 512
+"""What a disk writes whole or not at all, bytes."""
+
 
 @dataclass(slots=True)
 class Damage:
@@ -29,7 +32,8 @@ class Damage:
     offset          where it begins, bytes from the start of the file.
     bytes_lost      its length.
     records_lost    how many records it held, by the sequence numbers around it; None if that cannot be told.
-    is_torn_tail    it is the end of the newest segment, as a crash in the middle of a write leaves it.
+    is_torn_tail    a crash or a failing disk leaves it so, and nothing acknowledged is lost: it is the end of the
+                    newest segment, or all that was there was recorded anew.
     """
 
     file: str
@@ -85,6 +89,7 @@ class Recovery:
     _tubes: dict[bytes, Tube] = field(default_factory=dict)
     _last: Job = field(default_factory=lambda: Job(0, Tube(b"", {}), b"", 0, 0, 0, 0))
     _import_undo: dict[int, Job | None] | None = None
+    _damaged_after: list[tuple[int, Damage]] = field(default_factory=list)
 
     def replay(self, file: str, number: int, data: bytes, is_newest: bool) -> Replayed | None:
         """Take in the segment *number*, whole; return what it was, or None if its head was not sound.
@@ -97,13 +102,14 @@ class Recovery:
         try:
             header = record.decode_segment_header(data)
         except BadSegment as error:
-            self.damage.append(Damage(file, 0, len(data), str(error)))
+            is_torn = is_newest and not is_begun(data)
+            self._note(Damage(file, 0, len(data), str(error), is_torn_tail=is_torn), self.sequence)
             return None
         if header.number != number:
             self.damage.append(Damage(file, 0, len(data), f"is a copy of segment {header.number}"))
             return None
         segment = Replayed(file, header, record.SEGMENT_HEADER_SIZE, array("Q"))
-        self._note_gap(segment)
+        self._note_start(segment)
         self._replay_records(segment, data, is_newest)
         self.next_id = max(self.next_id, header.next_id)
         self.segments.append(segment)
@@ -124,7 +130,16 @@ class Recovery:
         """Whether nothing was lost but what a crash may tear."""
         return all(damage.is_torn_tail for damage in self.damage)
 
-    def _note_gap(self, segment: Replayed) -> None:
+    def _note(self, damage: Damage, sequence: int) -> None:
+        """Note *damage*; the last sound record before it has the number *sequence*."""
+        self.damage.append(damage)
+        self._damaged_after.append((sequence, damage))
+
+    def _note_start(self, segment: Replayed) -> None:
+        """See what *segment* goes on from: damage to what it tells of again is none, and a gap is damage."""
+        for sequence, damage in self._damaged_after:
+            if segment.header.first_sequence <= sequence + 1:
+                damage.is_torn_tail = True
         lost = segment.header.first_sequence - self.sequence - 1
         if self.segments and lost > 0:
             reason = f"follows on {self.segments[-1].file} with a gap"
@@ -135,41 +150,48 @@ class Recovery:
         salt = segment.header.salt
         seed, end, at = record.seed_of(salt), len(data), segment.end
         view, unpack, header_size = memoryview(data), record.HEADER.unpack_from, record.HEADER_SIZE
-        sequence = self.sequence
+        sequence, is_next = self.sequence, False
         apply, smallest = self._appliers(), record.SMALLEST_PAYLOAD
         while at + header_size <= end:
             marker, crc, length, number, kind = unpack(data, at)
             stop = at + header_size + length
             if marker != salt or stop > end or crc32(view[at + _AFTER_PREFIX : stop], seed) != crc:
-                at = self._skip_damage(segment, data, at, sequence, is_newest)
+                at, is_next = self._skip_damage(segment, data, at, sequence, is_newest), False
                 continue
             if number > sequence and length >= smallest.get(kind, length + 1):
-                sequence = number
+                if is_next and number != sequence + 1:
+                    self._note(Damage(segment.file, at, 0, "records are missing", number - sequence - 1), sequence)
+                sequence, is_next = number, True
                 apply[kind](data, at, stop, segment)
                 segment.records += 1
             else:
                 self.damage.append(Damage(segment.file, at, stop - at, f"record {number} repeated or unknown", 0))
+                is_next = number <= sequence
             at = stop
             segment.end = at
         self.sequence = sequence
         if at < end and data[at:].strip(b"\0"):
-            self._note_tail(segment, at, end, is_newest)
+            self._note_tail(segment, at, end, sequence, is_newest)
 
     def _skip_damage(self, segment: Replayed, data: bytes, at: int, sequence: int, is_newest: bool) -> int:
-        """Note what is wrong at *at*; return where the next sound record is, or the end of *data*."""
+        """Note what is wrong at *at*; return where to go on: the next sound record, or the end of *data*.
+
+        A sector of the newest segment that was never written is where the last write was torn: power was lost
+        while sectors were on their way in any order, and nothing behind it was acknowledged.
+        """
         resume = self._next_sound(segment.header.salt, data, at + 1)
-        if resume is not None:
+        if resume is not None and not (is_newest and _is_unwritten(data, at, resume)):
             number = record.HEADER.unpack_from(data, resume)[3]
             lost = max(0, number - sequence - 1)
-            self.damage.append(Damage(segment.file, at, resume - at, "damaged", lost))
+            self._note(Damage(segment.file, at, resume - at, "damaged", lost), sequence)
             return resume
         if data[at:].strip(b"\0"):
-            self._note_tail(segment, at, len(data.rstrip(b"\0")), is_newest)
+            self._note_tail(segment, at, len(data.rstrip(b"\0")), sequence, is_newest)
         return len(data)
 
-    def _note_tail(self, segment: Replayed, at: int, end: int, is_newest: bool) -> None:
+    def _note_tail(self, segment: Replayed, at: int, end: int, sequence: int, is_newest: bool) -> None:
         reason = "torn tail" if is_newest else "damaged to its end"
-        self.damage.append(Damage(segment.file, at, end - at, reason, is_torn_tail=is_newest))
+        self._note(Damage(segment.file, at, end - at, reason, is_torn_tail=is_newest), sequence)
 
     def _next_sound(self, salt: bytes, data: bytes, at: int) -> int | None:
         """The first place from *at* on where a sound record stands. Salts are random: few places get a CRC."""
@@ -290,3 +312,15 @@ class Recovery:
             else:
                 self.jobs[id] = before
         self._import_undo = None
+
+
+def is_begun(data: bytes) -> bool:
+    """Whether the head of a segment of *data* was ever written whole; if not, nothing in it was acknowledged."""
+    size = record.SEGMENT_HEADER_SIZE
+    return len(data.rstrip(b"\0")) >= size and bool(data[:size].strip(b"\0"))
+
+
+def _is_unwritten(data: bytes, at: int, end: int) -> bool:
+    """Whether a sector between *at* and *end*, or what there is of it from *at* on, is zeros."""
+    ends = range(at // SECTOR * SECTOR + SECTOR, end + 1, SECTOR)
+    return any(not data[max(at, stop - SECTOR) : stop].strip(b"\0") for stop in ends)

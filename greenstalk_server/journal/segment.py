@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from array import array
 from typing import Final
 
 from greenstalk_server.journal import record
 
 PREFIX: Final = "journal."
+_FILE_NAME: Final = re.compile(r"journal\.([1-9][0-9]{0,17})", re.ASCII)
 LIMBO_CAPACITY: Final = 2**63
 
 
@@ -18,8 +20,7 @@ def name_of(number: int) -> str:
 
 def numbers(names: list[str]) -> list[int]:
     """The numbers of the segments among files of these *names*, rising."""
-    digits = [name.removeprefix(PREFIX) for name in names if name.startswith(PREFIX)]
-    return sorted(int(text) for text in digits if text.isdecimal() and text == str(int(text)) and text.isascii())
+    return sorted([int(match[1]) for match in map(_FILE_NAME.fullmatch, names) if match is not None])
 
 
 class Segment:
@@ -27,6 +28,7 @@ class Segment:
 
     handle      the open file, or None if there is no file yet, or no more.
     capacity    bytes the file has room for.
+    first_sequence  as in its header.
     used        bytes of its records, written or not.
     written     bytes that are in the file.
     chunks      records not written yet, in order.
@@ -43,6 +45,7 @@ class Segment:
         "chunks",
         "cursor",
         "encoder",
+        "first_sequence",
         "handle",
         "ids",
         "is_listed",
@@ -59,6 +62,7 @@ class Segment:
         self.number: int = number
         self.capacity: int = capacity
         self.handle: int | None = None
+        self.first_sequence: int = 0
         self.used: int = 0
         self.written: int = 0
         self.chunks: list[bytes] = []
@@ -74,6 +78,7 @@ class Segment:
     def begin(self, salt: bytes, first_sequence: int, next_id: int) -> None:
         """Make it ready for records, the header first."""
         self.encoder = record.Encoder(salt)
+        self.first_sequence = first_sequence
         self.add_bare(record.SegmentHeader(salt, self.number, first_sequence, next_id).encode())
 
     def add(self, data: bytes, id: int) -> None:

@@ -223,8 +223,8 @@ class Agent:
         rng = self._rng
         if self._held and rng.random() < 0.8:
             job = self._held.pop(rng.randrange(len(self._held)))
-            verb = rng.choices((self._delete, self._release, self._bury, self._touch), (8 if is_crowded else 3, 2, 2, 1))
-            return [verb[0](job)]
+            verbs = (self._delete, self._release, self._bury, self._touch)
+            return [rng.choices(verbs, (8 if is_crowded else 3, 2, 2, 1))[0](job)]
         if self._buried and rng.random() < 0.6:
             if rng.random() < 0.2:
                 return self._kick_some()

@@ -83,9 +83,7 @@ class Rounds:
         assert "Traceback" not in said, said
         self._kill_while_it_starts(flags)
         self._audit(ended_at, is_whole)
-        return Report(
-            self._number, flags, self._ledger.acknowledged - before, len(self._ledger.jobs), self._next_id
-        )
+        return Report(self._number, flags, self._ledger.acknowledged - before, len(self._ledger.jobs), self._next_id)
 
     def _flags(self) -> tuple[str, ...]:
         return (*self._rng.choice(self._syncing), "-s", str(self._rng.choice(SEGMENT_SIZES)))

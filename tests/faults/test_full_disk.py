@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 from tests.faults.disks import fill
@@ -74,7 +75,7 @@ def test_put_works_again_once_jobs_are_deleted(small_disk: Path) -> None:
             return len(more) == len(gone) // 2
 
         eventually(is_put, "half of the room that was made is used")
-        server.process.kill()
+        server.stop(signal.SIGKILL)
     with serving(small_disk, "-f", "0") as server, Peer(server) as peer:
         assert list(jobs(peer, [*ids, *more])) == [*ids[1::2], *more]
 
@@ -89,7 +90,7 @@ def test_put_works_again_once_somebody_else_makes_room(small_disk: Path) -> None
         filler.unlink()
         ids += [id_of(put(peer, bytes(1000))) for _ in range(200)]
         eventually(lambda: readiness(server)[0] == 200, "it is ready")
-        server.process.kill()
+        server.stop(signal.SIGKILL)
     with serving(small_disk, "-f", "0") as server, Peer(server) as peer:
         assert list(jobs(peer, ids)) == ids
 
@@ -104,7 +105,7 @@ def test_each_job_can_be_deleted_from_a_full_disk(small_disk: Path) -> None:
         for start in range(0, count, 100):
             peer.send(b"".join(b"delete %d\r\n" % id for id in ids[start : start + 100]))
             assert {peer.read_line() for _ in range(100)} == {b"DELETED"}
-        server.process.kill()
+        server.stop(signal.SIGKILL)
     with serving(small_disk, "-f", "0") as server, Peer(server) as peer:
         assert jobs(peer, ids) == {}
 
@@ -112,7 +113,7 @@ def test_each_job_can_be_deleted_from_a_full_disk(small_disk: Path) -> None:
 def test_a_server_starts_on_a_full_disk(small_disk: Path) -> None:
     with serving(small_disk, "-f", "0") as server, Peer(server) as peer:
         ids = put_until_full(peer, 1000)
-        server.process.kill()
+        server.stop(signal.SIGKILL)
     fill(small_disk / "filler")
     with serving(small_disk, "-f", "0") as server, Peer(server) as peer:
         assert list(jobs(peer, ids)) == ids

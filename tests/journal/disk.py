@@ -8,6 +8,7 @@ synced each sector may be there or not, in any order, and so may each change of 
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 from collections.abc import Callable
 from random import Random
@@ -17,6 +18,10 @@ SECTOR: Final = 512
 """What a disk writes whole or not at all, bytes."""
 
 UNLIMITED: Final = 2**62
+
+
+class PowerLostError(Exception):
+    """No OSError: nobody handles it."""
 
 
 class Chance:
@@ -66,10 +71,14 @@ class Inode:
         found = bytearray(self.stable)
         for size in self.sizes[: chance.prefix_of(len(self.sizes))]:
             _resize(found, size)
+        sectors: dict[int, list[tuple[int, bytes]]] = {}
         for offset, data in self.pending:
-            for at, sector in _sectors(offset, data):
-                if chance.survives():
-                    _write(found, at, sector)
+            for at, piece in _pieces(offset, data):
+                sectors.setdefault(at // SECTOR, []).append((at, piece))
+        for pieces in sectors.values():
+            if chance.survives():
+                for at, piece in pieces:
+                    _write(found, at, piece)
         return bytes(found)
 
 
@@ -79,15 +88,14 @@ class Disk:
     calls       how many changes were asked for, failed ones included.
     before      called before each change; it may raise what the change is to raise.
     capacity    bytes that all files may take.
-    removed     how many files were removed.
     """
 
     def __init__(self, files: dict[str, bytes] | None = None) -> None:
         """*files* are there, and on disk."""
         self.calls: int = 0
-        self.before: Callable[[str], None] = _nothing
+        self.before: Callable[[str], None] = nothing
         self.capacity: int = UNLIMITED
-        self.random: Random = Random(0)
+        self.random: Random = seeded(0)
         self._names: dict[str, Inode] = {}
         self._stable_names: dict[str, Inode] = {}
         self._changes: dict[str, list[Inode | None]] = {}
@@ -115,6 +123,16 @@ class Disk:
         inode.resize(size)
         self._set(name, inode)
         return self._open(inode)
+
+    def free(self) -> int:
+        return self.capacity - self.used
+
+    def grow(self, handle: int, size: int) -> None:
+        self._change("grow")
+        inode = self._handles[handle]
+        if self.used + size - len(inode.cached) > self.capacity:
+            raise failure(errno.ENOSPC, "grow")
+        inode.resize(size)
 
     def open(self, name: str) -> int:
         self._change("open")
@@ -230,13 +248,29 @@ class Fault:
             raise failure(self._code, call)
 
 
+def power_lost_at(call: int) -> Callable[[str], None]:
+    """Lose power before the *call*th call from now."""
+    calls = itertools.count(1)
+
+    def lose_power(_: str) -> None:
+        if next(calls) >= call:
+            raise PowerLostError
+
+    return lose_power
+
+
+def nothing(call: str) -> None:
+    """Stand in for a fault that is over."""
+
+
+def seeded(seed: int) -> Random:
+    """Chances that are the same in each run."""
+    return Random(seed)  # noqa: S311
+
+
 def failure(code: int, what: str) -> OSError:
     """The OSError of this errno."""
     return OSError(code, os.strerror(code), what)
-
-
-def _nothing(call: str) -> None:
-    pass
 
 
 def _put(names: dict[str, Inode], name: str, inode: Inode | None) -> None:
@@ -259,7 +293,7 @@ def _resize(content: bytearray, size: int) -> None:
         content.extend(bytes(size - len(content)))
 
 
-def _sectors(offset: int, data: bytes) -> list[tuple[int, bytes]]:
+def _pieces(offset: int, data: bytes) -> list[tuple[int, bytes]]:
     """*data* cut where sectors end, each piece with its offset."""
     cuts = [offset, *range(offset // SECTOR * SECTOR + SECTOR, offset + len(data), SECTOR), offset + len(data)]
-    return [(at, data[at - offset : end - offset]) for at, end in zip(cuts, cuts[1:], strict=False)]
+    return [(at, data[at - offset : end - offset]) for at, end in itertools.pairwise(cuts)]

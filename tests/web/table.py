@@ -49,7 +49,7 @@ class Page(HTMLParser):
         if "template" in self._open:
             return
         self.text += data
-        if self._is_tubes and self._open[-1] in ("td", "th"):
+        if self._is_tubes and self._open[-1] in ("td", "th", "a"):
             self.tubes[-1][-1] += data
 
     def attribute(self, id: str, name: str) -> str | None:

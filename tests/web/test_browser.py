@@ -230,9 +230,9 @@ def test_keyboard_reaches_everything_and_is_seen(chromium: Browser, daemon: Daem
         tab.page.goto(daemon.dashboard)
         tab.page.wait_for_selector("#live[data-state=live]")
         reached = []
-        for _ in range(3):
+        for _ in range(5):
             tab.page.keyboard.press("Tab")
             reached.append(tab.page.evaluate("document.activeElement.id || document.activeElement.className"))
             assert tab.page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
-        assert reached == ["skip", "brand", "q"]
+        assert reached == ["skip", "brand", "jump", "button", "q"]
         tab.screenshot("focus")

@@ -1,0 +1,325 @@
+"""What the journal takes of the disk, and what it keeps in reserve."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from greenstalk_server.client import Client
+from greenstalk_server.job import BURIED, SECOND
+from greenstalk_server.journal.segment import name_of, numbers
+from tests.core.world import START
+from tests.journal.disk import Chance, Disk, seeded
+from tests.journal.workload import SMALL, Bench, recovered
+
+SEGMENT = 16384
+
+sizes = pytest.mark.parametrize("size", [0, 100, 3000])
+
+
+class Yard(Bench):
+    """A bench whose committer does after each command what the real one does, and whose disk may not overflow."""
+
+    def __init__(self, disk: Disk | None = None, max_size: int = SEGMENT, random: Random | None = None) -> None:
+        super().__init__(disk or Disk(), random or seeded(0), max_size=max_size)
+        self.max_size: int = max_size
+        self.client: Client = self.broker.connect(lambda: None)
+
+    def tend(self) -> None:
+        """Commit, compact and keep up as the committer does, and assert that the disk is within its bounds."""
+        batch = self.binlog.take(is_synced=True)
+        batch.run()
+        self.binlog.done(batch)
+        self.safe = batch.sequence
+        self.binlog.compact(max(3 * batch.size, SMALL))
+        self.keep_up()
+        assert self.disk.used <= 2.5 * self.live_bytes + 3 * self.max_size, (self.disk.used, self.live_bytes)
+
+    def tend_full(self) -> None:
+        """The same on a full disk: nothing may fail, and there is no bound but the disk's."""
+        assert self.commit()
+        self.binlog.compact(SMALL)
+        self.keep_up()
+        assert self.binlog.trouble is None
+
+    def give_back(self) -> None:
+        """Have the client's jobs ready again, as when its connection ends."""
+        self.broker.disconnect(self.client, self.now)
+        self.client = self.broker.connect(lambda: None)
+
+    def add(self, size: int, pri: int = 10, delay: int = 0) -> int:
+        """Put a job of *size* bytes; return its id."""
+        id = self.broker.allocate_id()
+        self.now += 1
+        assert self.broker.put(self.client, id, pri, delay * SECOND, 60 * SECOND, bytes(size), self.now)
+        return id
+
+    def take_any(self) -> int:
+        job = self.broker.reserve(self.client, self.now)
+        assert job is not None
+        return job.id
+
+
+# Bounds
+
+
+@sizes
+def test_burying_and_kicking_one_job_again_and_again(size: int) -> None:
+    yard = Yard()
+    id = yard.add(size)
+    for _ in range(2000):
+        assert yard.take_any() == id
+        assert yard.broker.bury(yard.client, id, 5)
+        yard.tend()
+        assert yard.broker.kick(yard.broker.tubes[b"default"], BURIED, 1, yard.now) == 1
+        yard.tend()
+    assert yard.binlog.stats().records_migrated > 5
+
+
+@sizes
+def test_releasing_many_jobs_again_and_again(size: int) -> None:
+    yard = Yard()
+    for _ in range(100):
+        yard.add(size)
+        yard.tend()
+    for turn in range(1500):
+        id = yard.take_any()
+        assert yard.broker.release(yard.client, id, turn, 0, yard.now)
+        yard.tend()
+
+
+def test_reservations_alone() -> None:
+    """No reply waits for their records, but they take room too."""
+    yard = Yard()
+    yard.add(100)
+    for _ in range(5000):
+        yard.take_any()
+        yard.give_back()
+        yard.tend()
+
+
+@sizes
+def test_one_ancient_job_among_many_that_come_and_go(size: int) -> None:
+    yard = Yard()
+    ancient = yard.add(size, pri=2**32 - 1)
+    for _ in range(1500):
+        assert yard.broker.delete(None, yard.add(size, pri=1))
+        yard.tend()
+    assert list(yard.broker.jobs) == [ancient]
+    yard.check_after_crash(yard.disk.crash(Chance(seeded(0), 0.5)))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_churn(seed: int) -> None:
+    yard = Yard(random=seeded(seed))
+    for _ in range(1500):
+        yard.work(3)
+        yard.tend()
+    yard.check_told()
+    yard.check_after_crash(yard.disk.crash(Chance(seeded(0), 0.5)))
+
+
+@sizes
+@pytest.mark.parametrize("kept", [1, 7, 50])
+def test_most_jobs_deleted_one_in_some_stays(size: int, kept: int) -> None:
+    yard = Yard()
+    for _ in range(600):
+        yard.add(size)
+        yard.tend()
+    for id in range(1, 601):
+        if id % kept or kept == 1:
+            assert yard.broker.delete(None, id)
+            yard.tend()
+    yard.settle()
+    yard.tend()
+
+
+def test_the_first_jobs_stay_and_later_ones_go() -> None:
+    yard = Yard()
+    for _ in range(600):
+        yard.add(200)
+        yard.tend()
+    for id in range(600, 100, -1):
+        assert yard.broker.delete(None, id)
+        yard.tend()
+
+
+@pytest.mark.parametrize("size", [0, 100, 3000, 100_000])
+def test_after_everything_is_deleted_one_segment_is_left_and_one_made_ahead(size: int) -> None:
+    yard = Yard()
+    for _ in range(300 if size < 10_000 else 20):
+        yard.add(size)
+        yard.tend()
+    yard.delete_all()
+    yard.settle()
+    assert len(numbers(yard.disk.list())) == 2
+    assert yard.disk.used == 2 * SEGMENT
+    assert yard.disk.open_files == 2
+
+
+def test_restarts_take_nothing_of_the_disk() -> None:
+    disk = Disk()
+    for _ in range(50):
+        yard = Yard(disk)
+        assert yard.broker.delete(None, yard.add(100))
+        yard.settle()
+        yard.tend()
+        disk = disk.crash(Chance(seeded(0), 1.0))
+    assert len(numbers(disk.list())) <= 3
+
+
+def test_each_failure_gives_back_what_it_took() -> None:
+    yard = Yard()
+    for _ in range(20):
+        yard.add(500)
+    yard.tend()
+    for _ in range(50):
+        yard.binlog.failed(OSError("once"))
+        assert yard.commit()
+        yard.add(500)
+        yard.settle(3)
+        yard.tend()
+
+
+# Figures
+
+
+def test_the_figures_of_stats_are_true() -> None:
+    yard = Yard(max_size=SMALL)
+    stats = yard.binlog.stats()
+    assert (stats.oldest_index, stats.current_index, stats.max_size) == (1, 1, SMALL)
+    for _ in range(100):
+        yard.add(100)
+        yard.tend()
+    for id in range(1, 100):
+        assert yard.broker.delete(None, id)
+        yard.tend()
+    yard.settle()
+    stats = yard.binlog.stats()
+    used = [number for number in numbers(yard.disk.list()) if yard.disk.read(name_of(number)).strip(b"\0")]
+    assert (stats.oldest_index, stats.current_index) == (used[0], used[-1])
+    assert stats.records_written == 199 + stats.records_migrated
+    assert yard.broker.jobs[100].segment in used
+
+
+def test_a_job_tells_the_file_that_holds_it() -> None:
+    yard = Yard(max_size=SMALL)
+    for _ in range(60):
+        yard.add(200)
+        yard.tend()
+    for job in yard.broker.jobs.values():
+        assert b"\1" + job.id.to_bytes(8, "little") in yard.disk.read(name_of(job.segment))
+
+
+def test_segments_are_no_larger_than_asked_for() -> None:
+    yard = Yard(max_size=SMALL)
+    for _ in range(100):
+        yard.add(500)
+        yard.tend()
+    assert {len(data) for data in yard.disk.everything().values()} <= set(range(SMALL + 1))
+
+
+# Records larger than a segment
+
+
+def test_a_job_larger_than_a_segment_is_kept() -> None:
+    yard = Yard(max_size=SMALL)
+    small = yard.add(10)
+    large = [yard.add(size) for size in (SMALL - 200, SMALL - 100, SMALL, 5 * SMALL, 300_000)]
+    last = yard.add(10)
+    yard.tend()
+    yard.check_after_crash(yard.disk.crash(Chance(seeded(0), 0.0)))
+    assert recovered(yard.disk.crash(Chance(seeded(0), 0.0)), START).jobs.keys() == {small, *large, last}
+
+
+def test_large_jobs_come_and_go_within_bounds() -> None:
+    yard = Yard(max_size=SMALL)
+    for _ in range(100):
+        first = yard.add(3 * SMALL)
+        yard.settle(2)
+        yard.add(10)
+        yard.settle(2)
+        assert yard.broker.delete(None, first)
+        yard.settle(2)
+        assert yard.disk.used <= 2.5 * yard.live_bytes + 3 * 4 * SMALL
+
+
+def test_more_paused_tubes_than_a_segment_has_room_for() -> None:
+    yard = Yard(max_size=SMALL)
+    for number in range(60):
+        yard.broker.watch(yard.client, b"%0200d" % number)
+        assert yard.broker.pause_tube(b"%0200d" % number, 300 * SECOND, yard.now)
+    for _ in range(100):
+        yard.add(500)
+        yard.commit()
+        yard.keep_up()
+    yard.check_after_crash(yard.disk.crash(Chance(seeded(0), 0.0)))
+
+
+# Room
+
+
+def fill(yard: Yard, size: int) -> None:
+    """Put jobs until one is refused for want of room."""
+    for _ in range(10_000):
+        id = yard.broker.allocate_id()
+        if not yard.broker.put(yard.client, id, 10, 0, 60 * SECOND, bytes(size), yard.now):
+            assert yard.binlog.is_full
+            return
+        yard.tend_full()
+    raise AssertionError("the disk does not fill")
+
+
+@sizes
+@pytest.mark.parametrize("by", ["delete", "reserve and delete", "bury and delete"])
+def test_a_full_disk_refuses_puts_and_takes_every_delete(size: int, by: str) -> None:
+    disk = Disk()
+    disk.capacity = 20 * SEGMENT
+    yard = Yard(disk)
+    fill(yard, size)
+    for id in list(yard.broker.jobs):
+        if by != "delete":
+            assert yard.broker.reserve_job(yard.client, id, yard.now)
+        if by == "bury and delete":
+            assert yard.broker.bury(yard.client, id, 3)
+        assert yard.broker.delete(yard.client, id)
+        yard.tend_full()
+    yard.settle()
+    assert not yard.binlog.is_full
+    assert yard.add(size)
+    yard.tend_full()
+    yard.check_after_crash(disk.crash(Chance(seeded(0), 0.5)))
+
+
+def test_deletes_have_room_though_many_come_at_once() -> None:
+    disk = Disk()
+    disk.capacity = 20 * SEGMENT
+    yard = Yard(disk)
+    fill(yard, 0)
+    yard.delete_all()
+    assert yard.commit()
+    yard.check_after_crash(disk.crash(Chance(seeded(0), 0.0)))
+
+
+def test_a_large_job_leaves_the_deletes_their_room() -> None:
+    disk = Disk()
+    disk.capacity = 20 * SEGMENT
+    yard = Yard(disk)
+    while yard.broker.put(yard.client, yard.broker.allocate_id(), 0, 0, SECOND, bytes(3 * SEGMENT), yard.now):
+        fill(yard, 0) if len(yard.broker.jobs) > 3 else yard.tend_full()
+    yard.delete_all()
+    assert yard.commit()
+    yard.check_after_crash(disk.crash(Chance(seeded(0), 0.0)))
+
+
+def test_puts_are_accepted_again_as_soon_as_there_is_room() -> None:
+    disk = Disk()
+    disk.capacity = 10 * SEGMENT
+    yard = Yard(disk)
+    fill(yard, 1000)
+    disk.capacity *= 2
+    assert yard.add(1000)
+    yard.tend_full()
+    assert not yard.binlog.is_full
+

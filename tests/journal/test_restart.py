@@ -1,0 +1,306 @@
+"""Restarts of real processes: ours against beanstalkd's, and ours on a directory that beanstalkd wrote."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import greenstalk
+import pytest
+
+from greenstalk_server.exits import StartError
+from greenstalk_server.job import BURIED, READY
+from greenstalk_server.journal.beanstalkd import find
+from greenstalk_server.startup import IMPORTED_DIRECTORY
+from tests.conformance.servers import Kind, Server, ours, peer
+from tests.core.world import START
+from tests.daemon import PATIENCE
+from tests.journal.disk import Chance, Disk, Fault, PowerLostError, nothing, power_lost_at, seeded
+from tests.journal.test_beanstalkd import V7, binlog_files, change_all_ways, client_of, full, gone, made, start
+from tests.journal.workload import recovered
+
+LARGE = ("-z", "300000")
+
+Snapshot = dict[int, dict[str, object]]
+"""By id: what stats-job says, and `body`; times that pass are left out."""
+
+SLACK = 20
+"""Seconds that may pass between two looks."""
+
+
+@contextlib.contextmanager
+def serving(kind: Kind, directory: Path, *flags: str) -> Iterator[Server]:
+    directory.mkdir(exist_ok=True)
+    server = Server(kind, ("-b", str(directory), *LARGE, *flags))
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+def snapshot(server: Server, last: int) -> Snapshot:
+    """All jobs up to id *last*."""
+    found: Snapshot = {}
+    with client_of(server) as client:
+        for id in range(1, last + 1):
+            with contextlib.suppress(greenstalk.NotFoundError):
+                found[id] = dict(client.stats_job(id))
+                found[id]["body"] = client.peek(id).body
+    return found
+
+
+def steady(shown: Snapshot) -> Snapshot:
+    """Without what depends on the time, or on the server's files."""
+    return {id: {key: job[key] for key in job if key not in ("age", "time-left", "file")} for id, job in shown.items()}
+
+
+def assert_times_agree(first: Snapshot, second: Snapshot) -> None:
+    for id, job in first.items():
+        for key in ("age", "time-left"):
+            assert abs(int(str(job[key])) - int(str(second[id][key]))) <= SLACK, (id, key)
+
+
+def orders(server: Server, shown: Snapshot) -> dict[str, list[list[int]]]:
+    """By tube: its ready, buried and delayed jobs, in the order in which they are given out. All are deleted."""
+    found = {}
+    for tube in sorted({str(job["tube"]) for job in shown.values()}):
+        with client_of(server, use=tube, watch=tube) as client:
+            finds = (partial(client.reserve, timeout=0), client.peek_buried, client.peek_delayed)
+            found[tube] = [list(taken(client, find)) for find in finds]
+    return found
+
+
+def taken(client: greenstalk.Client[bytes], find: Callable[[], greenstalk.Job[bytes]]) -> Iterator[int]:
+    """The ids of what *find* finds, each deleted, until there is no more."""
+    with contextlib.suppress(greenstalk.NotFoundError, greenstalk.TimedOutError):
+        while True:
+            id = find().id
+            client.delete(id)
+            yield id
+
+
+def last_id(server: Server) -> int:
+    """The highest id so far, of a job that is deleted again."""
+    with client_of(server) as client:
+        id = client.put(b"last")
+        client.delete(id)
+        return id
+
+
+# The same restart
+
+JOBS_A_TUBE = 16
+"""That `change_all_ways` puts."""
+
+UNRECORDED = {
+    5: {"pri", "reserves", "releases"},  # released without a delay
+    11: {"reserves"},  # its holder has gone
+}
+"""What version 1.12 of beanstalkd does not write, by the place of the job in its tube."""
+
+
+def differing(job: dict[str, object], other: dict[str, object]) -> set[str]:
+    return {key for key in job if job[key] != other[key]}
+
+
+def wait_for_delays(server: Server, last: int) -> None:
+    """Until the delays of a second have run out."""
+    until = time.monotonic() + PATIENCE
+    with client_of(server) as client:
+        for id in range(1, last):
+            with contextlib.suppress(greenstalk.NotFoundError):
+                while (stats := client.stats_job(id))["state"] == "delayed" and stats["delay"] == 1:
+                    assert time.monotonic() < until
+                    time.sleep(0.02)
+
+
+def test_a_restart_shows_what_beanstalkds_shows(tmp_path: Path) -> None:
+    """Jobs, states, orders and all of stats-job, but for what beanstalkd does not keep (UNRECORDED).
+
+    And it counts the burial of a buried job once more, and has the buried in the order in which they were put.
+    """
+    before: list[Snapshot] = []
+    after: list[Snapshot] = []
+    order: list[dict[str, list[list[int]]]] = []
+    for kind in (ours(), peer()):
+        directory = tmp_path / kind.name
+        with serving(kind, directory, "-f", "0") as server:
+            change_all_ways(server)
+            last = last_id(server)
+            wait_for_delays(server, last)
+            before.append(snapshot(server, last))
+        with serving(kind, directory, "-f", "0") as server:
+            after.append(snapshot(server, last))
+            order.append(orders(server, after[-1]))
+    assert_times_agree(before[0], after[0])
+    assert_times_agree(*after)
+    assert steady(before[0]) == steady(before[1]) == steady(after[0])
+    unlike = set()
+    assert after[0].keys() == after[1].keys()
+    for id, job in steady(after[0]).items():
+        expected = set(UNRECORDED.get((id - 1) % JOBS_A_TUBE, ()))
+        if job["state"] == "buried":
+            expected.add("buries")
+            assert after[1][id]["buries"] == int(str(job["buries"])) + 1
+        assert differing(job, after[1][id]) == expected, id
+        if "pri" in expected:
+            unlike.add(id)
+    for tube, (ready, buried, delayed) in order[0].items():
+        first = min(id for id in after[0] if after[0][id]["tube"] == tube)
+        assert buried == [first + 3, first + 1, first + 10]
+        assert order[1][tube][1:] == [sorted(buried), delayed]
+        assert [id for id in ready if id not in unlike] == [id for id in order[1][tube][0] if id not in unlike]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_restart_keeps_pauses_and_gives_no_id_again(tmp_path: Path, number: signal.Signals) -> None:
+    """As beanstalkd does not: its pauses are lost, and the ids of deleted jobs come again."""
+    directory = tmp_path / "b"
+    with serving(ours(), directory, "-f", "0") as server:
+        with client_of(server, use="paused") as client:
+            client.put(b"held back")
+            client.pause_tube("paused", 3600)
+            assert last_id(server) == 2
+            os.kill(server.pid, number)
+        server.stop()
+    with serving(ours(), directory) as server, client_of(server, use="paused", watch="paused") as client:
+        stats = client.stats_tube("paused")
+        assert stats["pause"] == 3600
+        assert 3600 - SLACK <= int(str(stats["pause-time-left"])) <= 3600
+        with pytest.raises(greenstalk.TimedOutError):
+            client.reserve(timeout=0)
+        assert client.put(b"") == 3
+
+
+# From beanstalkd to us
+
+
+def assert_taken_over(directory: Path, copy: Path) -> None:
+    """Start ours on *directory*, twice, and hold it against beanstalkd started on a copy."""
+    shutil.copytree(directory, copy)
+    files = {name: (directory / name).read_bytes() for name in binlog_files(directory)}
+    with serving(peer(), copy) as oracle:
+        last = last_id(oracle)
+        expected = snapshot(oracle, last)
+        order = orders(oracle, expected)
+    for job in expected.values():
+        job["buries"] = int(str(job["buries"])) - (job["state"] == "buried")
+    for _ in range(2):
+        with serving(ours(), directory, "-f", "0") as server:
+            shown = snapshot(server, last)
+            assert steady(shown) == steady(expected)
+            assert_times_agree(shown, expected)
+        assert binlog_files(directory) == []
+        moved = {path.name: path.read_bytes() for path in (directory / IMPORTED_DIRECTORY).iterdir()}
+        assert moved == files
+    with serving(ours(), directory, "-f", "0") as server:
+        assert last_id(server) >= last
+        assert orders(server, expected) == order
+
+
+def test_taking_over_what_beanstalkd_left_in_order(tmp_path: Path) -> None:
+    with serving(peer(), tmp_path / "b", "-f", "0", "-s", "300000") as server:
+        change_all_ways(server)
+        wait_for_delays(server, last_id(server))
+    assert_taken_over(tmp_path / "b", tmp_path / "copy")
+
+
+def test_taking_over_what_a_killed_beanstalkd_left(tmp_path: Path) -> None:
+    with serving(peer(), tmp_path / "b", "-f", "0", "-s", "4096") as server, client_of(server) as client:
+        change_all_ways(server)
+        wait_for_delays(server, last_id(server))
+        for index in range(200):
+            client.put(b"x" * index)
+            client.bury(client.reserve_job(client.put(b"to be buried %d" % index)), priority=index)
+        for _ in range(30):
+            client.reserve(timeout=0)
+        os.kill(server.pid, signal.SIGKILL)
+    assert len(binlog_files(tmp_path / "b")) > 1
+    assert_taken_over(tmp_path / "b", tmp_path / "copy")
+
+
+# An import that is cut short
+
+
+def foreign_files() -> dict[str, bytes]:
+    """Two of beanstalkd's files: ten jobs, two of them buried, and one deleted that has the highest id."""
+    jobs = [made(id, b"%d" % id, created_at=START - id, state=BURIED if id % 5 == 0 else READY) for id in range(1, 12)]
+    first = b"".join(full(V7, job) for job in jobs[:6])
+    second = b"".join(full(V7, job) for job in jobs[6:]) + gone(V7, jobs[10])
+    return {"binlog.3": start(V7) + first, "binlog.4": start(V7) + second + bytes(500)}
+
+
+def assert_imported(disk: Disk) -> None:
+    """A start shows all jobs, and the files have been moved away, whole."""
+    for _ in range(2):
+        broker = recovered(disk, START)
+        broker.check()
+        assert {id: job.body for id, job in broker.jobs.items()} == {id: b"%d" % id for id in range(1, 11)}
+        assert list(broker.tubes[b"default"].buried) == [5, 10]
+        assert broker.next_id == 12
+        assert {f"{IMPORTED_DIRECTORY}/{name}": data for name, data in foreign_files().items()}.items() <= (
+            disk.everything().items()
+        )
+        assert not find(disk.list())
+        disk = disk.crash(Chance(seeded(0), 1.0))
+
+
+def test_an_import_from_files_in_memory() -> None:
+    assert_imported(Disk(foreign_files()))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_power_lost_at_any_call_of_an_import_and_it_is_done_again(share: float) -> None:
+    for at in itertools.count(1):
+        disk = Disk(foreign_files())
+        disk.before = power_lost_at(at)
+        try:
+            recovered(disk, START)
+        except PowerLostError:
+            assert_imported(disk.crash(Chance(seeded(at), share)))
+        else:
+            assert at > 5
+            return
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC], ids=errno.errorcode.get)
+def test_any_call_of_an_import_fails_and_the_next_start_does_it(code: int) -> None:
+    for at in itertools.count(1):
+        disk = Disk(foreign_files())
+        disk.before = fault = Fault(at, code, is_lasting=False)
+        if not fault_stops_start(disk) and not fault.has_struck:
+            assert at > 5
+            return
+        disk.before = nothing
+        assert_imported(disk)
+
+
+def fault_stops_start(disk: Disk) -> bool:
+    try:
+        recovered(disk, START)
+    except StartError:
+        return True
+    return False
+
+
+def test_an_import_of_ids_that_the_journal_has_given_too_is_refused() -> None:
+    disk = Disk(foreign_files())
+    recovered(disk, START)
+    other = full(V7, made(3, b"another")) + full(V7, made(99))
+    files = disk.everything() | {"binlog.1": start(V7) + other}
+    with pytest.raises(StartError, match="hold 1 jobs whose ids our journal has given too, 3 the first"):
+        recovered(Disk(files), START)
+
+
+def test_ids_of_jobs_deleted_before_the_import_are_not_given_again() -> None:
+    disk = Disk(foreign_files())
+    assert recovered(disk, START).next_id == 12
+    assert recovered(disk, START).next_id == 12

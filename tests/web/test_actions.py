@@ -1,0 +1,271 @@
+"""What the dashboard changes: by POST only, from its own pages only, and safe before it says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import gevent
+import pytest
+from flask.testing import FlaskClient
+from werkzeug.test import TestResponse
+
+from greenstalk_server.broker import SLICE
+from greenstalk_server.job import BURIED, DELAYED, READY, RESERVED, SECOND
+from greenstalk_server.journal import NullJournal
+from web.actions import ACTIONS
+
+from .conftest import Queue
+from .table import Page
+
+OURS = {"Sec-Fetch-Site": "same-origin"}
+
+
+def post(client: FlaskClient, path: str, **form: Any) -> TestResponse:
+    return client.post(path, data=form, headers=OURS)
+
+
+def done(response: TestResponse, path: str = "/tube") -> tuple[str, int]:
+    """The notice that a successful change leads to, after having looked at its page."""
+    assert response.status_code == 303, response.text
+    target = urlsplit(response.headers["Location"])
+    assert target.path == path
+    query = parse_qs(target.query)
+    return query["notice"][0], int(query["n"][0])
+
+
+def refused(response: TestResponse, status: int) -> str:
+    assert response.status_code == status
+    return Page(response.text).text
+
+
+@pytest.fixture
+def ids(queue: Queue) -> list[int]:
+    """A ready, a delayed, a buried and a reserved job, in this order, all in `mail`."""
+    ready, buried, reserved = queue.put("mail", count=3)
+    (delayed,) = queue.put("mail", delay=60)
+    queue.broker.bury_job(buried)
+    queue.broker.reserve_job(queue.connect(), reserved, queue.now)
+    return [ready, delayed, buried, reserved]
+
+
+def states(queue: Queue, ids: list[int]) -> list[int | None]:
+    queue.broker.check()
+    return [job.state if (job := queue.broker.jobs.get(id)) else None for id in ids]
+
+
+UNTOUCHED = [READY, DELAYED, BURIED, RESERVED]
+
+
+def test_pause_and_resume(queue: Queue, client: FlaskClient, ids: list[int]) -> None:
+    assert done(post(client, "/tube/pause", tube="mail", seconds="90")) == ("paused", 90)
+    assert queue.broker.tubes[b"mail"].paused_until == queue.now + 90 * SECOND
+    assert done(post(client, "/tube/resume", tube="mail")) == ("resumed", 0)
+    assert queue.broker.tubes[b"mail"].paused_until == 0
+    queue.broker.check()
+
+
+@pytest.mark.parametrize(("state", "count", "kicked"), [("buried", 3, 3), ("delayed", 2, 2), ("buried", 99, 5)])
+def test_kick_some(queue: Queue, client: FlaskClient, state: str, count: int, kicked: int) -> None:
+    for id in queue.put("mail", count=5, delay=0 if state == "buried" else 60):
+        if state == "buried":
+            queue.broker.bury_job(id)
+    assert done(post(client, "/tube/kick", tube="mail", state=state, count=count)) == ("kicked", kicked)
+    assert queue.broker.tubes[b"mail"].ready.count == kicked
+
+
+def test_kick_all_goes_in_slices_that_let_others_run(queue: Queue, client: FlaskClient) -> None:
+    queue.put("mail", count=3 * SLICE, delay=60)
+    seen: list[int] = []
+
+    def watch() -> None:
+        while not seen or seen[-1] < 3 * SLICE:
+            seen.append(queue.broker.tubes[b"mail"].ready.count)
+            gevent.sleep(0)
+
+    other = gevent.spawn(watch)
+    assert done(post(client, "/tube/kick", tube="mail", state="delayed", all="1")) == ("kicked", 3 * SLICE)
+    other.join()
+    assert {SLICE, 2 * SLICE, 3 * SLICE} <= set(seen)
+
+
+@pytest.mark.parametrize(("state", "gone"), [("ready", 0), ("delayed", 1), ("buried", 2)])
+def test_clear_deletes_one_state(queue: Queue, client: FlaskClient, ids: list[int], state: str, gone: int) -> None:
+    assert done(post(client, "/tube/clear", tube="mail", state=state, confirm=" mail ")) == ("cleared", 1)
+    assert states(queue, ids) == [None if at == gone else was for at, was in enumerate(UNTOUCHED)]
+
+
+def test_clear_spares_what_is_put_meanwhile(queue: Queue, client: FlaskClient) -> None:
+    queue.put("mail", count=2 * SLICE)
+    new: list[int] = []
+    other = gevent.spawn(lambda: new.extend(queue.put("mail", pri=0, count=3)))
+    assert done(post(client, "/tube/clear", tube="mail", state="ready", confirm="mail")) == ("cleared", 2 * SLICE)
+    other.join()
+    assert list(queue.broker.jobs) == new
+
+
+def test_clear_of_the_last_job_leads_to_the_overview(queue: Queue, client: FlaskClient) -> None:
+    queue.put("mail")
+    response = post(client, "/tube/clear", tube="mail", state="ready", confirm="mail")
+    assert done(response, "/") == ("cleared", 1)
+    assert "1 job deleted." in client.get(response.headers["Location"]).text
+
+
+@pytest.mark.parametrize("confirm", ["", "Mail", "mail.", "default", "ready"])
+def test_clear_wants_the_name(queue: Queue, client: FlaskClient, ids: list[int], confirm: str) -> None:
+    said = refused(post(client, "/tube/clear", tube="mail", state="ready", confirm=confirm), 400)
+    assert "“confirm” must be the tube's name, “mail”" in said
+    assert states(queue, ids) == UNTOUCHED
+
+
+def test_put(queue: Queue, client: FlaskClient) -> None:
+    form = {"tube": "new/tube", "pri": "7", "delay": "0", "ttr": "30", "body": "one\r\ntwo é"}
+    notice, id = done(post(client, "/tube/put", **form))
+    job = queue.broker.jobs[id]
+    assert (notice, job.tube.name, job.pri, job.ttr, job.state) == ("put", b"new/tube", 7, 30 * SECOND, READY)
+    assert job.body == "one\ntwo é".encode()
+    _, id = done(post(client, "/tube/put", **form | {"delay": "9"}))
+    assert queue.broker.jobs[id].state == DELAYED
+    queue.broker.check()
+
+
+def test_put_of_the_largest_body_and_one_more(queue: Queue, client: FlaskClient) -> None:
+    form: dict[str, Any] = {"tube": "x", "pri": 0, "delay": 0, "ttr": 1}
+    headers, kind = OURS, "multipart/form-data"
+    largest = client.post("/tube/put", data=form | {"body": "x" * 65535}, headers=headers, content_type=kind)
+    assert done(largest)[0] == "put"
+    more = client.post("/tube/put", data=form | {"body": "x" * 65536}, headers=headers, content_type=kind)
+    assert "“body” must be at most 65,535 bytes, and has 65,536" in refused(more, 400)
+    flood = client.post("/tube/put", data=form | {"body": "x" * 500_000}, headers=headers, content_type=kind)
+    assert "larger than this dashboard accepts" in refused(flood, 413)
+
+
+def test_put_is_refused_while_draining_and_without_room(queue: Queue, client: FlaskClient) -> None:
+    class Full(NullJournal):
+        def put(self, job: object) -> bool:
+            return False
+
+    form = {"tube": "new", "pri": "7", "delay": "0", "ttr": "30", "body": "x"}
+    queue.broker.journal = Full()
+    queue.broker.journal.trouble = "disk on fire"
+    assert "disk on fire. Nothing was put." in refused(post(client, "/tube/put", **form), 503)
+    queue.broker.drain()
+    assert "is draining" in refused(post(client, "/tube/put", **form), 503)
+    assert b"new" not in queue.broker.tubes
+
+
+@pytest.mark.parametrize("at", [1, 2])
+def test_kick_job(queue: Queue, client: FlaskClient, ids: list[int], at: int) -> None:
+    assert done(post(client, "/job/kick", id=ids[at]), "/job") == ("kicked-job", ids[at])
+    assert states(queue, ids)[at] == READY
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_bury_job(queue: Queue, client: FlaskClient, ids: list[int], at: int) -> None:
+    assert done(post(client, "/job/bury", id=ids[at]), "/job") == ("buried-job", ids[at])
+    assert states(queue, ids)[at] == BURIED
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_delete_job(queue: Queue, client: FlaskClient, ids: list[int], at: int) -> None:
+    assert done(post(client, "/job/delete", id=ids[at])) == ("deleted-job", ids[at])
+    assert states(queue, ids)[at] is None
+
+
+@pytest.mark.parametrize("action", ["delete", "bury"])
+def test_held_job_is_left_to_its_holder(queue: Queue, client: FlaskClient, ids: list[int], action: str) -> None:
+    response = post(client, f"/job/{action}", id=ids[3])
+    said = refused(response, 409)
+    assert "a client holds it, for 1\xa0min more at most" in said
+    assert f"Back to job {ids[3]}" in said
+    assert states(queue, ids) == UNTOUCHED
+
+
+@pytest.mark.parametrize(("action", "at", "said"), [("kick", 0, "is ready. Only"), ("kick", 3, "is reserved. Only"),
+                                                    ("bury", 2, "is buried already")])  # fmt: skip
+def test_change_that_makes_no_sense(
+    queue: Queue, client: FlaskClient, ids: list[int], action: str, at: int, said: str
+) -> None:
+    assert said in refused(post(client, f"/job/{action}", id=ids[at]), 409)
+    assert states(queue, ids) == UNTOUCHED
+
+
+GOOD: dict[str, dict[str, str]] = {
+    "tube/pause": {"tube": "mail", "seconds": "5"},
+    "tube/resume": {"tube": "mail"},
+    "tube/kick": {"tube": "mail", "state": "buried", "count": "1"},
+    "tube/clear": {"tube": "mail", "state": "ready", "confirm": "mail"},
+    "tube/put": {"tube": "mail", "pri": "1", "delay": "0", "ttr": "1", "body": ""},
+    "job/kick": {"id": "2"},
+    "job/bury": {"id": "1"},
+    "job/delete": {"id": "1"},
+}
+
+
+def look(queue: Queue) -> list[object]:
+    jobs = [(job.id, job.state, job.kicks, job.buries) for job in queue.broker.jobs.values()]
+    return [jobs, [(tube.name, tube.cmd_pause_tube) for tube in queue.broker.tubes.values()]]
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_only_our_own_pages_may_and_only_by_post(
+    queue: Queue, client: FlaskClient, ids: list[int], action: str
+) -> None:
+    before = look(queue)
+    for headers in ({}, {"Sec-Fetch-Site": "cross-site"}, {"Origin": "http://evil.example"}, {"Origin": "null"}):
+        refused(client.post(f"/{action}", data=GOOD[action], headers=headers), 403)
+    for method in ("GET", "HEAD", "PUT", "DELETE"):
+        response = client.open(f"/{action}", method=method, query_string=GOOD[action], headers=OURS)
+        assert response.status_code == 405
+    assert client.post(f"/{action}", query_string=GOOD[action], headers=OURS).status_code == 400
+    assert look(queue) == before
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_every_change_waits_until_it_is_safe(
+    queue: Queue, visit: Callable[..., FlaskClient], ids: list[int], action: str
+) -> None:
+    before, seen = look(queue), []
+
+    def commit() -> bool:
+        seen.append(look(queue))
+        return False
+
+    response = post(
+        visit(commit=commit), f"/{action}", **GOOD[action] | ({"id": str(ids[1])} if "job" in action else {})
+    )
+    assert response.status_code == 303
+    assert len(seen) == 1
+    assert seen != [before]
+    assert "late=1" in response.headers["Location"]
+
+
+@pytest.mark.parametrize(
+    ("action", "changed", "field"),
+    [
+        (action, {field: bad}, field)
+        for action, bads in {
+            "tube/pause": {"tube": "a b", "seconds": "0"},
+            "tube/kick": {"tube": "", "state": "ready", "count": "-1"},
+            "tube/clear": {"tube": "\0", "state": "reserved"},
+            "tube/put": {"tube": "é", "pri": "4294967296", "delay": "x", "ttr": "0"},
+            "job/kick": {"id": "0"},
+            "job/bury": {"id": "1e3"},
+            "job/delete": {"id": ""},
+        }.items()
+        for field, bad in bads.items()
+    ],
+)
+def test_bad_field_is_named(
+    queue: Queue, client: FlaskClient, ids: list[int], action: str, changed: dict[str, str], field: str
+) -> None:
+    before = look(queue)
+    assert f"“{field}” " in refused(post(client, f"/{action}", **GOOD[action] | changed), 400)
+    assert look(queue) == before
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_what_is_not_there_cannot_be_changed(client: FlaskClient, action: str) -> None:
+    if action != "tube/put":
+        assert "There is no " in refused(post(client, f"/{action}", **GOOD[action]), 404)

@@ -1,0 +1,131 @@
+"""What a body is told to be, and how it is shown; whatever it is, in little time and space."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from web.body import PREVIEW, laid_out, look, row_preview
+
+BIG = 123456789012345678901234567890
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=20,
+)
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "first"),
+    [
+        (b"hello", "text", "hello"),
+        ("naïve ☃\n\ttab".encode(), "text", "naïve ☃\n\ttab"),
+        (b'{"a":1}', "JSON", '{\n  "a": 1\n}'),
+        (b" [ ] ", "JSON", "[]"),
+        (b'{"a":{},"b":[1]}', "JSON", '{\n  "a": {},\n  "b": [\n    1\n  ]\n}'),
+        (b'["\\"[,]{}:\\\\"]', "JSON", '[\n  "\\"[,]{}:\\\\"\n]'),
+        (b"{not json}", "text", "{not json}"),
+        (b'{"a":1}}', "text", '{"a":1}}'),
+        (b"deadbeef", "text", "deadbeef"),
+        (b"averylongwordwithoutanyspace", "text", "averylongwordwithoutanyspace"),
+        (base64.b64encode(b'{"a": 1}'), "base64, holding JSON", '{\n  "a": 1\n}'),
+        (base64.encodebytes(b"some lines of text " * 9), "base64, holding text", "some lines of text " * 9),
+        (gzip.compress(b"[1]"), "gzip, holding JSON", "[\n  1\n]"),
+        (base64.b64encode(gzip.compress(b"[1]")), "base64, holding gzip, holding JSON", "[\n  1\n]"),
+        (b"\x1f\x8b\x08broken", "binary", "00000  1f 8b 08 62 72 6f 6b 65 6e                       ...broken"),
+        (b"a\0b", "binary", "00000  61 00 62                                         a.b"),
+        (b"\xff\xfe", "binary", "00000  ff fe                                            .."),
+        (b"\x80\x04\x95K\x00.", "binary", "00000  80 04 95 4b 00 2e                                ...K.."),
+    ],
+)  # fmt: skip
+def test_body_is_told(body: bytes, kind: str, first: str) -> None:
+    found = look(body)
+    assert (found.kind, found.panes[0].text) == (kind, first)
+
+
+def test_empty_body() -> None:
+    assert (look(b"").kind, look(b"").panes) == ("empty", ())
+
+
+def test_numbers_survive_as_they_are_written() -> None:
+    source = f'{{"id":{BIG},"x":1.10,"y":1E400,"id":2,"long":{"9" * 5000}}}'
+    shown = look(source.encode())
+    assert shown.kind == "JSON"
+    for piece in (str(BIG), "1.10", "1E400", "9" * 5000):
+        assert piece in shown.panes[0].text
+    assert shown.panes[0].text.count('"id"') == 2
+    assert shown.panes[-1].text == source
+
+
+@given(JSON_VALUES)
+def test_layout_changes_nothing_but_space(value: object) -> None:
+    for source in (json.dumps(value), json.dumps(value, ensure_ascii=False, indent=7)):
+        assert json.loads(laid_out(source)) == value
+
+
+@given(st.binary(max_size=300))
+def test_anything_is_shown(body: bytes) -> None:
+    assert look(body).panes or not body
+    assert "\n" not in row_preview(body)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[" * 65535,
+        b"[" * 30000 + b"]" * 30000,
+        b"[" * 900 + b"1," * 3000 + b"1" + b"]" * 900,
+        b'{"a":' * 13000,
+        b"[" + b"1," * 32000 + b"1]",
+        b'"' * 65535,
+        b"[" + b'"\\"' * 16000,
+        b'["' + b"\\" * 65000,
+        b"{" + b" " * 65000 + b"x",
+        bytes(range(256)) * 256,
+        "☃".encode() * 40000,
+        b"A" * 65536,
+        gzip.compress(b"\0" * 50_000_000),
+        gzip.compress(gzip.compress(gzip.compress(gzip.compress(b"x" * 100_000)))),
+        base64.b64encode(bytes(60000)),
+        b"\0" * 5_000_000,
+        b"x" * 5_000_000,
+    ],
+    ids=lambda body: repr(body[:12]),
+)
+def test_hostile_body_costs_little(body: bytes) -> None:
+    began = time.process_time()
+    shown = look(body)
+    row_preview(body)
+    assert time.process_time() - began < 0.1
+    assert sum(len(pane.text) for pane in shown.panes) < 12 * PREVIEW
+
+
+def test_cut_says_so_and_cuts_no_character() -> None:
+    shown = look(b"x" + "☃".encode() * 30000)
+    assert shown.kind == "text"
+    assert set(shown.panes[0].text) == {"x", "☃"}
+    assert shown.panes[0].note == "The first 65,536 bytes are shown; the download has all of it."
+    assert look(b"x" * PREVIEW).panes[0].note == ""
+
+
+@pytest.mark.parametrize(
+    ("body", "shown"),
+    [
+        (b"", ""),
+        (b" a\n\tb ", "a b"),
+        (b"y" * 500, "y" * 120 + "…"),
+        (b"\0\xff", "0x00 ff"),
+        (b"\0" * 99, "0x" + " ".join(["00"] * 24) + " …"),
+        ("é".encode() * 100, "é" * 60 + "…"),
+        (b"x" + "é".encode() * 100, "x" + "é" * 59 + "…"),
+    ],
+)
+def test_preview_in_a_row(body: bytes, shown: str) -> None:
+    assert row_preview(body) == shown

@@ -1,0 +1,285 @@
+"""The pages of tubes and jobs, and every change made from them: a real browser, a real daemon, real clients."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import greenstalk
+import pytest
+
+from tests.daemon import Daemon
+
+from .browser import Browser, Tab, browser
+
+FLAGS = ("-l", "127.0.0.1", "-p", "0", "--web-port", "0")
+ODD_NAMES = ("//x", "..", "/", ";", "$(reboot)", "a+b", "A" * 200)
+HOSTILE = b'{"<script>": "</pre><script>document.title = 1</script>", "n": 123456789012345678901234567890}'
+
+AXE = Path(__file__).with_name("vendor").joinpath("axe.min.js").read_text()
+FOUND = """axe.run().then(({ violations }) => violations.map(({ id, nodes }) => [id, nodes.map(node => node.html)]))"""
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    with browser() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    with Daemon(*FLAGS) as running:
+        yield running
+
+
+class Clients:
+    """A producer and a worker on a tube of their own."""
+
+    def __init__(self, daemon: Daemon, tube: str) -> None:
+        address = ("127.0.0.1", daemon.port)
+        self.tube = tube
+        self.producer = greenstalk.Client(address, use=tube, encoding=None)
+        self.worker = greenstalk.Client(address, watch=tube, encoding=None)
+        self.url = f"{daemon.dashboard}tube?tube={tube}"
+
+    def close(self) -> None:
+        for client in (self.producer, self.worker):
+            client.close()
+
+    def put(self, *bodies: bytes, **options: Any) -> list[int]:
+        return [self.producer.put(body, **options) for body in bodies]
+
+    def bury(self, count: int) -> list[int]:
+        ids = self.put(*[b"x"] * count)
+        for id in ids:
+            self.worker.bury(self.worker.reserve_job(id))
+        return ids
+
+    def states(self) -> tuple[int, ...]:
+        stats = self.producer.stats_tube(self.tube)
+        return tuple(stats[f"current-jobs-{state}"] for state in ("ready", "reserved", "delayed", "buried"))
+
+
+@pytest.fixture
+def clients(daemon: Daemon, request: pytest.FixtureRequest) -> Iterator[Clients]:
+    made = Clients(daemon, f"mail.{abs(hash(request.node.name)) % 10**9}")
+    yield made
+    made.close()
+
+
+@pytest.fixture(params=[True, False], ids=["script", "no-script"])
+def tab(chromium: Browser, daemon: Daemon, request: pytest.FixtureRequest) -> Iterator[Tab]:
+    """A tab, with and without JavaScript; at the end nothing is wrong in it."""
+    with chromium.tab(daemon.dashboard, java_script_enabled=request.param) as opened:
+        yield opened
+        assert (opened.console, opened.elsewhere) == ([], [])
+
+
+def press(tab: Tab, name: str) -> None:
+    tab.page.get_by_role("button", name=name, exact=True).click()
+
+
+def said(tab: Tab) -> str:
+    return tab.page.inner_text(".banner.done")
+
+
+def is_too_wide(tab: Tab) -> bool:
+    return tab.page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth")
+
+
+def test_pause_and_resume(tab: Tab, clients: Clients) -> None:
+    clients.put(b"x")
+    tab.page.goto(clients.url)
+    tab.page.get_by_label("For").fill("5400")
+    press(tab, "Pause")
+    assert said(tab) == "Paused for 1\xa0h 30\xa0min."
+    assert "left" in tab.page.inner_text(".badge[data-state=paused]")
+    assert clients.producer.stats_tube(clients.tube)["pause"] == 5400
+    with pytest.raises(greenstalk.TimedOutError):
+        clients.worker.reserve(timeout=0)
+    press(tab, "Resume now")
+    assert said(tab) == "Resumed."
+    assert clients.worker.reserve(timeout=0).body == b"x"
+
+
+def test_kick_some_then_all(tab: Tab, clients: Clients) -> None:
+    clients.bury(5)
+    tab.page.goto(f"{clients.url}&state=buried")
+    tab.page.get_by_label("How many").fill("2")
+    press(tab, "Kick")
+    assert said(tab) == "2 jobs kicked."
+    assert clients.states() == (2, 0, 0, 3)
+    press(tab, "Kick all")
+    assert said(tab) == "3 jobs kicked."
+    assert clients.states() == (5, 0, 0, 0)
+    assert "No job is buried." in tab.page.inner_text("main")
+
+
+def test_put_then_look_then_bury_kick_and_delete(tab: Tab, clients: Clients) -> None:
+    tab.page.goto(clients.url)
+    tab.page.get_by_text("Put a job").click()
+    tab.page.get_by_label("Body").fill("one\ntwo ☃ <b>")
+    tab.page.get_by_label("Priority").fill("7")
+    tab.page.get_by_label("TTR, s").fill("90")
+    press(tab, "Put")
+    [id] = [int(text) for text in tab.page.locator(".jobs th.id a").all_text_contents()]
+    assert said(tab) == f"Job {id} was put. Job {id}"
+    assert clients.producer.peek(id).body == "one\ntwo ☃ <b>".encode()
+    tab.page.locator(".jobs th.id a").click()
+    assert tab.page.inner_text("pre.body") == "one\ntwo ☃ <b>"
+    press(tab, "Bury: set it aside")
+    assert said(tab) == f"Job {id} was buried."
+    assert clients.states() == (0, 0, 0, 1)
+    press(tab, "Kick: make it ready")
+    assert said(tab) == f"Job {id} was kicked: it is ready."
+    assert clients.states() == (1, 0, 0, 0)
+    tab.page.get_by_text("Delete", exact=True).click()
+    press(tab, f"Delete job {id} for good")
+    assert said(tab) == f"Job {id} was deleted."
+    assert clients.states() == (0, 0, 0, 0)
+    with pytest.raises(greenstalk.NotFoundError):
+        clients.producer.peek(id)
+
+
+def test_clear_wants_the_name_typed(tab: Tab, clients: Clients) -> None:
+    clients.put(*[b"x"] * 700)
+    clients.put(b"y", delay=60)
+    tab.page.goto(clients.url)
+    tab.page.get_by_text("Clear ready jobs").click()
+    tab.page.get_by_label("name to confirm").fill("something")
+    press(tab, "Delete all ready jobs")
+    assert "Nothing was deleted" in tab.page.inner_text("main")
+    tab.console.clear()  # the browser notes the status 400
+    tab.page.get_by_role("link", name="Back to the tube").click()
+    assert clients.states() == (700, 0, 1, 0)
+    tab.page.get_by_text("Clear ready jobs").click()
+    tab.page.get_by_label("name to confirm").fill(clients.tube)
+    press(tab, "Delete all ready jobs")
+    assert said(tab) == "700 jobs deleted."
+    assert clients.states() == (0, 0, 1, 0)
+
+
+def test_job_that_was_reserved_meanwhile_is_left_alone(tab: Tab, clients: Clients) -> None:
+    [id] = clients.put(b"x", ttr=60)
+    tab.page.goto(clients.url.replace(f"tube?tube={clients.tube}", f"job?id={id}"))
+    tab.page.get_by_text("Delete", exact=True).click()
+    clients.worker.reserve()
+    press(tab, f"Delete job {id} for good")
+    assert "a client holds it" in tab.page.inner_text("main")
+    tab.console.clear()  # the browser notes the status 409
+    tab.page.get_by_role("link", name=f"Back to job {id}").click()
+    assert "Held by a client" in tab.page.inner_text("main")
+    assert clients.states() == (0, 1, 0, 0)
+
+
+def test_pages_of_a_long_list_and_the_jump_to_an_id(tab: Tab, clients: Clients) -> None:
+    ids = clients.put(*[b"x"] * 130)
+    tab.page.goto(clients.url)
+    tab.page.get_by_role("link", name="Next").click()
+    assert [int(text) for text in tab.page.locator(".jobs th.id a").all_text_contents()] == ids[100:]
+    tab.page.get_by_role("textbox", name="Job").fill(str(ids[64]))
+    tab.page.get_by_role("button", name="Go").click()
+    assert tab.page.inner_text("h1") == f"Job {ids[64]}"
+
+
+def test_pages_follow_the_queue(chromium: Browser, daemon: Daemon, clients: Clients) -> None:
+    with chromium.tab(daemon.dashboard) as tube, chromium.tab(daemon.dashboard) as job:
+        [id] = clients.put(b"x", ttr=60)
+        tube.page.goto(f"{clients.url}&notice=kicked&n=1")
+        job.page.goto(f"{daemon.dashboard}job?id={id}")
+        tube.page.wait_for_selector("#live[data-state=live]")
+        assert "notice" not in tube.page.url
+        tube.page.get_by_label("For").fill("77")
+        held = clients.worker.reserve()
+        job.page.wait_for_selector(".badge[data-state=reserved]")
+        tube.page.wait_for_selector(".tab[data-state=ready] .zero")
+        clients.put(b"y")
+        tube.page.wait_for_selector(".jobs tbody th.id")
+        assert tube.page.input_value("#seconds") == "77"
+        assert "x" in job.page.inner_text("pre.body")
+        clients.worker.delete(held)
+        job.page.wait_for_selector("#live[data-state=lost]")
+        assert job.page.inner_text("#live") == "Gone by now"
+        assert tube.console == tube.elsewhere == []
+
+
+def test_hostile_body_stays_text_and_downloads(tab: Tab, clients: Clients) -> None:
+    [id] = clients.put(HOSTILE)
+    tab.page.goto(clients.url)
+    assert "<script>" in tab.page.inner_text("td.body")
+    tab.page.locator(".jobs th.id a").click()
+    assert '"n": 123456789012345678901234567890' in tab.page.inner_text("pre.body")
+    assert tab.page.title().startswith(f"Job {id} ")
+    with tab.page.expect_download() as download:
+        tab.page.get_by_role("link", name="Download").click()
+    assert download.value.suggested_filename == f"job-{id}.bin"
+    assert Path(download.value.path()).read_bytes() == HOSTILE
+
+
+def test_odd_names_lead_to_their_tubes(chromium: Browser, daemon: Daemon, clients: Clients) -> None:
+    with chromium.tab(daemon.dashboard) as tab:
+        tab.page.goto(daemon.dashboard)
+        tab.page.wait_for_selector("#live[data-state=live]")
+        for name in ODD_NAMES:
+            clients.producer.use(name)
+            [id] = clients.put(b"x")
+            tab.page.goto(f"{daemon.dashboard}?q=zzz")
+            tab.page.get_by_label("Filter tubes by name").fill(name)
+            tab.page.locator("#tubes").get_by_role("link", name=name, exact=True).click()
+            assert tab.page.inner_text("h1") == name
+            assert tab.page.inner_text(".jobs tbody th.id") == str(id)
+            tab.page.get_by_text("Clear ready jobs").click()
+            tab.page.get_by_label("name to confirm").fill(name)
+            press(tab, "Delete all ready jobs")
+            assert said(tab) == "1 job deleted."
+        assert (tab.console, tab.elsewhere) == ([], [])
+
+
+@pytest.mark.parametrize(("width", "theme"), [(1280, "light"), (360, "dark")])
+def test_pages_fit(chromium: Browser, daemon: Daemon, clients: Clients, width: int, theme: Any) -> None:
+    body = json.dumps({"to": "someone@example.org", "order": 12345678901234567890, "long": "x" * 300}).encode()
+    ids = clients.put(
+        body, gzip.compress(body), base64.b64encode(body), bytes(range(256)) * 16, "☃".encode() * 300, b""
+    )
+    clients.put(body, delay=4000, priority=2**32 - 1, ttr=2**32 - 1)
+    clients.bury(3)
+    clients.worker.reserve_job(ids[1])
+    clients.producer.pause_tube(clients.tube, 5400)
+    with chromium.tab(daemon.dashboard, width, color_scheme=theme) as tab:
+        paths = [f"tube?tube={clients.tube}&state={state}" for state in ("ready", "reserved", "delayed", "buried")]
+        for path in ["", *paths, "tube?tube=default", "tube?tube=nowhere&", *[f"job?id={id}" for id in ids]]:
+            tab.page.goto(daemon.dashboard + path)
+            for summary in tab.page.locator("details > summary").all():
+                summary.click()
+            assert not is_too_wide(tab), path
+            assert tab.page.evaluate(f"{AXE};{FOUND}") == [], path
+            tab.screenshot(f"{path.partition('?')[0]}-{path[-8:]}-{width}-{theme}")
+        assert (tab.console, tab.elsewhere) == ([], [])
+
+
+def test_change_is_on_disk_when_the_page_says_so(chromium: Browser, tmp_path: Path) -> None:
+    flags = (*FLAGS, "-b", str(tmp_path), "-f", "0")
+    with Daemon(*flags) as daemon, chromium.tab(daemon.dashboard) as tab:
+        tab.page.goto(f"{daemon.dashboard}tube?tube=default")
+        tab.page.get_by_text("Put a job").click()
+        for body in ("kept", "gone"):
+            tab.page.goto(f"{daemon.dashboard}tube?tube=default")
+            tab.page.get_by_text("Put a job").click()
+            tab.page.get_by_label("Body").fill(body)
+            press(tab, "Put")
+        tab.page.goto(f"{daemon.dashboard}job?id=1")
+        press(tab, "Bury: set it aside")
+        tab.page.goto(f"{daemon.dashboard}job?id=2")
+        tab.page.get_by_text("Delete", exact=True).click()
+        press(tab, "Delete job 2 for good")
+        assert said(tab) == "Job 2 was deleted."
+        daemon.process.kill()
+        daemon.process.wait()
+    with Daemon(*flags) as daemon:
+        assert daemon.ask(b"peek 1\r\n") == b"FOUND 1 4"
+        assert daemon.ask(b"peek 2\r\n") == b"NOT_FOUND"
+        assert daemon.ask(b"peek-buried\r\n") == b"FOUND 1 4"

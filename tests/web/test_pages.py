@@ -1,0 +1,314 @@
+"""The pages of one tube and of one job."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from urllib.parse import quote
+
+import pytest
+from flask.testing import FlaskClient
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from greenstalk_server.broker import SLICE
+from greenstalk_server.job import BURIED, SECOND
+from web.jobs import DEEPEST, PAGE, SCAN_AT_MOST, list_jobs
+
+from .conftest import Queue
+from .table import Page
+from .test_overview import HOSTILE_NAMES
+
+SCRIPT = b"<script>alert(1)</script>"
+
+
+def page(client: FlaskClient, path: str, **query: object) -> Page:
+    response = client.get(path, query_string=query or None)
+    assert response.status_code == 200, response.text
+    return Page(response.text)
+
+
+def squeezed(text: str) -> str:
+    """*text* without the space in it, of which a page has more here and less there."""
+    return "".join(text.split())
+
+
+def refusal(client: FlaskClient, path: str, status: int) -> str:
+    response = client.get(path)
+    assert response.status_code == status
+    return Page(response.text).text
+
+
+def ids(shown: Page) -> list[int]:
+    """The ids that the list of a tube's page links to."""
+    links = [attributes.get("href") or "" for tag, attributes in shown.elements if tag == "a"]
+    return [int(link.removeprefix("/job?id=")) for link in links if link.startswith("/job?id=")]
+
+
+def next_page(shown: Page) -> str | None:
+    links = [attributes.get("href") or "" for tag, attributes in shown.elements if tag == "a"]
+    return next((link for link in links if "after=" in link), None)
+
+
+def test_ready_jobs_stand_in_the_order_they_will_be_reserved(queue: Queue, client: FlaskClient) -> None:
+    late, soon = queue.put("mail", pri=9, count=2), queue.put("mail", pri=1, count=2)
+    shown = page(client, "/tube", tube="mail")
+    assert ids(shown) == soon + late
+    assert "4 jobs, in the order they will be reserved" in shown.text
+
+
+def test_delayed_jobs_stand_by_when_they_turn_ready(queue: Queue, client: FlaskClient) -> None:
+    (late,), (soon,) = queue.put("mail", delay=90), queue.put("mail", delay=30)
+    shown = page(client, "/tube", tube="mail", state="delayed")
+    assert ids(shown) == [soon, late]
+    assert "1\xa0min 29\xa0s" in shown.text
+
+
+def test_buried_jobs_stand_as_they_were_buried(queue: Queue, client: FlaskClient) -> None:
+    one, two, three = queue.put("mail", count=3)
+    for id in (two, three, one):
+        assert queue.broker.bury_job(id)
+    assert ids(page(client, "/tube", tube="mail", state="buried")) == [two, three, one]
+
+
+def test_reserved_jobs_stand_by_their_deadline(queue: Queue, client: FlaskClient) -> None:
+    one, two, three = queue.put("mail", count=3)
+    (other,) = queue.put("other")
+    for id in (two, one, other, three):
+        assert queue.broker.reserve_job(queue.connect(), id, queue.now)
+        queue.now += SECOND
+    assert ids(page(client, "/tube", tube="mail", state="reserved")) == [two, one, three]
+
+
+def test_pages_follow_one_another_though_jobs_leave(queue: Queue, client: FlaskClient) -> None:
+    put = queue.put("mail", count=2 * PAGE + 30)
+    shown = page(client, "/tube", tube="mail")
+    assert ids(shown) == put[:PAGE]
+    link = next_page(shown)
+    assert link
+    for id in put[: PAGE + 5 : 2]:
+        queue.broker.delete(None, id)
+    shown = page(client, link)
+    assert ids(shown) == [id for id in put[PAGE:] if id in queue.broker.jobs][:PAGE]
+    link = next_page(shown)
+    assert link
+    shown = page(client, link)
+    assert ids(shown) == put[-len(ids(shown)) :]
+    assert next_page(shown) is None
+    for id in put:
+        queue.broker.delete(None, id)
+    queue.broker.tube(b"mail").using = 1
+    assert "There are no more ready jobs after those you saw." in page(client, link).text
+
+
+@pytest.mark.parametrize("state", ["ready", "delayed", "buried", "reserved"])
+def test_pages_end_at_the_deepest(queue: Queue, client: FlaskClient, state: str) -> None:
+    put = queue.put("mail", count=DEEPEST + 50, delay=9 if state == "delayed" else 0)
+    worker = queue.connect()
+    for id in put:
+        if state == "buried":
+            queue.broker.bury_job(id)
+        elif state == "reserved":
+            queue.broker.reserve_job(worker, id, queue.now)
+    link: str | None = f"/tube?tube=mail&state={state}"
+    seen: list[int] = []
+    while link:
+        shown = page(client, link)
+        seen += ids(shown)
+        link = next_page(shown)
+    assert seen == put[:DEEPEST]
+    assert "No more than these are listed" in shown.text
+
+
+def test_reserved_jobs_are_looked_for_within_bounds(queue: Queue) -> None:
+    worker = queue.connect()
+    for id in [*queue.put("other", count=SCAN_AT_MOST + 1), *queue.put("mail")]:
+        queue.broker.reserve_job(worker, id, queue.now)
+    found = list_jobs(queue.broker, queue.broker.tubes[b"mail"], 2, None, queue.now)
+    assert found.rows == []
+
+
+def test_first_page_of_many_jobs_takes_little(queue: Queue, client: FlaskClient) -> None:
+    queue.put("mail", count=200_000)
+    page(client, "/tube", tube="mail")
+    began = time.process_time()
+    page(client, "/tube", tube="mail")
+    assert time.process_time() - began < 0.05
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        ("ready", "Put one with the form on this page"),
+        ("reserved", "No worker holds a job of this tube"),
+        ("delayed", "when it is put or released with a delay"),
+        ("buried", "until somebody kicks or deletes it"),
+    ],
+)
+def test_empty_state_says_what_to_do(client: FlaskClient, state: str, said: str) -> None:
+    assert said in page(client, "/tube", tube="default", state=state).text
+
+
+def test_no_ready_job_points_to_where_jobs_are(queue: Queue, client: FlaskClient) -> None:
+    (id,) = queue.put("mail", delay=9)
+    assert "1 delayed" in page(client, "/tube", tube="mail").text
+    queue.broker.reserve_job(worker := queue.connect(), id, queue.now)
+    queue.broker.bury(worker, id, 5)
+    assert "1 buried" in page(client, "/tube", tube="mail").text
+
+
+def test_pause_and_idleness_are_said(queue: Queue, client: FlaskClient) -> None:
+    queue.put("mail")
+    queue.broker.pause_tube(b"mail", 90 * SECOND, queue.now)
+    text = page(client, "/tube", tube="mail").text
+    assert "paused, 1\xa0min 29\xa0s left" in text
+    assert "nobody watches" in text
+    queue.broker.watch(queue.connect(), b"mail")
+    queue.broker.pause_tube(b"mail", 0, queue.now)
+    text = page(client, "/tube", tube="mail").text
+    assert "paused," not in text
+    assert "nobody watches" not in text
+
+
+def test_job_shows_all_that_stats_job_tells(queue: Queue, client: FlaskClient) -> None:
+    (id,) = queue.put("mail", pri=7)
+    worker = queue.connect()
+    queue.broker.watch(worker, b"mail")
+    queue.broker.reserve_job(worker, id, queue.now)
+    queue.broker.release(worker, id, 8, 30 * SECOND, queue.now)
+    queue.broker.kick_job(id, queue.now)
+    queue.broker.reserve_job(worker, id, queue.now)
+    queue.now += 100 * SECOND
+    queue.broker.tick(queue.now)
+    text = squeezed(page(client, "/job", id=id).text)
+    for said in (
+        f"Job {id} ready", "Priority 8 urgent", "Age 1 min 40 s", "TTR 1 min", "Reserves 2 1 timed out",
+        "Body 4 bytes", "Put at 2027-01-15 08:00:00 UTC", "Delay 30 s", "Released once", "Timed out once",
+        "Reserved 2 times", "Buried never", "Kicked once", "Binlog file –",
+    ):  # fmt: skip
+        assert squeezed(said) in text
+
+
+def test_job_tells_who_holds_it(queue: Queue, client: FlaskClient) -> None:
+    (id,) = queue.put("mail")
+    worker = queue.connect()
+    for number in range(15):
+        queue.broker.watch(worker, b"tube-%d" % number)
+    queue.broker.reserve_job(worker, id, queue.now)
+    queue.now += 20 * SECOND
+    text = squeezed(page(client, "/job", id=id).text)
+    assert squeezed("Held by a client It has 39 s left") in text
+    assert squeezed("Holds 1 job") in text
+    assert squeezed("tube-8 and 6 other tubes") in text
+    assert squeezed("TTR left 39 s of 1 min") in text
+    assert "forgood" not in text
+
+
+def test_live_part_leaves_the_body_out(queue: Queue, client: FlaskClient) -> None:
+    (id,) = queue.put("mail")
+    assert "Download" in page(client, "/job", id=id).text
+    assert "Download" not in page(client, "/job", id=id, live=1).text
+
+
+@pytest.mark.parametrize(
+    "body",
+    [SCRIPT, b'{"<script>": "</pre><img src=x onerror=alert(1)>"}', b"\0" + SCRIPT, b"\xff" + SCRIPT, b"</pre>" * 10922,
+     b"[" * 65535, "\u202e\u2028<b>".encode(), b"{{ 7*7 }}", b"\n\nx", b""],
+    ids=lambda body: repr(body[:12]),
+)  # fmt: skip
+def test_hostile_body_is_only_text(queue: Queue, client: FlaskClient, body: bytes) -> None:
+    id = queue.broker.put_into(b"mail", 5, 0, SECOND, body, queue.now)
+    for shown in (page(client, "/job", id=id), page(client, "/tube", tube="mail")):
+        assert [tag for tag, _ in shown.elements].count("script") == 1
+        assert [attributes["src"] for tag, attributes in shown.elements if tag == "img"] == ["/static/favicon.svg"]
+        assert not any(name.startswith("on") for _, attributes in shown.elements for name in attributes)
+    raw = client.get("/job/body", query_string={"id": id})
+    assert raw.data == body
+    assert raw.headers["Content-Type"] == "application/octet-stream"
+    assert raw.headers["Content-Disposition"] == f'attachment; filename="job-{id}.bin"'
+    assert raw.headers["X-Content-Type-Options"] == "nosniff"
+
+
+@pytest.mark.parametrize("name", HOSTILE_NAMES)
+def test_hostile_name_leads_from_the_overview_to_its_tube(queue: Queue, client: FlaskClient, name: str) -> None:
+    put = queue.put(name)
+    links = [a.get("href") or "" for tag, a in page(client, "/", q=name).elements if tag == "a"]
+    found = [page(client, link) for link in links if link.startswith("/tube?tube=") and not link.endswith("=")]
+    assert put in [ids(shown) for shown in found]
+    shown = found[[ids(one) for one in found].index(put)]
+    hidden = {a["value"] for tag, a in shown.elements if tag == "input" and a.get("name") == "tube"}
+    assert hidden == {name}
+    back = [a.get("href") or "" for tag, a in page(client, "/job", id=put[0]).elements if tag == "a"]
+    assert put == ids(page(client, next(link for link in back if link.startswith("/tube?"))))
+
+
+LEGAL = "ABCXYZabcxyz0189+/;.$_()"
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.sampled_from(LEGAL), st.text(LEGAL + "-", max_size=199))
+def test_every_name_survives_the_address(first: str, rest: str) -> None:
+    queue = Queue()
+    client = queue.app().test_client()
+    put = queue.put(first + rest)
+    assert ids(page(client, f"/tube?tube={quote(first + rest)}")) == put
+
+
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [
+        ("/tube", "tube"), ("/tube?tube=", "tube"), ("/tube?tube=-x", "tube"), ("/tube?tube=a%20b", "tube"),
+        ("/tube?tube=a+b", "tube"), ("/tube?tube=%00", "tube"), ("/tube?tube=%ff", "tube"),
+        ("/tube?tube=%ed%a0%80", "tube"), (f"/tube?tube={'x' * 201}", "tube"), ("/tube?tube=<script>", "tube"),
+        ("/tube?tube=default&state=gone", "state"), ("/tube?tube=default&state=invalid", "state"),
+        ("/tube?tube=default&after=x", "after"), ("/tube?tube=default&after=1-", "after"),
+        ("/job", "id"), ("/job?id=", "id"), ("/job?id=0", "id"), ("/job?id=-1", "id"), ("/job?id=1.5", "id"),
+        ("/job?id=18446744073709551616", "id"), ("/job?id=%D9%A1", "id"), (f"/job?id={'9' * 5000}", "id"),
+        ("/job/body?id=x", "id"),
+    ],
+)  # fmt: skip
+def test_bad_parameter_is_named(client: FlaskClient, path: str, field: str) -> None:
+    assert f"“{field}” " in refusal(client, path, 400)
+
+
+def test_what_is_not_there_is_said(queue: Queue, client: FlaskClient) -> None:
+    assert "it comes back with the next put" in refusal(client, "/tube?tube=nowhere", 404)
+    assert "the next gets 1" in refusal(client, "/job?id=7", 404)
+    (id,) = queue.put("mail")
+    queue.broker.delete(None, id)
+    for path in (f"/job?id={id}", f"/job/body?id={id}"):
+        assert "it was deleted" in refusal(client, path, 404)
+
+
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [
+        ("notice=kicked&n=1", "1 job kicked."), ("notice=kicked&n=1234", "1,234 jobs kicked."),
+        ("notice=paused&n=90", "Paused for 1\xa0min 30\xa0s."),
+        ("notice=cleared&n=0", "There was no such job to delete."),
+        ("notice=deleted-job&n=5&late=1", "It is not on disk yet"), ("notice=put&n=5", "Job 5 was put."),
+    ],
+)  # fmt: skip
+def test_notice(client: FlaskClient, query: str, said: str) -> None:
+    for path in ("/?", "/tube?tube=default&"):
+        assert said in page(client, path + query).text
+
+
+@pytest.mark.parametrize(
+    "query", ["notice=<b>&n=1", "notice=kicked&n=x", "notice=put&n=-1", f"notice=put&n={'9' * 999}"]
+)
+def test_made_up_notice_is_none(client: FlaskClient, query: str) -> None:
+    assert not any(a.get("class") == "banner done" for _, a in page(client, f"/?{query}").elements)
+
+
+def test_looking_changes_nothing(queue: Queue, visit: Callable[..., FlaskClient]) -> None:
+    ids_put = queue.put("mail", count=SLICE)
+    queue.broker.bury_job(ids_put[0])
+    changes: list[int] = []
+    client = visit(commit=lambda: bool(changes.append(1)) or True)
+    before = client.get("/overview.json").json
+    for path in ("/tube?tube=mail&state=buried", f"/job?id={ids_put[0]}", f"/job/body?id={ids_put[0]}"):
+        assert client.get(path).status_code == 200
+    assert client.get("/overview.json").json == before
+    assert changes == []
+    assert queue.broker.jobs[ids_put[0]].state == BURIED
