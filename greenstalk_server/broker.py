@@ -97,11 +97,11 @@ class Broker:
         self._timers: Timers = Timers()
         self._default: Tube = self.tube(DEFAULT_TUBE)
 
-    def restore(self, pauses: dict[bytes, tuple[int, int]], next_id: int, now: int) -> None:
+    def restore(self, next_id: int) -> None:
         """Take in what a journal has recovered, before any client connects.
 
-        `jobs` holds its jobs, each ready, delayed or buried by its state, and in none of its tube's places yet.
-        *pauses* are ends and lengths by tube name. A tube paused then exists until its pause ends, or longer.
+        `jobs` holds its jobs, each ready, delayed or buried by its state, and in none of its tube's places yet;
+        `tubes` their tubes and those that are paused, which exist until the pause ends, or longer.
         """
         self.next_id = max(self.next_id, next_id)
         for job in self.jobs.values():
@@ -112,12 +112,10 @@ class Broker:
         for job in sorted([job for job in self.jobs.values() if job.state == BURIED], key=deadline_of):
             job.tube.add_buried(job)
             self._burials = job.deadline
-        for name, (until, length) in pauses.items():
-            tube = self.tube(name)
-            tube.paused_until, tube.pause = until, length
-            self._arm(tube, until)
         for tube in list(self.tubes.values()):
-            if not tube.paused_until:
+            if tube.paused_until:
+                self._arm(tube, tube.paused_until)
+            else:
                 self._drop_if_unneeded(tube)
 
     # Clients
@@ -550,6 +548,9 @@ class Broker:
         if tube.is_unneeded() and tube is not self._default and self.tubes.get(tube.name) is tube:
             del self.tubes[tube.name]
             self._timers.disarm(tube)
+            if tube.paused_until:
+                tube.pause = tube.paused_until = 0
+                self.journal.pause(tube)
 
     # Proof
 

@@ -193,15 +193,17 @@ class Committer:
 
     def _keep_up_forever(self) -> None:
         """Make and remove files, and go on with compaction when nobody writes."""
+        retried = time.monotonic()
         while True:
             self._upkeep_wanted.wait(RETRY_EVERY)
             self._upkeep_wanted.clear()
-            upkeep = self.binlog.upkeep()
+            is_retry = time.monotonic() > retried + RETRY_EVERY
+            if is_retry:
+                retried = time.monotonic()
+            upkeep = self.binlog.upkeep(is_retry)
             if upkeep is not None:
                 get_hub().threadpool.apply(upkeep.run)
                 self.binlog.kept(upkeep)
-                if upkeep.error is not None:
-                    gevent.sleep(RETRY_EVERY)
             if self.binlog.compact(COMPACTION_SLICE):
                 gevent.sleep(IDLE_PAUSE)
                 self._upkeep_wanted.set()

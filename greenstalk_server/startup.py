@@ -36,6 +36,8 @@ def recover(files: Files, broker: Broker, binlog: Binlog, now: int, is_strict: b
     """
     try:
         recovery = replay_all(files, Recovery(broker.tube, broker.jobs))
+        if not recovery.is_readable:
+            raise StartError(f"a later version has written {recovery.damage[-1]}; start that one", EXIT_BINLOG)
         if is_strict and not recovery.is_sound:
             reasons = "; ".join(str(damage) for damage in recovery.damage)
             raise StartError(f"--strict-recovery: the journal is damaged: {reasons}", EXIT_BINLOG)
@@ -45,7 +47,7 @@ def recover(files: Files, broker: Broker, binlog: Binlog, now: int, is_strict: b
         next_id = max(recovery.next_id, _import_all(files, broker, binlog, now))
     except OSError as error:
         raise StartError(f"journal: {error}", EXIT_BINLOG) from error
-    broker.restore(recovery.pauses, next_id, now)
+    broker.restore(next_id)
 
 
 def replay_all(files: Files, recovery: Recovery) -> Recovery:

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -39,6 +40,9 @@ log = logging.getLogger(__name__)
 
 SMALLEST_SEGMENT: Final = 4096
 """A segment holds at least its header and some records, whatever -s says."""
+
+SMALLEST_FIRST_SEGMENT: Final = 16384
+"""What a start on a full disk makes do with, bytes."""
 
 SEGMENT_OVERHEAD: Final = record.SEGMENT_HEADER_SIZE + record.UPDATE_SIZE
 """Bytes of a segment that no record takes: its header, and what is left when the next record does not fit."""
@@ -463,7 +467,7 @@ class Binlog:
             try:
                 segment.handle = self._files.create(name_of(segment.number), segment.capacity)
             except OSError:
-                if segment.capacity <= SMALLEST_SEGMENT:
+                if segment.capacity <= min(self._max_size, SMALLEST_FIRST_SEGMENT):
                     raise
                 segment.capacity = max(segment.capacity // 2, SMALLEST_SEGMENT)
         self._ahead.append(segment)
@@ -588,19 +592,23 @@ class Binlog:
     def wants_upkeep(self) -> bool:
         """Whether `upkeep` has something to do."""
         is_free = bool(self._condemned) and self._condemned[0][0] <= self._on_disk
-        return is_free or bool(self._litter) or len(self._ahead) < self._wanted_ahead()
+        return is_free or bool(self._litter) or (len(self._ahead) < self._wanted_ahead() and not self.is_full)
 
     def _wanted_ahead(self) -> int:
         """So many that all DELETEs have room; and one more while the disk is full, to see if it still is."""
         return 1 + len(self._jobs) * record.DELETE_SIZE // self._max_size + self.is_full
 
-    def upkeep(self) -> Upkeep | None:
-        """What is to be made and removed now, or None. One at a time."""
+    def upkeep(self, is_retry: bool = True) -> Upkeep | None:
+        """What is to be made and removed now, or None. One at a time.
+
+        While the disk is full, it is tried to make something if something is removed, or if *is_retry*.
+        """
         to_remove, self._litter = self._litter, []
         while self._condemned and self._condemned[0][0] <= self._on_disk:
             to_remove.append(self._condemned.popleft()[1])
         to_make = []
-        for _ in range(len(self._ahead), self._wanted_ahead()):
+        makes = is_retry or not self.is_full or to_remove
+        for _ in range(len(self._ahead), self._wanted_ahead() if makes else 0):
             to_make.append(Segment(self._next_number, self._max_size))
             self._next_number += 1
         if not to_make and not to_remove:
@@ -622,7 +630,7 @@ class Binlog:
 def create_ahead(files: Files, segment: Segment) -> None:
     """Make the file of *segment*; raise OSError if that leaves too little of the disk for others than puts."""
     if files.free() < (1 + SPARE_SEGMENTS) * segment.capacity:
-        raise OSError(errno.ENOSPC, "less is free than compaction needs", name_of(segment.number))
+        raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} beside what compaction needs")
     segment.handle = files.create(name_of(segment.number), segment.capacity)
 
 

@@ -114,6 +114,10 @@ class BadSegment(Exception):
     """A file's head is no segment header that this version reads; str() says why."""
 
 
+class NewerVersion(BadSegment):
+    """A later server has written it. An earlier one must not go on without what it holds."""
+
+
 def decode_segment_header(data: bytes) -> SegmentHeader:
     """The header at the start of *data*; raise BadSegment."""
     if len(data) < SEGMENT_HEADER_SIZE:
@@ -124,7 +128,7 @@ def decode_segment_header(data: bytes) -> SegmentHeader:
     if crc32(data[: _SEGMENT.size]) != int.from_bytes(data[_SEGMENT.size : SEGMENT_HEADER_SIZE], "little"):
         raise BadSegment("checksum of its header is wrong")
     if version != VERSION:
-        raise BadSegment(f"format version {version}, and this server reads {VERSION}")
+        raise NewerVersion(f"format version {version}, and this server reads {VERSION}")
     return SegmentHeader(salt, number, first_sequence, next_id)
 
 

@@ -14,7 +14,7 @@ from zlib import crc32
 
 from greenstalk_server.job import DELAYED, READY, RESERVED, Job
 from greenstalk_server.journal import record
-from greenstalk_server.journal.record import BadSegment, SegmentHeader
+from greenstalk_server.journal.record import BadSegment, NewerVersion, SegmentHeader
 from greenstalk_server.tube import Tube, is_tube_name
 
 _JOB_AT: Final = record.HEADER_SIZE
@@ -73,6 +73,7 @@ class Recovery:
     next_id     above every job id ever given.
     highest_number  of any segment's file, whatever it holds.
     sequence    of the last record.
+    is_readable all segments are of a version that this server knows.
     is_import_open  after `settle`: an import had begun and not ended.
     """
 
@@ -86,6 +87,7 @@ class Recovery:
     sequence: int = 0
     records: int = 0
     is_import_open: bool = False
+    is_readable: bool = True
     _tubes: dict[bytes, Tube] = field(default_factory=dict)
     _last: Job = field(default_factory=lambda: Job(0, Tube(b"", {}), b"", 0, 0, 0, 0))
     _import_undo: dict[int, Job | None] | None = None
@@ -102,6 +104,7 @@ class Recovery:
         try:
             header = record.decode_segment_header(data)
         except BadSegment as error:
+            self.is_readable = self.is_readable and not isinstance(error, NewerVersion)
             is_torn = is_newest and not is_begun(data)
             self._note(Damage(file, 0, len(data), str(error), is_torn_tail=is_torn), self.sequence)
             return None
@@ -117,13 +120,16 @@ class Recovery:
         return segment
 
     def settle(self, now: int) -> None:
-        """Finish: an import cut short is undone, reserved jobs and delayed ones that are due turn ready."""
+        """Finish: an import cut short is undone, reserved and due jobs turn ready, and tubes get their pauses."""
         self.is_import_open = self._import_undo is not None
         self._undo_import()
         for job in self.jobs.values():
             if job.state == RESERVED or (job.state == DELAYED and job.deadline <= now):
                 job.state = READY
         self.pauses = {name: pause for name, pause in self.pauses.items() if pause[0] > now}
+        for name, (until, length) in self.pauses.items():
+            tube = self.tube_of(name)
+            tube.paused_until, tube.pause = until, length
 
     @property
     def is_sound(self) -> bool:
