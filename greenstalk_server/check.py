@@ -21,7 +21,7 @@ from greenstalk_server.job import BURIED, DELAYED, READY, SECOND, Job
 from greenstalk_server.journal import beanstalkd, record
 from greenstalk_server.journal.files import Directory
 from greenstalk_server.journal.lock import FLOCK, LOCK_NAME
-from greenstalk_server.journal.recovery import Damage, Recovery, Replayed
+from greenstalk_server.journal.recovery import Damage, Recovery, Replayed, is_begun
 from greenstalk_server.journal.segment import name_of, numbers
 from greenstalk_server.tube import Tube
 
@@ -51,6 +51,7 @@ class Report:
     sizes       bytes by file of the journal, those made ahead included; the jobs in them are `recovery`'s.
     kinds       how many sound records of each kind there are.
     source      beanstalkd's files, which a start would import; without those that are blank.
+    is_imported an earlier start has brought all of their jobs, and a start would only move them.
     taken       ids that they share with the journal, for which a start would refuse them.
     """
 
@@ -60,7 +61,15 @@ class Report:
     sizes: dict[str, int] = field(default_factory=dict)
     kinds: Counter[int] = field(default_factory=Counter)
     source: beanstalkd.Binlog = field(default_factory=beanstalkd.Binlog)
+    is_imported: bool = False
     taken: set[int] = field(default_factory=set)
+
+    @property
+    def exit_code(self) -> int:
+        """As the command's: EXIT_BINLOG if a later version has written here, as this one starts on that never."""
+        if not self.recovery.is_readable:
+            return EXIT_BINLOG
+        return EXIT_OK if self.is_sound else EXIT_DAMAGED
 
     @property
     def is_sound(self) -> bool:
@@ -76,7 +85,7 @@ def check(directory: str) -> int:
     """Print what *directory* holds; return the exit code that says if it is sound; raise StartError."""
     report = inspect(directory, time.time_ns())
     print("\n".join(describe(report)))
-    return EXIT_OK if report.is_sound else EXIT_DAMAGED
+    return report.exit_code
 
 
 def inspect(directory: str, now: int) -> Report:
@@ -108,34 +117,38 @@ def _inspect(directory: str, now: int) -> Report:
         data = files.read(name)
         if data.strip(b"\0"):
             report.source.read(name, data)
-    report.taken = report.source.jobs.keys() & jobs.keys()
+    report.is_imported = report.source.is_imported(jobs)
+    if not report.is_imported:
+        report.taken = report.source.jobs.keys() & jobs.keys()
     return report
 
 
 def _replay(files: Directory, found: list[int], report: Report) -> None:
-    """Replay the segments *found*. The one that is written to is the newest that was used when it was looked at.
+    """Replay the segments *found*. The one that is written to is the newest that was begun when it was looked at.
 
-    What a server begins after that is left out: only so is everything that is read whole.
+    Those above it are taken as they were then, and not what a server has begun since: only so is everything that
+    is read whole.
     """
     newest = 0
+    unbegun: dict[int, bytes] = {}
     for number in reversed(found):
         data = files.read(name_of(number))
-        report.sizes[name_of(number)] = len(data)
-        if data.strip(b"\0"):
+        if is_begun(data):
             newest = number
             break
-    for number in [number for number in found if number <= newest]:
+        unbegun[number] = data
+    for number in found:
         name = name_of(number)
-        data = files.read(name)
+        data = files.read(name) if number <= newest else unbegun[number]
         report.sizes[name] = len(data)
-        segment = report.recovery.replay(name, number, data, number == newest)
+        segment = report.recovery.replay(name, number, data, number >= newest)
         if segment is not None:
             report.kinds.update(_kinds(segment, data, report.recovery.damage))
 
 
 def _kinds(segment: Replayed, data: bytes, damage: list[Damage]) -> Iterator[int]:
     """The kinds of the sound records of *segment*, which has been replayed."""
-    unsound = {each.offset: each.bytes_lost for each in damage if each.file == segment.file and each.offset}
+    unsound = {each.offset: each.bytes_lost for each in damage if each.file == segment.file and each.bytes_lost}
     at = record.SEGMENT_HEADER_SIZE
     while at < segment.end:
         if at in unsound:
@@ -169,8 +182,9 @@ def _holder(directory: str) -> str:
 
 def describe(report: Report) -> list[str]:
     """Return *report* as lines for an operator."""
+    state = {EXIT_OK: "sound", EXIT_DAMAGED: "DAMAGED", EXIT_BINLOG: "OF A LATER VERSION"}[report.exit_code]
     return [
-        f"{report.directory}: {'sound' if report.is_sound else 'DAMAGED'}",
+        f"{report.directory}: {state}",
         *_locked(report),
         *_files(report),
         *_jobs(report.recovery),
@@ -220,8 +234,15 @@ def _pauses(recovery: Recovery) -> Iterator[str]:
 
 
 def _damage(recovery: Recovery) -> Iterator[str]:
+    last = numbers([segment.file for segment in recovery.segments])[-1:]
     for damage in recovery.damage:
-        yield f"{'torn, as a crash leaves it' if damage.is_torn_tail else 'DAMAGE'}: {damage}"
+        how = "DAMAGE"
+        if damage.is_torn_tail:
+            is_anew = numbers([damage.file]) < last
+            how = "recorded anew, as the disk had failed" if is_anew else "torn, as a crash leaves it"
+        yield f"{how}: {damage}"
+    if not recovery.is_readable:
+        yield "a start would refuse: a later version has written here; start that one"
     if recovery.is_import_open:
         yield "an import from beanstalkd was cut short: its jobs do not count, and a start repeats it"
 
@@ -229,9 +250,10 @@ def _damage(recovery: Recovery) -> Iterator[str]:
 def _beanstalkd(report: Report) -> Iterator[str]:
     source = report.source
     if source.files or source.skipped:
+        count = _counted(len(source.jobs), "job")
         yield (
-            f"beanstalkd: {_counted(source.files, 'file')}, {_counted(source.records, 'record')};"
-            f" a start would import {_counted(len(source.jobs), 'job')}"
+            f"beanstalkd: {_counted(source.files, 'file')}, {_counted(source.records, 'record')}; a start would "
+            + (f"only move them, as {count} of theirs, all, came before" if report.is_imported else f"import {count}")
         )
     for warning in source.warnings():
         yield f"  {warning}"

@@ -102,10 +102,10 @@ def _import_all(files: Files, broker: Broker, binlog: Binlog, now: int) -> int:
         source.read(name, files.read(name))
     for warning in source.warnings():
         log.warning("import from beanstalkd: %s", warning)
-    taken = source.jobs.keys() & broker.jobs.keys()
-    if taken and all(_is_here(imported, broker) for imported in source.jobs.values()):
+    if source.is_imported(broker.jobs):
         _move_away(files, names)
         return source.highest_id + 1
+    taken = source.jobs.keys() & broker.jobs.keys()
     if taken:
         raise StartError(
             f"beanstalkd's files hold {len(taken)} jobs whose ids our journal has given too, {min(taken)} the first;"
@@ -122,12 +122,6 @@ def _import_all(files: Files, broker: Broker, binlog: Binlog, now: int) -> int:
     log.info("imported %d jobs from beanstalkd's files", len(source.jobs))
     _move_away(files, names)
     return source.highest_id + 1
-
-
-def _is_here(imported: ImportedJob, broker: Broker) -> bool:
-    """Whether an earlier start has brought *imported*."""
-    job = broker.jobs.get(imported.id)
-    return job is not None and (job.tube.name, job.body) == (imported.tube, imported.body)
 
 
 def _move_away(files: Files, names: list[str]) -> None:

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final
 
-from greenstalk_server.job import DELAYED, READY, RESERVED, SECOND
+from greenstalk_server.job import DELAYED, READY, RESERVED, SECOND, Job
 from greenstalk_server.journal.recovery import Damage
 from greenstalk_server.tube import is_tube_name
 
@@ -128,6 +128,10 @@ class Binlog:
                 is_torn = unsound.is_torn or used - at < layout.length.size + layout.fields.size
                 self.damage.append(Damage(file, at, resume - at, unsound.reason, is_torn_tail=is_torn))
                 at = resume
+
+    def is_imported(self, jobs: dict[int, Job]) -> bool:
+        """Whether an earlier start has brought all of them, *jobs* being ours: only the files have not been moved."""
+        return bool(self.jobs) and all(_is_of(imported, jobs.get(id)) for id, imported in self.jobs.items())
 
     def warnings(self) -> list[str]:
         """What an operator should know, a line each; empty if the directory was in order."""
@@ -327,6 +331,11 @@ def _settle(job: ImportedJob) -> None:
     job.deadline = 0
     if job.state == RESERVED:
         job.state = READY
+
+
+def _is_of(imported: ImportedJob, job: Job | None) -> bool:
+    """Whether *job* has come of *imported*."""
+    return job is not None and (job.tube.name, job.body) == (imported.tube, imported.body)
 
 
 def _is_same(known: ImportedJob, job: ImportedJob) -> bool:

@@ -76,10 +76,10 @@ class Directory:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, MODE)
         try:
             os.posix_fallocate(handle, 0, size)
-        except OSError:
+        except OSError as error:
             os.close(handle)
             path.unlink()
-            raise
+            raise OSError(error.errno, error.strerror, str(path)) from error
         return handle
 
     def free(self) -> int:
