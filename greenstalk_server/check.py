@@ -250,11 +250,10 @@ def _damage(recovery: Recovery) -> Iterator[str]:
 def _beanstalkd(report: Report) -> Iterator[str]:
     source = report.source
     if source.files or source.skipped:
-        count = _counted(len(source.jobs), "job")
-        yield (
-            f"beanstalkd: {_counted(source.files, 'file')}, {_counted(source.records, 'record')}; a start would "
-            + (f"only move them, as {count} of theirs, all, came before" if report.is_imported else f"import {count}")
-        )
+        jobs = _counted(len(source.jobs), "job")
+        todo = f"only move the files, as the journal has their {jobs}" if report.is_imported else f"import {jobs}"
+        files, records = _counted(source.files, "file"), _counted(source.records, "record")
+        yield f"beanstalkd: {files}, {records}; a start would {todo}"
     for warning in source.warnings():
         yield f"  {warning}"
     if report.taken:

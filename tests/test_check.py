@@ -10,6 +10,7 @@ import subprocess
 import time
 from pathlib import Path
 from threading import Event, Thread
+from zlib import crc32
 
 import greenstalk
 import pytest
@@ -247,6 +248,58 @@ def test_a_copy_is_no_segment(several: Path) -> None:
     assert "\njobs: 10\n" in said
 
 
+def test_the_torn_head_of_the_newest_is_no_damage(several: Path) -> None:
+    """Power went while the first sectors of a segment were on their way; a start removes it."""
+    torn = several / "journal.99"
+    torn.write_bytes(bytes(512) + b"written, but nothing before it" + bytes(512))
+    code, said = check(several)
+    assert code == 0
+    assert "\ntorn, as a crash leaves it: journal.99: does not start as a segment of a journal does" in said
+    assert "\njobs: 10\n" in said
+    assert shows_after_a_start(several) == 10
+    assert not torn.exists()
+
+
+def test_records_that_are_missing_are_damage(several: Path) -> None:
+    """Without a byte that is wrong, as when the end of one write was lost and later ones stand in its place."""
+    file = segments(several)[1]
+    data = file.read_bytes()
+    at = record.SEGMENT_HEADER_SIZE
+    size = record.HEADER_SIZE + record.HEADER.unpack_from(data, at)[2]
+    file.write_bytes(data[: at + size] + data[at + 2 * size :])
+    code, said = check(several)
+    assert code == 1
+    assert f"\nDAMAGE: {file.name}: records are missing at offset {at + size}: 0 bytes, 1 records lost\n" in said
+    assert "\nrecords: 9 job\n" in said
+    assert shows_after_a_start(several) == 9
+
+
+def test_what_was_recorded_anew_after_a_failed_write_is_no_damage(tmp_path: Path) -> None:
+    job = Job(1, Tube(b"default", {}), b"body", 0, 0, 1, 1)
+    first, anew = record.Encoder(b"salt"), record.Encoder(b"anew")
+    torn = record.SegmentHeader(b"salt", 1, 1, 1).encode() + first.job(job, 1) + b"torn"
+    (tmp_path / "journal.1").write_bytes(torn)
+    header = record.SegmentHeader(b"anew", 2, first_sequence=1, next_id=2).encode()
+    (tmp_path / "journal.2").write_bytes(header + anew.job(job, 3))
+    code, said = check(tmp_path)
+    assert code == 0
+    assert "\nrecorded anew, as the disk had failed: journal.1: damaged to its end at offset " in said
+    assert "\njobs: 1\n" in said
+
+
+def test_a_later_version_is_told_and_a_start_refuses_it(several: Path) -> None:
+    file = segments(several)[1]
+    data = file.read_bytes()
+    head = data[:8] + (record.VERSION + 1).to_bytes(4, "little") + data[12 : record.SEGMENT_HEADER_SIZE - 4]
+    file.write_bytes(head + crc32(head).to_bytes(4, "little") + data[record.SEGMENT_HEADER_SIZE :])
+    code, said = check(several)
+    assert code == 10
+    assert f"{several}: OF A LATER VERSION\n" in said
+    assert f"{file.name}: format version {record.VERSION + 1}, and this server reads {record.VERSION} " in said
+    assert said.endswith("\na start would refuse: a later version has written here; start that one\n")
+    assert run(*QUIET, "-b", str(several)).returncode == 10
+
+
 def test_an_import_cut_short_does_not_count(tmp_path: Path) -> None:
     encoder = record.Encoder(b"salt")
     job = Job(7, Tube(b"default", {}), b"body", 0, 0, 1, 1)
@@ -292,6 +345,17 @@ def test_ids_that_both_have_given_are_told(beanstalkds: Path, tmp_path_factory: 
     assert code == 1
     assert "  a start would refuse: 1 of their ids are in the journal too, 1 the first\n" in said
     assert run(*QUIET, "-b", str(ours)).returncode == 10
+
+
+def test_an_import_that_only_lacks_its_moves_is_told(beanstalkds: Path) -> None:
+    before = {file: file.read_bytes() for file in beanstalkds.glob("binlog.*")}
+    assert shows_after_a_start(beanstalkds) == 1
+    for file, data in before.items():
+        file.write_bytes(data)
+    code, said = check(beanstalkds)
+    assert code == 0
+    assert said.endswith("; a start would only move the files, as the journal has their 2 jobs\n")
+    assert shows_after_a_start(beanstalkds) == 1
 
 
 # The command
