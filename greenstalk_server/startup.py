@@ -37,7 +37,7 @@ def recover(files: Files, broker: Broker, binlog: Binlog, now: int, is_strict: b
     try:
         recovery = replay_all(files, Recovery(broker.tube, broker.jobs))
         if not recovery.is_readable:
-            raise StartError(f"a later version has written {recovery.damage[-1]}; start that one", EXIT_BINLOG)
+            raise StartError("a later version of the server has written the journal; start that one", EXIT_BINLOG)
         if is_strict and not recovery.is_sound:
             reasons = "; ".join(str(damage) for damage in recovery.damage)
             raise StartError(f"--strict-recovery: the journal is damaged: {reasons}", EXIT_BINLOG)

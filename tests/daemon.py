@@ -59,6 +59,9 @@ class Daemon:
     ) -> None:
         if self.process.poll() is None:
             self.stop()
+        for pipe in (self.process.stdout, self.process.stderr):
+            if pipe is not None:
+                pipe.close()
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> tuple[int, str]:
         """Send a signal that ends it; return its exit code and the rest of what it said on stderr."""

@@ -232,6 +232,7 @@ class Binlog:
         self._ahead: deque[Segment] = deque()
         self._condemned: deque[tuple[int, Segment]] = deque()
         self._litter: list[Segment] = []
+        self._superseded: list[Segment] = []
         self._new_ids: set[int] = set()
         self._to_record_anew: set[int] = set()
         self._tubes_to_record_anew: set[bytes] = set()
@@ -372,6 +373,10 @@ class Binlog:
         if self.trouble is not None:
             log.warning("journal: writes work again; what the failed ones had to hold is recorded anew")
             self.trouble = None
+            for segment in self._superseded:
+                assert not segment.live_count
+                self._condemn(segment)
+            self._superseded.clear()
             self._to_record_anew.clear()
             self._tubes_to_record_anew.clear()
 
@@ -420,10 +425,15 @@ class Binlog:
                 segment.add(segment.encoder.delete(id, self._sequence), id)
 
     def _abandon(self, segment: Segment) -> None:
-        """Leave *segment* as it is. If no batch on it ever worked, nothing was promised on it: it is litter."""
+        """Leave *segment* as it is. If no batch on it ever worked, nothing was promised on it: it is litter.
+
+        If nothing of it is known to be on disk, it may go once all of it is recorded anew.
+        """
         segment.chunks.clear()
         segment.touched = None
         if segment.is_proven:
+            if segment.first_sequence > self._on_disk:
+                self._superseded.append(segment)
             segment.used = max(segment.used, segment.capacity)  # that much of the disk it takes, as it is not cut
             self._finished_bytes += segment.used
         elif segment.number:
@@ -583,7 +593,7 @@ class Binlog:
         return size
 
     def _condemn(self, segment: Segment) -> None:
-        """Have *segment*, the oldest, removed once the copies of its jobs are on disk."""
+        """Have *segment*, the oldest or superseded, removed once the copies of its jobs are on disk."""
         del self._segments[segment.number]
         self._finished_bytes -= segment.used
         self._condemned.append((self._sequence, segment))

@@ -21,6 +21,9 @@ _JOB_AT: Final = record.HEADER_SIZE
 _NAME_AT: Final = record.HEADER_SIZE + record.JOB_FIELDS.size
 _AFTER_PREFIX: Final = record.PREFIX_SIZE
 
+UNKNOWN: Final = -2
+"""What was the last record before damage to the oldest file; a segment that records anew makes that good."""
+
 SECTOR: Final = 512
 """What a disk writes whole or not at all, bytes."""
 
@@ -106,13 +109,15 @@ class Recovery:
         except BadSegment as error:
             self.is_readable = self.is_readable and not isinstance(error, NewerVersion)
             is_torn = is_newest and not is_begun(data)
-            self._note(Damage(file, 0, len(data), str(error), is_torn_tail=is_torn), self.sequence)
+            is_oldest_unwritten = not self.segments and not is_begun(data)
+            after = UNKNOWN if is_oldest_unwritten else self.sequence
+            self._note(Damage(file, 0, len(data), str(error), is_torn_tail=is_torn), after)
             return None
         if header.number != number:
             self.damage.append(Damage(file, 0, len(data), f"is a copy of segment {header.number}"))
             return None
         segment = Replayed(file, header, record.SEGMENT_HEADER_SIZE, array("Q"))
-        self._note_start(segment)
+        self._note_start(segment, data)
         self._replay_records(segment, data, is_newest)
         self.next_id = max(self.next_id, header.next_id)
         self.segments.append(segment)
@@ -141,10 +146,13 @@ class Recovery:
         self.damage.append(damage)
         self._damaged_after.append((sequence, damage))
 
-    def _note_start(self, segment: Replayed) -> None:
+    def _note_start(self, segment: Replayed, data: bytes) -> None:
         """See what *segment* goes on from: damage to what it tells of again is none, and a gap is damage."""
+        first_sequence = segment.header.first_sequence
+        has_records = len(data) >= segment.end + record.HEADER_SIZE
+        tells_again = has_records and record.HEADER.unpack_from(data, segment.end)[3] > first_sequence
         for sequence, damage in self._damaged_after:
-            if segment.header.first_sequence <= sequence + 1:
+            if (tells_again and sequence == UNKNOWN) or first_sequence <= sequence + 1:
                 damage.is_torn_tail = True
         lost = segment.header.first_sequence - self.sequence - 1
         if self.segments and lost > 0:

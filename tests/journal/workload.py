@@ -324,7 +324,8 @@ class Bench:
             self.broker.kick_job(self._any_id(), self.now)
 
     def pause(self) -> None:
-        self.broker.pause_tube(b"default", self.random.choice((0, 0, 3, 300)) * SECOND, self.now)
+        name = self.random.choice(list(self.broker.tubes))
+        self.broker.pause_tube(name, self.random.choice((0, 0, 3, 300)) * SECOND, self.now)
 
     def reconnect(self) -> None:
         at = self.random.randrange(len(self.clients))
