@@ -35,13 +35,16 @@ RETRY_EVERY: Final = 1.0
 """Seconds between attempts while the disk fails or is full."""
 
 COMPACTION_SHARE: Final = 3
-COMPACTION_SHARE_WHEN_FULL: Final = 128
-COMPACTION_SLICE: Final = 65536
-COMPACTION_AT_MOST: Final = 8 * COMPACTION_SLICE
-"""Compaction may copy so many bytes for each byte written; in one turn SLICE at least, and AT_MOST at most."""
+COMPACTION_AT_MOST: Final = 524288
+"""Compaction may copy so many bytes for each byte written, and in one turn this many at most."""
+
+COMPACTION_WHEN_FULL: Final = 65536
+"""Or, on a full disk, so many bytes after each batch: releases must not overtake it."""
+
+COMPACTION_SLICE: Final = 32768
 
 IDLE_PAUSE: Final = 0.005
-"""Seconds between two turns of compaction when nobody writes."""
+"""And so many bytes besides, each so many seconds, though nobody writes."""
 
 LONE_BATCHES: Final = 8
 QUICK_SYNC: Final = 0.001
@@ -68,6 +71,7 @@ class Committer:
         self._disk: BoundedSemaphore = BoundedSemaphore(1)
         self._thread: DiskThread = DiskThread()
         self._greenlets: list[gevent.Greenlet] = []
+        self._lone_holder: Holder | None = None
         self._lone_batches: int = 0
         self._sync_time: float = QUICK_SYNC
 
@@ -95,6 +99,22 @@ class Committer:
         if not self._holders:
             self._wanted.set()
         self._holders.append(holder)
+
+    def commit_for(self, holder: Holder) -> bool:
+        """Commit here and now if *holder* alone has had work lately and the disk is quick; else False: `hold` it.
+
+        It spares the way to another greenlet and back. Does not switch; blocks for one sync.
+        """
+        if holder is not self._lone_holder:
+            self._lone_holder = holder
+            self._lone_batches = 0
+        self._lone_batches += 1
+        is_quick = self._lone_batches > LONE_BATCHES and self._sync_time < QUICK_SYNC
+        if not is_quick or self._holders or self._disk.locked():
+            return False
+        if self.binlog.sync_interval != 0 or self.binlog.trouble is not None:
+            return False
+        return self._write(self._run_timed, is_synced=True)
 
     def wait(self, timeout: float) -> bool:
         """Return when all records made so far are safe; False if *timeout* seconds do not suffice. Switches."""
@@ -124,10 +144,6 @@ class Committer:
                 return True
             if not is_synced and not binlog.is_changing_files:
                 return self._write(Batch.run, is_synced)
-            self._lone_batches = self._lone_batches + 1 if len(self._holders) == 1 else 0
-            is_quick = self._lone_batches > LONE_BATCHES and self._sync_time < QUICK_SYNC
-            if is_quick and not self._disk.locked():
-                return self._write(self._run_timed, is_synced)
         with self._disk:
             if binlog.trouble is not None:
                 binlog.record_anew()
@@ -147,8 +163,8 @@ class Committer:
         self._release(holders)
         if self.binlog.has_unsynced:
             self._sync_wanted.set()
-        share = COMPACTION_SHARE_WHEN_FULL if self.binlog.is_full else COMPACTION_SHARE
-        is_behind = self.binlog.compact(max(min(share * batch.size, COMPACTION_AT_MOST), COMPACTION_SLICE))
+        budget = COMPACTION_WHEN_FULL if self.binlog.is_full else COMPACTION_SHARE * batch.size
+        is_behind = self.binlog.compact(min(budget, COMPACTION_AT_MOST))
         if is_behind or self.binlog.wants_upkeep:
             self._upkeep_wanted.set()
         return True

@@ -291,9 +291,10 @@ class Connection:
 
     def _deliver(self, out: bytes, has_promised: bool) -> bool:
         """Send *out*, or hold it until the journal has what it promises. False if the peer is gone. May switch."""
-        if self._committer is not None and (has_promised or self._held):
+        committer = self._committer
+        if committer is not None and (self._held or (has_promised and not committer.commit_for(self))):
             self._held.append((self._journal.promised, out))
-            self._committer.hold(self)
+            committer.hold(self)
             if len(self._held) >= HELD_AT_MOST:
                 self._watcher.stop()
             return True
@@ -305,7 +306,7 @@ class Connection:
             return False
         if sent < len(out):
             self._unsent = out[sent:]
-            return self._send_unsent()
+            return self._send_all() if self._is_busy else self._send_unsent()
         return True
 
     def _serve_rest(self, has_promised: bool) -> bool:

@@ -270,3 +270,18 @@ def test_memory_of_deleted_jobs_goes_back_to_the_system() -> None:
         assert rss(fresh) > before + 50 * MIB
         delete_all(peer, 1000)
         eventually(lambda: rss(fresh) < before + 10 * MIB, "memory is given back")
+
+
+def test_a_client_that_pipelines_first_and_reads_afterwards(server: Daemon, good: Peer) -> None:
+    """Its commands are still coming while its replies leave, piece by piece; it gets all of them, in order."""
+    request = b"peek-ready\r\n"
+    with Peer(server) as late:
+        late.send(b"use late\r\nput 0 0 60 %d\r\n%b\r\n" % (BIG, bytes(BIG)))
+        assert late.read_line() == b"USING late"
+        id = late.read_line().split()[1]
+        sent = send_without_reading(late, request * 20_000)
+        late.send(request[sent % len(request) :])
+        for _ in range(1 + sent // len(request)):
+            assert late.read_line() == b"FOUND %b %d" % (id, BIG)
+            late.read(BIG + 2)
+        assert late.ask(b"delete " + id) == b"DELETED"
