@@ -71,6 +71,7 @@ class Committer:
         self._disk: BoundedSemaphore = BoundedSemaphore(1)
         self._thread: DiskThread = DiskThread()
         self._greenlets: list[gevent.Greenlet] = []
+        self._copied: int = 0
         self._lone_holder: Holder | None = None
         self._lone_batches: int = 0
         self._sync_time: float = QUICK_SYNC
@@ -163,8 +164,10 @@ class Committer:
         self._release(holders)
         if self.binlog.has_unsynced:
             self._sync_wanted.set()
-        budget = COMPACTION_WHEN_FULL if self.binlog.is_full else COMPACTION_SHARE * batch.size
+        budget = COMPACTION_WHEN_FULL if self.binlog.is_full else COMPACTION_SHARE * (batch.size - self._copied)
+        before = self.binlog.pending_bytes
         is_behind = self.binlog.compact(min(budget, COMPACTION_AT_MOST))
+        self._copied = self.binlog.pending_bytes - before  # they come with the next batch, and are not to count
         if is_behind or self.binlog.wants_upkeep:
             self._upkeep_wanted.set()
         return True
