@@ -14,16 +14,19 @@ Invariants, which `check` verifies:
 - A tube exists while it is used, watched or holds a job, and `default` always.
 - Every deadline ahead of us has an armed timer at or before it.
 
-Two things are the caller's to provide: `Client.wake`, which ends a wait, and `Broker.alarm`, called with a
-time when `tick` is now wanted earlier than its last return value said.
+Three things are the caller's to provide: `Client.wake`, which ends a wait; `Broker.alarm`, called with a time when
+`tick` is now wanted earlier than its last return value said; and `Broker.farewell`, called with a tube that goes,
+for who keeps its counters.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from itertools import islice
 from typing import Final
 
+from greenstalk_server import life
 from greenstalk_server.client import Client, deadline_of
 from greenstalk_server.job import (
     BURIED,
@@ -36,6 +39,7 @@ from greenstalk_server.job import (
     URGENT_BELOW,
     Job,
 )
+from greenstalk_server.jobs import JobTable
 from greenstalk_server.journal import Journal, NullJournal
 from greenstalk_server.stats import Counters, ServerFacts
 from greenstalk_server.timers import Timers
@@ -58,6 +62,15 @@ SLICE: Final = 256
 SKIP_AT_MOST: Final = 4 * SLICE
 """Jobs looked at by one slice of a clear."""
 
+PARTED_AT_MOST: Final = 1000
+"""Workers that have gone whose addresses are kept, since jobs still tell of them."""
+
+DONE: Final = 0
+NOT_FOUND: Final = 1
+HELD: Final = 2
+NO_ROOM: Final = 3
+"""How an edit ends: there is no such job, a client holds it, or the journal has no room."""
+
 
 def _nobody() -> None:
     """Stand in for `Client.wake` where there is no client."""
@@ -67,12 +80,17 @@ def _no_alarm(when: int) -> None:
     """Stand in for `Broker.alarm` where the caller ticks often enough by itself."""
 
 
+def _no_farewell(tube: Tube) -> None:
+    """Stand in for `Broker.farewell` where nobody keeps counters."""
+
+
 class Broker:
     """All jobs, tubes and clients of one server.
 
     jobs            every job by id.
     tubes           every tube by name, in the order of creation.
     clients         every connected client.
+    parted          addresses of the workers that went last, by number.
     is_draining     puts are refused.
     """
 
@@ -83,9 +101,10 @@ class Broker:
         self.facts: ServerFacts = facts
         self.journal: Journal = journal if journal is not None else NullJournal()
         self.max_job_size: int = max_job_size
-        self.jobs: dict[int, Job] = {}
+        self.jobs: JobTable = JobTable()
         self.tubes: dict[bytes, Tube] = {}
         self.clients: dict[Client, None] = {}
+        self.parted: OrderedDict[int, str] = OrderedDict()
         self.counters: Counters = Counters()
         self.is_draining: bool = False
         self.next_id: int = 1
@@ -93,7 +112,9 @@ class Broker:
         self.worker_count: int = 0
         self.waiting_count: int = 0
         self.alarm: Callable[[int], None] = _no_alarm
+        self.farewell: Callable[[Tube], None] = _no_farewell
         self._burials: int = 0
+        self._last_client: int = 0
         self._timers: Timers = Timers()
         self._default: Tube = self.tube(DEFAULT_TUBE)
 
@@ -104,14 +125,17 @@ class Broker:
         `tubes` their tubes and those that are paused, which exist until the pause ends, or longer.
         """
         self.next_id = max(self.next_id, next_id)
-        for job in self.jobs.values():
+        told = (life.highest_client(job.events) for job in self.jobs.values() if job.events)
+        self._last_client = max(told, default=0)
+        for job in sorted(self.jobs.values(), key=deadline_of):
+            job.tube.body_bytes += len(job.body)
             if job.state == READY:
                 job.tube.add_ready(job)
             elif job.state == DELAYED:
                 self._add_delayed(job)
-        for job in sorted([job for job in self.jobs.values() if job.state == BURIED], key=deadline_of):
-            job.tube.add_buried(job)
-            self._burials = job.deadline
+            else:
+                job.tube.add_buried(job)
+                self._burials = job.deadline
         for tube in list(self.tubes.values()):
             if tube.paused_until:
                 self._arm(tube, tube.paused_until)
@@ -122,20 +146,26 @@ class Broker:
 
     def connect(self, wake: Callable[[], None]) -> Client:
         """Admit a client that uses and watches `default`. Its waits end by a call of *wake*."""
-        client = Client(self._default, wake)
+        self.counters.total_connections += 1
+        self._last_client = self._last_client % life.LAST_CLIENT + 1
+        client = Client(self._default, wake, self._last_client)
         self._default.using += 1
         self._default.watching += 1
         self.clients[client] = None
-        self.counters.total_connections += 1
         return client
 
     def disconnect(self, client: Client, now: int) -> None:
         """Part with *client*: its wait ends, its reserved jobs are ready again in the order it reserved them."""
         self.cancel_wait(client)
         client.is_closed = True
+        client.hang_up = _nobody  # it refers to the connection, which refers to the client
         del self.clients[client]
         self.producer_count -= client.is_producer
         self.worker_count -= client.is_worker
+        if client.is_worker:
+            self.parted[client.number] = client.address
+            if len(self.parted) > PARTED_AT_MOST:
+                self.parted.popitem(last=False)
         client.used.using -= 1
         self._drop_if_unneeded(client.used)
         for tube in client.watched.values():
@@ -203,6 +233,7 @@ class Broker:
         if not self.journal.put(job):
             return False
         self.jobs[id] = job
+        tube.body_bytes += len(body)
         tube.total_jobs += 1
         self.counters.total_jobs += 1
         if delay:
@@ -243,6 +274,7 @@ class Broker:
         if until is not None and until <= now:
             return TIMED_OUT
         client.is_waiting = True
+        client.waiting_since = now
         client.wait_until = until
         client.outcome = None
         self.waiting_count += 1
@@ -266,10 +298,12 @@ class Broker:
         if job is None or job.state == RESERVED:
             return None
         job.tube.remove(job)
+        if job.state != READY:
+            job.deadline = now  # nobody has let it wait
         self._add_reserved(job, client, now)
         return job
 
-    def delete(self, client: Client | None, id: int) -> bool:
+    def delete(self, client: Client | None, id: int, now: int) -> bool:
         """Remove job *id* for good; False if there is none, or another than *client* holds it."""
         job = self.jobs.get(id)
         if job is None:
@@ -279,9 +313,14 @@ class Broker:
             if job.holder is not client:
                 return False
             self._remove_reserved(job)
+            run = now - job.reserved_at
+            tube.run_time += run
+            length = run.bit_length()
+            tube.runs[length] = tube.runs.get(length, 0) + 1
         else:
             tube.remove(job)
         del self.jobs[id]
+        tube.body_bytes -= len(job.body)
         tube.cmd_delete += 1
         self.journal.delete(job)
         if not tube.using and not tube.watching:
@@ -293,24 +332,15 @@ class Broker:
         job = client.reserved.get(id)
         if job is None:
             return False
-        self._remove_reserved(job)
-        job.pri = pri
-        job.delay = delay
-        job.releases += 1
-        if delay:
-            job.deadline = now + delay
-            self._add_delayed(job)
-        else:
-            self._add_ready(job, now)
-        self.journal.update(job)
+        self._release(job, pri, delay, client.number, now)
         return True
 
-    def bury(self, client: Client, id: int, pri: int) -> bool:
+    def bury(self, client: Client, id: int, pri: int, now: int) -> bool:
         """Bury the job *id* with a new *pri*; False unless *client* holds it."""
         job = client.reserved.get(id)
         if job is None:
             return False
-        self._remove_reserved(job)
+        self._end_run(job, life.BURIED, client.number, now)
         job.pri = pri
         self._bury(job)
         return True
@@ -348,14 +378,71 @@ class Broker:
         self._kick(job, now)
         return True
 
-    def bury_job(self, id: int) -> bool:
-        """Bury the ready or delayed job *id*; False if there is none such."""
+    def bury_job(self, id: int, now: int, is_forced: bool = False) -> bool:
+        """Bury the ready or delayed job *id*, or, if *is_forced*, a reserved one; False if there is none such."""
         job = self.jobs.get(id)
-        if job is None or job.state not in (READY, DELAYED):
+        if job is None or job.state == BURIED or (job.state == RESERVED and not is_forced):
             return False
-        job.tube.remove(job)
+        if job.state == RESERVED:
+            self._end_run(job, life.BURIED, life.NOBODY, now)
+        else:
+            job.tube.remove(job)
+            job.events = life.add(job.events, life.BURIED, now, life.NOBODY)
         self._bury(job)
         return True
+
+    def release_job(self, id: int, now: int) -> bool:
+        """Take the reserved job *id* from whoever holds it, and make it ready; False if there is none such."""
+        job = self.jobs.get(id)
+        if job is None or job.state != RESERVED:
+            return False
+        self._release(job, job.pri, 0, life.NOBODY, now)
+        return True
+
+    def delete_job(self, id: int, now: int, is_forced: bool = False) -> bool:
+        """Remove the job *id* for good; a reserved one only if *is_forced*. False if there is none such."""
+        job = self.jobs.get(id)
+        return job is not None and self.delete(job.holder if is_forced else None, id, now)
+
+    def edit_job(
+        self,
+        id: int,
+        now: int,
+        *,
+        tube: bytes | None = None,
+        pri: int | None = None,
+        delay: int | None = None,
+        ttr: int | None = None,
+        body: bytes | None = None,
+        is_forced: bool = False,
+    ) -> int:
+        """Change what is given of job *id*, all at once; its id, its age and its counts stay.
+
+        *tube* moves it, in its state. *delay* has a ready or delayed job turn ready so many nanoseconds from now, and
+        does nothing to others. A reserved job is changed only if *is_forced*: its client keeps it, with the body it got
+        and the deadline it has. Return DONE, NOT_FOUND, HELD, or NO_ROOM if the journal has none: nothing has changed.
+        """
+        old = self.jobs.get(id)
+        if old is None:
+            return NOT_FOUND
+        if old.state == RESERVED and not is_forced:
+            return HELD
+        target = old.tube if tube is None else self.tube(tube)
+        new = old.twin(target, old.body if body is None else body)
+        new.pri = old.pri if pri is None else pri
+        new.ttr = old.ttr if ttr is None else ttr
+        self._set_delay(new, delay, now)
+        is_move = target is not old.tube
+        if is_move and new.state == BURIED:
+            self._burials += 1
+            new.deadline = self._burials
+        new.events = life.add(new.events, life.MOVED if is_move else life.EDITED, now, life.NOBODY)
+        if not self.journal.replace(old, new):
+            self._drop_if_unneeded(target)
+            return NO_ROOM
+        self._put_in_place(old, new, now)
+        self._drop_if_unneeded(old.tube)
+        return DONE
 
     def put_into(self, name: bytes, pri: int, delay: int, ttr: int, body: bytes, now: int) -> int:
         """Add a job, as `put` does, to the tube *name*; return its id, or 0 if the journal has no room for it."""
@@ -365,7 +452,7 @@ class Broker:
         self._drop_if_unneeded(tube)
         return 0
 
-    def clear(self, tube: Tube, state: int, bound: int, below: int) -> int:
+    def clear(self, tube: Tube, state: int, bound: int, below: int, now: int) -> int:
         """Delete up to *bound* of the tube's jobs in *state*, READY, DELAYED or BURIED; return how many.
 
         Only such with ids under *below*: with the `next_id` of the beginning, none that was put since. Never more
@@ -374,7 +461,7 @@ class Broker:
         first = islice(tube.walk(state), SKIP_AT_MOST)
         doomed = list(islice((job.id for job in first if job.id < below), min(bound, SLICE)))
         for id in doomed:
-            self.delete(None, id)
+            self.delete(None, id, now)
         return len(doomed)
 
     def pause_tube(self, name: bytes, delay: int, now: int) -> bool:
@@ -421,6 +508,7 @@ class Broker:
         job = tube.delayed.first()
         if job is not None and job.deadline <= now:
             tube.remove(job)
+            job.deadline = now
             self._add_ready(job, now)
             job = tube.delayed.first()
         if job is not None:
@@ -439,9 +527,12 @@ class Broker:
             self._end_wait(client, TIMED_OUT)
         elif job is not None and job.deadline <= now:
             self._remove_reserved(job)
+            self._note_reservation(job, life.TIMED_OUT, client.number, job.deadline)
+            job.deadline = now
             job.timeouts += 1
+            job.tube.total_timeouts += 1
             self.counters.job_timeouts += 1
-            self.journal.reserve(job)
+            self.journal.lapse(job)
             self._add_ready(job, now)
             job = client.soonest()
         if job is not None:
@@ -466,11 +557,19 @@ class Broker:
         self._arm(job.tube, job.deadline)
 
     def _add_reserved(self, job: Job, client: Client, now: int) -> None:
+        """Have *client* hold *job*, which is nowhere, and has waited since its deadline."""
+        tube = job.tube
+        wait = now - job.deadline
+        length = wait.bit_length()
+        tube.wait_time += wait
+        tube.waits[length] = tube.waits.get(length, 0) + 1
+        tube.total_reserves += 1
+        tube.reserved_count += 1
         job.state = RESERVED
         job.holder = client
         job.reserves += 1
+        job.reserved_at = now
         job.deadline = now + job.ttr
-        job.tube.reserved_count += 1
         client.hold(job)
         if not 0 < client.timer_at <= job.deadline:
             self._arm(client, job.deadline)
@@ -482,14 +581,50 @@ class Broker:
         job.holder = None
         job.tube.reserved_count -= 1
 
+    def _end_run(self, job: Job, kind: int, by: int, now: int) -> None:
+        """Take the reserved *job* from its holder, for what *kind* says; it is nowhere then."""
+        assert job.holder is not None
+        holder, tube = job.holder.number, job.tube
+        self._remove_reserved(job)
+        run = now - job.reserved_at
+        length = run.bit_length()
+        tube.run_time += run
+        tube.runs[length] = tube.runs.get(length, 0) + 1
+        job.events = life.add(job.events, life.RESERVED, job.reserved_at, holder)
+        job.events = life.add(job.events, kind, now, by)
+
+    def _note_reservation(self, job: Job, kind: int, client: int, now: int) -> None:
+        """Note a reservation that has ended without its client's doing."""
+        job.events = life.add(job.events, life.RESERVED, job.reserved_at, client)
+        job.events = life.add(job.events, kind, now, client)
+
+    def _release(self, job: Job, pri: int, delay: int, by: int, now: int) -> None:
+        self._end_run(job, life.RELEASED, by, now)
+        job.tube.total_releases += 1
+        job.pri = pri
+        job.delay = delay
+        job.releases += 1
+        job.deadline = now + delay
+        job.state = DELAYED if delay else READY
+        self.journal.update(job)
+        if delay:
+            self._add_delayed(job)
+        else:
+            self._add_ready(job, now)
+
     def _kick(self, job: Job, now: int) -> None:
         job.tube.remove(job)
+        job.tube.total_kicks += 1
         job.kicks += 1
-        self._add_ready(job, now)
+        job.deadline = now
+        job.events = life.add(job.events, life.KICKED, now, life.NOBODY)
+        job.state = READY
         self.journal.update(job)
+        self._add_ready(job, now)
 
     def _bury(self, job: Job) -> None:
         """Bury *job*, which is nowhere."""
+        job.tube.total_buries += 1
         job.buries += 1
         self._burials += 1
         job.deadline = self._burials
@@ -500,11 +635,44 @@ class Broker:
         """Make ready what the closed *client* held: *at_most* so many jobs now, and the rest at the next ticks."""
         for job in list(islice(client.reserved.values(), at_most)):
             self._remove_reserved(job)
+            self._note_reservation(job, life.RETURNED, client.number, now)
+            job.deadline = now
+            self.journal.lapse(job)
             self._add_ready(job, now)
         if client.reserved:
             self._arm(client, now)
         else:
             self._timers.disarm(client)
+
+    def _set_delay(self, job: Job, delay: int | None, now: int) -> None:
+        """Have *job*, which is nowhere, turn ready *delay* from *now* if it is to be ready or delayed."""
+        if delay is not None and job.state in (READY, DELAYED):
+            job.delay = delay
+            job.state = DELAYED if delay else READY
+            job.deadline = now + delay
+        elif job.state == READY:
+            job.deadline = now  # it goes behind all that arrived before
+
+    def _put_in_place(self, old: Job, new: Job, now: int) -> None:
+        """Have *new* stand where *old* did, or where its own state, tube and rank say."""
+        self.jobs[new.id] = new
+        old.tube.body_bytes -= len(old.body)
+        new.tube.body_bytes += len(new.body)
+        if new.holder is not None:
+            old.holder = None
+            new.holder.reserved[new.id] = new
+            old.tube.reserved_count -= 1
+            new.tube.reserved_count += 1
+        elif new.state == BURIED and new.tube is old.tube:
+            new.tube.buried[new.id] = new
+        else:
+            old.tube.remove(old)
+            if new.state == READY:
+                self._add_ready(new, now)
+            elif new.state == DELAYED:
+                self._add_delayed(new)
+            else:
+                new.tube.add_buried(new)
 
     # Waiting
 
@@ -547,6 +715,7 @@ class Broker:
     def _drop_if_unneeded(self, tube: Tube) -> None:
         if tube.is_unneeded() and tube is not self._default and self.tubes.get(tube.name) is tube:
             del self.tubes[tube.name]
+            self.farewell(tube)
             self._timers.disarm(tube)
             if tube.paused_until:
                 tube.pause = tube.paused_until = 0
@@ -565,6 +734,10 @@ class Broker:
                 assert job.key == NO_KEY and job.holder is not None and job.holder.reserved[job.id] is job
                 assert 0 < job.holder.timer_at <= job.deadline
         assert places == dict.fromkeys(self.jobs, 1)
+        body_bytes = dict.fromkeys(self.tubes.values(), 0)
+        for job in self.jobs.values():
+            body_bytes[job.tube] += len(job.body)
+        assert all(tube.body_bytes == size for tube, size in body_bytes.items())
         assert all(0 < id < self.next_id <= MAX_ID and job.id == id for id, job in self.jobs.items())
         for client in self.clients:
             assert all(self.jobs[id] is job and job.holder is client for id, job in client.reserved.items())
@@ -572,6 +745,8 @@ class Broker:
         assert self.producer_count == sum(client.is_producer for client in self.clients)
         assert self.worker_count == sum(client.is_worker for client in self.clients)
         assert self.waiting_count == sum(client.is_waiting for client in self.clients)
+        assert len(self.parted) <= PARTED_AT_MOST
+        assert all(len(job.events) in life.SIZES for job in self.jobs.values())
 
     def _check_tube(self, tube: Tube, places: dict[int, int]) -> None:
         assert self.tubes[tube.name] is tube
@@ -585,12 +760,14 @@ class Broker:
         assert [(job.pri, job.id) for job in ready] == sorted((job.pri, job.id) for job in ready)
         assert [(job.deadline, job.id) for job in delayed] == sorted((job.deadline, job.id) for job in delayed)
         for heap, jobs in ((tube.ready, ready), (tube.delayed, delayed)):
-            assert heap.count == len(jobs) and len(heap.entries) <= 2 * heap.count + heap.SLACK
+            heap.check(jobs)
         assert tube.urgent_count == sum(job.pri < URGENT_BELOW for job in ready)
+        tube.arrivals.check(ready)
         clients = list(self.clients)
         assert tube.reserved_count == sum(job.tube is tube and job.state == RESERVED for job in self.jobs.values())
         assert tube.using == sum(client.used is tube for client in clients)
         assert tube.watching == sum(tube.name in client.watched for client in clients)
+        assert tube.total_reserves == sum(tube.waits.values())
         assert set(tube.waiters) == {c for c in clients if c.is_waiting and tube.name in c.watched}
         assert not (tube.waiters and ready) or tube.paused_until or tube.timer_at
         if delayed:

@@ -21,23 +21,24 @@ from greenstalk_server.job import BURIED, DELAYED, READY, SECOND, Job
 from greenstalk_server.journal import beanstalkd, record
 from greenstalk_server.journal.files import Directory
 from greenstalk_server.journal.lock import FLOCK, LOCK_NAME
-from greenstalk_server.journal.recovery import Damage, Recovery, Replayed, is_begun
+from greenstalk_server.journal.recovery import Damage, Recovery, Replayed, is_begun, retold
 from greenstalk_server.journal.segment import name_of, numbers
 from greenstalk_server.tube import Tube
 
 ATTEMPTS: Final = 5
 """How often to begin anew because a running server has removed a file in between."""
 
-KIND_NAMES: Final = {
-    record.JOB: "job",
-    record.UPDATE: "update",
-    record.RESERVE: "reserve",
-    record.DELETE: "delete",
-    record.PAUSE: "pause",
-    record.IMPORT_BEGIN: "import begun",
-    record.IMPORT_END: "import ended",
-    record.IMPORT_UNDO: "import undone",
+KINDS: Final = {
+    "job": (record.JOB, record.JOB_WITH_EVENTS),
+    "update": (record.UPDATE, record.UPDATE_WITH_EVENT),
+    "reserve": (record.RESERVE, record.RESERVE_WITH_EVENT),
+    "delete": (record.DELETE,),
+    "pause": (record.PAUSE,),
+    "import begun": (record.IMPORT_BEGIN,),
+    "import ended": (record.IMPORT_END,),
+    "import undone": (record.IMPORT_UNDO,),
 }
+"""How records are named, and the kinds that go by that name."""
 
 STATES: Final = (READY, DELAYED, BURIED)
 """Those that a job can be in after a start, in the order of the table."""
@@ -137,11 +138,13 @@ def _replay(files: Directory, found: list[int], report: Report) -> None:
             newest = number
             break
         unbegun[number] = data
+    heads = {number: files.read(name_of(number), record.SEGMENT_HEADER_SIZE) for number in found if number <= newest}
+    again = retold(heads | unbegun)
     for number in found:
         name = name_of(number)
         data = files.read(name) if number <= newest else unbegun[number]
         report.sizes[name] = len(data)
-        segment = report.recovery.replay(name, number, data, number >= newest)
+        segment = report.recovery.replay(name, number, data, number >= newest, again[number])
         if segment is not None:
             report.kinds.update(_kinds(segment, data, report.recovery.damage))
 
@@ -206,13 +209,13 @@ def _files(report: Report) -> Iterator[str]:
         return
     used = {segment.file: segment.records for segment in recovery.segments}
     bad = {damage.file for damage in recovery.damage}
-    live = sum([record.job_size(job) for job in recovery.jobs.values()])
+    live = sum([record.recorded_size(job) for job in recovery.jobs.values()])
     yield f"journal: {_counted(len(report.sizes), 'file')}, {_counted(recovery.records, 'record')}"
     for name in sorted(report.sizes, key=lambda name: numbers([name])):
         held = _counted(used[name], "record") if name in used else "unreadable" if name in bad else "made ahead, unused"
         yield f"  {name}: {_counted(report.sizes[name], 'byte')}, {held}"
-    kinds = [f"{report.kinds[kind]} {name}" for kind, name in KIND_NAMES.items() if report.kinds[kind]]
-    yield f"records: {', '.join(kinds) or 'none'}"
+    counts = {name: sum([report.kinds[kind] for kind in kinds]) for name, kinds in KINDS.items()}
+    yield f"records: {', '.join([f'{count} {name}' for name, count in counts.items() if count]) or 'none'}"
     yield f"bytes: {live} live of {sum(report.sizes.values())} on disk"
     yield f"next job id: {recovery.next_id}"
 

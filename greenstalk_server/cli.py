@@ -13,7 +13,9 @@ import socket
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 import gevent
@@ -26,24 +28,27 @@ from greenstalk_server.broker import Broker
 from greenstalk_server.check import check
 from greenstalk_server.clock import Clock, steady_clock
 from greenstalk_server.committer import Committer
-from greenstalk_server.exits import EXIT_OK, StartError
+from greenstalk_server.exits import EXIT_OK, EXIT_USAGE, StartError
 from greenstalk_server.journal import NullJournal
 from greenstalk_server.journal.binlog import Binlog
 from greenstalk_server.journal.files import Directory
 from greenstalk_server.journal.lock import DirectoryLock
 from greenstalk_server.listeners import describe, open_listener, open_web_listener
 from greenstalk_server.memory import collect_nothing, keep_collections_short
-from greenstalk_server.options import PROGRAM, Information, JournalCheck, Options, parse
+from greenstalk_server.options import PROGRAM, Information, JournalCheck, Options, parse, refuse_equal_passwords
 from greenstalk_server.process import drop_privileges, raise_file_limit, server_facts
 from greenstalk_server.server import Server
 from greenstalk_server.startup import recover
-from web import create_app
+from web import WebOptions, create_app, warm_up
 
 WEB_STOP_TIMEOUT: Final = 1.0
 """Seconds that a request in hand has left at a stop; an idle kept-alive connection takes them all."""
 
 WEB_COMMIT_TIMEOUT: Final = 5.0
 """Seconds that a change made on the dashboard waits for the disk, before its page says that the disk fails."""
+
+LONGEST_PASSWORD: Final = 1000
+"""Bytes of a password in a file."""
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +74,7 @@ def _run(options: Options, environ: Mapping[str, str]) -> None:
     """Serve as *options* say until a signal ends it; raise StartError if it cannot be done."""
     for warning in options.warnings:
         log.warning("%s", warning)
+    options = _with_password(options)
     raise_file_limit()
     with ExitStack() as at_exit:
         listener = at_exit.enter_context(open_listener(options, environ))
@@ -90,9 +96,8 @@ def _serve(options: Options, listener: socket.socket, web_listener: socket.socke
     if web_listener is not None:
         where = describe(listener)
         commit = partial(committer.wait, WEB_COMMIT_TIMEOUT) if committer is not None else None
-        app = create_app(
-            broker, clock, password=options.web_password, hosts=[options.web_host], beanstalk=where, commit=commit
-        )
+        app = create_app(broker, clock, _web_options(options, where), commit=commit)
+        warm_up(app)
         web_server = _web_server(app, web_listener, options)
     stopping = Event()
     gevent.signal_handler(signal.SIGTERM, stopping.set)
@@ -105,6 +110,41 @@ def _serve(options: Options, listener: socket.socket, web_listener: socket.socke
     _announce(options, listener, web_listener)
     stopping.wait()
     _stop(server, web_server)
+
+
+def _web_options(options: Options, where: str) -> WebOptions:
+    """What concerns the dashboard, of a queue that listens at *where*."""
+    return WebOptions(
+        user=options.web_user,
+        password=options.web_password,
+        viewer_password=options.viewer_password,
+        metrics_token=options.metrics_token,
+        is_read_only=options.read_only,
+        hides_bodies=options.hide_bodies,
+        hosts=[options.web_host],
+        url_prefix=options.url_prefix,
+        trusted_proxies=options.trusted_proxies,
+        directory=options.binlog_dir,
+        beanstalk=where,
+    )
+
+
+def _with_password(options: Options) -> Options:
+    """Return *options* with the password that is in a file, if one is; raise StartError if it cannot be had."""
+    if options.web_password_file is None or not options.web_enabled:
+        return options
+    where = f"GREENSTALK_WEB_PASSWORD_FILE {options.web_password_file}"
+    try:
+        with Path(options.web_password_file).open("rb") as file:
+            password = file.readline(LONGEST_PASSWORD + 2).rstrip(b"\r\n").decode()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8"
+        message = f"{where}: {reason}; it must be a file with the password as its first line"
+        raise StartError(message, EXIT_USAGE) from error
+    if not 0 < len(password) <= LONGEST_PASSWORD:
+        raise StartError(f"{where}: its first line must be the password, of 1 to {LONGEST_PASSWORD} bytes", EXIT_USAGE)
+    refuse_equal_passwords(password, options.viewer_password)
+    return replace(options, web_password=password)
 
 
 def _queue(options: Options, clock: Clock) -> tuple[Broker, Committer | None]:
@@ -124,9 +164,11 @@ def _stop(server: Server, web_server: WSGIServer | None) -> None:
     log.info("stopping: no new connections, what is in hand is finished")
     if web_server is not None:
         web_server.close()
+        web_server.application.extensions["live"].stop()
     server.stop()
     if web_server is not None:
         web_server.stop(timeout=WEB_STOP_TIMEOUT)
+        web_server.application.extensions["audit"].flush()
     log.info("stopped")
 
 
@@ -146,7 +188,8 @@ def _announce(options: Options, listener: socket.socket, web_listener: socket.so
     """Print the first lines: version, where both listen, and whether jobs survive a restart."""
     print(f"{PROGRAM} {__version__}, process {os.getpid()}")
     print(f"beanstalk protocol: {describe(listener)}")
-    print(f"dashboard: {f'http://{describe(web_listener)}/' if web_listener is not None else 'off (--no-web)'}")
+    where = f"http://{describe(web_listener)}{options.url_prefix}/" if web_listener is not None else "off (--no-web)"
+    print(f"dashboard: {where}")
     print(f"jobs: {_survival(options)}", flush=True)
 
 

@@ -17,38 +17,60 @@ SCAN_AT_MOST: Final = 32
 """Up to this many reserved jobs the soonest deadline is found by a scan; past it, by a heap."""
 
 
+def _nothing() -> None:
+    """Stand in for `Client.hang_up` where there is no connection."""
+
+
 class Client:
     """One client.
 
+    number          1 for the first that connected, and so on; after 2**32-1 from 1 again. After a restart it goes on
+                    above those that jobs still tell of.
+    address         where it connects from, as an operator writes it.
+    name            what is known of who it is; empty if nothing.
+    connected_at    nanoseconds.
     used            the tube its puts go to.
     watched         the tubes its reserves take from, by name, in the order of watching.
     reserved        the jobs it holds, by id, in the order of reservation.
     is_producer     it has sent a put whose size was allowed.
     is_worker       it has sent a reserve, or reserved by id.
     is_waiting      it is parked in a reserve.
+    waiting_since   nanoseconds; of its last wait.
     wait_until      when that reserve times out, nanoseconds; None for never.
     outcome         what ended its last wait: a job, or one of the broker's outcomes; None while it waits.
     wake            called once when its wait ends.
+    hang_up         closes its connection; does not switch.
     timer_at        when the broker's timers next call on it, 0 for never (see broker.Timers).
     """
 
     __slots__ = (
         "_deadlines",
+        "address",
+        "connected_at",
+        "hang_up",
         "is_closed",
         "is_producer",
         "is_waiting",
         "is_worker",
+        "name",
+        "number",
         "outcome",
         "reserved",
         "timer_at",
         "used",
         "wait_until",
+        "waiting_since",
         "wake",
         "watched",
     )
 
-    def __init__(self, tube: Tube, wake: Callable[[], None]) -> None:
+    def __init__(self, tube: Tube, wake: Callable[[], None], number: int = 0) -> None:
         """*tube* is used and watched at first; the broker counts it."""
+        self.number: int = number
+        self.address: str = ""
+        self.name: str = ""
+        self.connected_at: int = 0
+        self.hang_up: Callable[[], None] = _nothing
         self.used: Tube = tube
         self.watched: dict[bytes, Tube] = {tube.name: tube}
         self.reserved: dict[int, Job] = {}
@@ -56,6 +78,7 @@ class Client:
         self.is_worker: bool = False
         self.is_waiting: bool = False
         self.is_closed: bool = False
+        self.waiting_since: int = 0
         self.wait_until: int | None = None
         self.outcome: Job | int | None = None
         self.wake: Callable[[], None] = wake

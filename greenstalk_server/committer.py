@@ -36,7 +36,7 @@ RETRY_EVERY: Final = 1.0
 
 COMPACTION_SHARE: Final = 3
 COMPACTION_AT_MOST: Final = 524288
-"""Compaction may copy so many bytes for each byte written, and in one turn this many at most."""
+"""Compaction may copy so many bytes for each byte written or deleted, and in one turn this many at most."""
 
 COMPACTION_WHEN_FULL: Final = 65536
 """Or, on a full disk, so many bytes after each batch: releases must not overtake it."""
@@ -67,11 +67,13 @@ class Committer:
         self._holders: list[Holder] = []
         self._wanted: Event = Event()
         self._upkeep_wanted: Event = Event()
+        self._upkeep_done: Event = Event()
         self._sync_wanted: Event = Event()
         self._disk: BoundedSemaphore = BoundedSemaphore(1)
         self._thread: DiskThread = DiskThread()
         self._greenlets: list[gevent.Greenlet] = []
         self._copied: int = 0
+        self._died: int = 0
         self._lone_holder: Holder | None = None
         self._lone_batches: int = 0
         self._sync_time: float = QUICK_SYNC
@@ -113,7 +115,7 @@ class Committer:
         is_quick = self._lone_batches > LONE_BATCHES and self._sync_time < QUICK_SYNC
         if not is_quick or self._holders or self._disk.locked():
             return False
-        if self.binlog.sync_interval != 0 or self.binlog.trouble is not None:
+        if self.binlog.sync_interval != 0 or self.binlog.trouble is not None or self.binlog.is_full:
             return False
         return self._write(self._run_timed, is_synced=True)
 
@@ -130,6 +132,7 @@ class Committer:
     def _commit_forever(self) -> None:
         while True:
             self._wanted.wait()
+            gevent.sleep(0)
             self._wanted.clear()
             if not self._commit():
                 self._wanted.set()
@@ -139,6 +142,7 @@ class Committer:
         """Commit what there is, where it stalls nobody; False if the disk failed. Switches if it blocks."""
         binlog = self.binlog
         is_synced = binlog.sync_interval == 0
+        self._await_room()
         if binlog.trouble is None:
             if not binlog.has_records:  # a new segment's header waits for the first record
                 self._release(self._take_holders())
@@ -149,6 +153,13 @@ class Committer:
             if binlog.trouble is not None:
                 binlog.record_anew()
             return self._write(self._run_in_thread, is_synced)
+
+    def _await_room(self) -> None:
+        """On a full disk, let go what can before more is written: the room left takes one segment's copy. Switches."""
+        if self.binlog.is_full and self.binlog.wants_upkeep:
+            self._upkeep_done.clear()
+            self._upkeep_wanted.set()
+            self._upkeep_done.wait(RETRY_EVERY)
 
     def _write(self, run: Callable[[Batch], None], is_synced: bool) -> bool:
         """Run a batch, and release who waited for it; False if the disk failed. Switches if *run* does."""
@@ -164,13 +175,21 @@ class Committer:
         self._release(holders)
         if self.binlog.has_unsynced:
             self._sync_wanted.set()
-        budget = COMPACTION_WHEN_FULL if self.binlog.is_full else COMPACTION_SHARE * (batch.size - self._copied)
-        before = self.binlog.pending_bytes
-        is_behind = self.binlog.compact(min(budget, COMPACTION_AT_MOST))
-        self._copied = self.binlog.pending_bytes - before  # they come with the next batch, and are not to count
+        is_behind = self._compact(batch)
         if is_behind or self.binlog.wants_upkeep:
             self._upkeep_wanted.set()
         return True
+
+    def _compact(self, batch: Batch) -> bool:
+        """Copy in proportion to what *batch* has written and what was deleted since the last; return if more is due."""
+        binlog = self.binlog
+        churned = batch.size - self._copied + binlog.bytes_died - self._died
+        budget = COMPACTION_WHEN_FULL if binlog.is_full else COMPACTION_SHARE * churned
+        before = binlog.pending_bytes
+        is_behind = binlog.compact(min(budget, COMPACTION_AT_MOST))
+        self._copied = binlog.pending_bytes - before  # they come with the next batch, and are not to count
+        self._died = binlog.bytes_died
+        return is_behind
 
     def _take_holders(self) -> list[Holder]:
         holders, self._holders = self._holders, []
@@ -223,6 +242,7 @@ class Committer:
             if upkeep is not None:
                 get_hub().threadpool.apply(upkeep.run)
                 self.binlog.kept(upkeep)
+            self._upkeep_done.set()
             if self.binlog.compact(COMPACTION_SLICE):
                 gevent.sleep(IDLE_PAUSE)
                 self._upkeep_wanted.set()

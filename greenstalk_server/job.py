@@ -7,7 +7,7 @@ Times are integer nanoseconds, by the broker's clock: durations since the Unix e
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Final
 
@@ -40,10 +40,13 @@ class Job:
     ttr         time to run, whole seconds in nanoseconds, at least one second.
     body        without the CRLF that ends it on the wire.
     key         its entry in a heap of its tube while ready or delayed, else NO_KEY.
-    deadline    the time it turns ready if delayed; the ttr's end if reserved; its place among those ever buried
-                if buried; else unused.
+    deadline    since when it is ready if ready; the time it turns ready if delayed; the ttr's end if reserved; its
+                place among those ever buried if buried.
     holder      the client that reserved it, else None.
+    reserved_at when it was last reserved; 0 if never, or not since the server's start.
+    events      what has happened to it (see life), but for a reservation that goes on.
     segment     number of the journal's file that holds its full record; 0 without a journal.
+    events_recorded     how many bytes longer that record is for its events.
     """
 
     __slots__ = (
@@ -52,12 +55,15 @@ class Job:
         "created_at",
         "deadline",
         "delay",
+        "events",
+        "events_recorded",
         "holder",
         "id",
         "key",
         "kicks",
         "pri",
         "releases",
+        "reserved_at",
         "reserves",
         "segment",
         "state",
@@ -76,14 +82,26 @@ class Job:
         self.created_at: int = created_at
         self.state: int = READY
         self.key: int = NO_KEY
-        self.deadline: int = 0
+        self.deadline: int = created_at
         self.holder: Client | None = None
+        self.reserved_at: int = 0
+        self.events: bytes = b""
         self.reserves: int = 0
         self.timeouts: int = 0
         self.releases: int = 0
         self.buries: int = 0
         self.kicks: int = 0
         self.segment: int = 0
+        self.events_recorded: int = 0
+
+    def twin(self, tube: Tube, body: bytes) -> Job:
+        """A copy in *tube* and with *body*, to be put in this one's place; it is in no heap."""
+        twin = Job(self.id, tube, body, self.pri, self.delay, self.ttr, self.created_at)
+        twin.state, twin.deadline, twin.holder = self.state, self.deadline, self.holder
+        twin.reserves, twin.timeouts, twin.releases = self.reserves, self.timeouts, self.releases
+        twin.buries, twin.kicks = self.buries, self.kicks
+        twin.reserved_at, twin.events = self.reserved_at, self.events
+        return twin
 
     def __repr__(self) -> str:
         return f"<Job {self.id} {STATE_NAMES[self.state]} pri={self.pri} tube={self.tube.name!r}>"
@@ -97,16 +115,24 @@ class JobHeap:
     `key` and the job is in this tube. (A rank and an id seen twice give one entry more, equal and harmless.)
     Dead entries are swept when they outnumber the live ones, so a removal costs O(log n) amortised.
 
-    Invariant: `count` is the number of live jobs, and len(entries) <= 2 * count + SLACK after every method.
+    A sweep of a large heap would take long. So it goes on by a few entries at each removal: the heap to be swept
+    becomes `_old`, from whose end entries are taken, which leaves it a heap, and pushed to a new one if they live.
+
+    Invariant: `count` is the number of live jobs, and after every method there are at most 2 * count + SLACK
+    entries; and while a sweep is under way 3 * count + 2 * SLACK.
     """
 
-    __slots__ = ("_jobs", "_tube", "count", "entries")
+    __slots__ = ("_jobs", "_old", "_tube", "count", "entries")
 
     SLACK: Final = 64
+    SWEPT_AT_ONCE: Final = 4096
+    """Entries; about a millisecond."""
+    STEP: Final = 8
 
-    def __init__(self, tube: Tube, jobs: dict[int, Job]) -> None:
+    def __init__(self, tube: Tube, jobs: Mapping[int, Job]) -> None:
         self._tube: Tube = tube
-        self._jobs: dict[int, Job] = jobs
+        self._jobs: Mapping[int, Job] = jobs
+        self._old: list[int] = []
         self.count: int = 0
         self.entries: list[int] = []
 
@@ -119,6 +145,8 @@ class JobHeap:
 
     def first(self) -> Job | None:
         """The job with the smallest (rank, id), or None."""
+        if self._old:
+            return self._first_of_both()
         entries, jobs = self.entries, self._jobs
         while entries:
             key = entries[0]
@@ -131,32 +159,85 @@ class JobHeap:
     def remove(self, job: Job) -> None:
         """Take *job* out, from wherever it stands; cheapest if it is the first."""
         entries = self.entries
-        if entries[0] == job.key:
+        if entries and entries[0] == job.key:
             heappop(entries)
+        elif self._old and self._old[0] == job.key:
+            heappop(self._old)
         job.key = NO_KEY
         self.count -= 1
-        if len(entries) > 2 * self.count + self.SLACK:
-            self._sweep()
+        if self._old:
+            self._go_on_sweeping()
+        elif len(entries) > 2 * self.count + self.SLACK:
+            self._begin_to_sweep()
 
     def walk(self) -> Iterator[Job]:
         """Every job in order, lazily: the first k of n cost O(k log k). Valid until the heap next changes."""
-        entries = self.entries
-        frontier = [(entries[0], 0)] if entries else []
+        heaps = (self.entries, self._old)
+        frontier = [(heap[0], 0, which) for which, heap in enumerate(heaps) if heap]
+        heapify(frontier)
         last = NO_KEY
         while frontier:
-            key, at = heappop(frontier)
+            key, at, which = heappop(frontier)
+            entries = heaps[which]
             for child in (2 * at + 1, 2 * at + 2):
                 if child < len(entries):
-                    heappush(frontier, (entries[child], child))
+                    heappush(frontier, (entries[child], child, which))
             job = self._live(key)
             if job is not None and key != last:
                 last = key
                 yield job
 
+    def ids(self) -> list[int]:
+        """The ids of all jobs in it, in no order, and of some that have left."""
+        return [key & MAX_ID for heap in (self.entries, self._old) for key in heap]
+
+    @property
+    def size(self) -> int:
+        """How many ids `ids` gives."""
+        return len(self.entries) + len(self._old)
+
+    def check(self, jobs: list[Job]) -> None:
+        """Assert that it holds *jobs* and is within its bounds. O(everything): for tests."""
+        assert self.count == len(jobs)
+        assert self.size <= (3 * self.count + 2 * self.SLACK if self._old else 2 * self.count + self.SLACK)
+
+    def _first_of_both(self) -> Job | None:
+        """The same while a sweep is under way."""
+        firsts = [job for job in map(self._first_of, (self.entries, self._old)) if job is not None]
+        return min(firsts, key=_key_of, default=None)
+
+    def _first_of(self, entries: list[int]) -> Job | None:
+        while entries:
+            job = self._live(entries[0])
+            if job is not None:
+                return job
+            heappop(entries)
+        return None
+
     def _live(self, key: int) -> Job | None:
         job = self._jobs.get(key & MAX_ID)
         return job if job is not None and job.key == key and job.tube is self._tube else None
 
-    def _sweep(self) -> None:
+    def _begin_to_sweep(self) -> None:
+        if len(self.entries) <= self.SWEPT_AT_ONCE:
+            self._sweep_at_once()
+        else:
+            self._old, self.entries = self.entries, []
+            self._go_on_sweeping()
+
+    def _go_on_sweeping(self) -> None:
+        old, entries = self._old, self.entries
+        for _ in range(min(self.STEP, len(old))):
+            key = old.pop()
+            if self._live(key):
+                heappush(entries, key)
+        if not old and len(entries) > 2 * self.count + self.SLACK:
+            self._sweep_at_once()  # so many are there twice: they had left from the middle, and come back
+
+    def _sweep_at_once(self) -> None:
         self.entries = list({key for key in self.entries if self._live(key)})
         heapify(self.entries)
+
+
+def _key_of(job: Job) -> int:
+    return job.key

@@ -12,6 +12,7 @@ import logging
 import os
 import socket
 import stat
+import struct
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -26,6 +27,9 @@ INHERITED_FD: Final = 3
 """SD_LISTEN_FDS_START of sd_listen_fds(3)."""
 
 UNIX_PREFIX: Final = "unix:"
+
+_CREDENTIALS: Final = struct.Struct("iII")
+"""struct ucred of unix(7): process, user, group."""
 
 log = logging.getLogger(__name__)
 
@@ -100,6 +104,19 @@ def _listen_on_path(path: str) -> socket.socket:
     except OSError as error:
         sock.close()
         raise _cannot_listen(UNIX_PREFIX + path, error) from error
+
+
+def describe_peer(sock: socket.socket, address: object) -> tuple[str, str]:
+    """Return where the accepted *sock*, from *address*, connects from, and what is known of who does."""
+    if sock.family != socket.AF_UNIX:
+        assert isinstance(address, tuple)
+        return _host_and_port(address[0], address[1]), ""
+    pid, _, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    try:
+        program = Path("/proc", str(pid), "comm").read_text(errors="replace").strip()
+    except OSError:  # it is gone, or of another namespace
+        program = "unknown program"
+    return UNIX_PREFIX.removesuffix(":"), f"{program}, process {pid}"
 
 
 def _remove_socket(path: Path) -> None:

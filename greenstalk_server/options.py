@@ -12,11 +12,12 @@ become is found out by who does it.
 from __future__ import annotations
 
 import difflib
+import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
-from ipaddress import ip_address
+from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from typing import Any, Final
 
 from greenstalk_server import __version__
@@ -28,6 +29,9 @@ JOURNAL: Final = "journal"
 
 LARGEST_JOB_SIZE: Final = 2**30
 """beanstalkd's own limit on -z."""
+
+_URL_PREFIX: Final = re.compile(r"(/(?!\.{1,2}(/|$))[A-Za-z0-9._~-]+)*/?")
+"""Segments that are not `.` or `..`, which browsers take out of a path."""
 
 MILLISECOND: Final = 1_000_000
 LONGEST_VALUE_SHOWN: Final = 60
@@ -64,7 +68,13 @@ class Options:
     port, web_port    0 is any free one.
     max_job_size      of a body, bytes.
     verbosity         how many -V.
-    web_password      that the dashboard asks for; None is open to whoever reaches it.
+    web_user          name that goes with the admins' password; None is any.
+    web_password      of the dashboard's admins; None, also as a file, and no viewers' is open to whoever reaches it.
+    web_password_file that has it as its first line.
+    viewer_password   of those who may look at the dashboard and change nothing.
+    metrics_token     that opens `/metrics` alone.
+    url_prefix        path that the dashboard is under, such as `/queue`; empty is none.
+    trusted_proxies   whose X-Forwarded- headers count.
     given             the fields that the command line or the environment named.
     warnings          what was understood, but not as the operator may think.
     """
@@ -81,7 +91,15 @@ class Options:
     web_host: str
     web_port: int
     web_enabled: bool
-    web_password: str | None
+    web_user: str | None
+    web_password: str | None = field(repr=False)
+    web_password_file: str | None
+    viewer_password: str | None = field(repr=False)
+    metrics_token: str | None = field(repr=False)
+    read_only: bool
+    hide_bodies: bool
+    url_prefix: str
+    trusted_proxies: tuple[IPv4Network | IPv6Network, ...]
     allow_insecure: bool
     given: frozenset[str]
     warnings: tuple[str, ...]
@@ -212,6 +230,20 @@ def _boolean(text: str) -> bool:
     raise ValueError("1, true, yes or on; or 0, false, no or off")
 
 
+def _path_prefix(text: str) -> str:
+    """Return the path *text* without the slash at its end: `/` is no prefix at all."""
+    if not _URL_PREFIX.fullmatch(text):
+        raise ValueError("a path such as /queue, of letters, digits and -._~")
+    return text.rstrip("/")
+
+
+def _networks(text: str) -> tuple[IPv4Network | IPv6Network, ...]:
+    try:
+        return tuple(ip_network(part.strip()) for part in text.split(",")) if text else ()
+    except ValueError:
+        raise ValueError("addresses and networks by comma, such as 10.0.0.0/8,::1") from None
+
+
 def _never(_text: str) -> None:
     return None
 
@@ -304,7 +336,7 @@ DEFINITIONS: Final = (
     ),
     Definition(
         ("--web-host",),
-        "serve the dashboard on ADDR; other than loopback it needs GREENSTALK_WEB_PASSWORD",
+        "serve the dashboard on ADDR; other than loopback it needs a password, by the environment",
         field="web_host",
         metavar="ADDR",
         variable="GREENSTALK_WEB_HOST",
@@ -329,10 +361,72 @@ DEFINITIONS: Final = (
         default="yes",
     ),
     Definition(
+        ("--url-prefix",),
+        "serve the dashboard under PATH, such as /queue, for a proxy that passes paths on as they are",
+        field="url_prefix",
+        metavar="PATH",
+        variable="GREENSTALK_URL_PREFIX",
+        read=_path_prefix,
+        default="",
+    ),
+    Definition(
+        ("--trusted-proxies",),
+        "believe the X-Forwarded- headers (-For, -Proto, -Host, -Prefix) of these addresses and networks",
+        field="trusted_proxies",
+        metavar="LIST",
+        variable="GREENSTALK_TRUSTED_PROXIES",
+        read=_networks,
+        default="",
+    ),
+    Definition(
+        ("--read-only",),
+        "let nobody change anything on the dashboard",
+        field="read_only",
+        kind=Kind.SWITCH,
+        variable="GREENSTALK_READ_ONLY",
+        read=_boolean,
+        implies="yes",
+        default="no",
+    ),
+    Definition(
+        ("--hide-bodies",),
+        "show nobody on the dashboard what is in jobs",
+        field="hide_bodies",
+        kind=Kind.SWITCH,
+        variable="GREENSTALK_HIDE_BODIES",
+        read=_boolean,
+        implies="yes",
+        default="no",
+    ),
+    Definition(
         (),
-        "password that the dashboard asks for, with any user name",
+        "name that the dashboard asks for besides the admins' password; without it any will do",
+        field="web_user",
+        variable="GREENSTALK_WEB_USER",
+    ),
+    Definition(
+        (),
+        "password that the dashboard asks for; who gives it is an admin, and may change things",
         field="web_password",
         variable="GREENSTALK_WEB_PASSWORD",
+    ),
+    Definition(
+        (),
+        "file that has that password as its first line, instead",
+        field="web_password_file",
+        variable="GREENSTALK_WEB_PASSWORD_FILE",
+    ),
+    Definition(
+        (),
+        "password of viewers, who may look and change nothing; with this one alone, nobody can",
+        field="viewer_password",
+        variable="GREENSTALK_WEB_VIEWER_PASSWORD",
+    ),
+    Definition(
+        (),
+        "bearer token that /metrics asks for, and that opens nothing else",
+        field="metrics_token",
+        variable="GREENSTALK_METRICS_TOKEN",
     ),
     Definition(
         (),
@@ -404,8 +498,10 @@ class _Parser:
     def options(self) -> Options:
         """Return what was read, after the checks that concern several fields."""
         self._clamp_job_size()
+        self._warn_of_viewers_alone()
         options = Options(**self._values, given=frozenset(self._given), warnings=tuple(self._warnings))
         _refuse_open_dashboard(options)
+        _refuse_contradictions(options)
         return options
 
     def _read_long(self, argument: str) -> Information | None:
@@ -461,6 +557,14 @@ class _Parser:
             self._values["max_job_size"] = LARGEST_JOB_SIZE
             self._warnings.append(f"the maximum job size (-z) was cut to {LARGEST_JOB_SIZE}, the largest allowed")
 
+    def _warn_of_viewers_alone(self) -> None:
+        values = self._values
+        if values["viewer_password"] and not (values["web_password"] or values["web_password_file"]):
+            self._warnings.append(
+                "GREENSTALK_WEB_VIEWER_PASSWORD is set without GREENSTALK_WEB_PASSWORD:"
+                " nobody can change anything on the dashboard"
+            )
+
 
 def _defaults() -> dict[str, Any]:
     values: dict[str, Any] = {row.field: None for row in DEFINITIONS if row.field}
@@ -480,13 +584,33 @@ def _find(flag: str, argument: str = "") -> Definition:
 
 def _refuse_open_dashboard(options: Options) -> None:
     """Raise UsageError if anyone on the network could use the dashboard, and nobody has said so."""
-    if not options.web_enabled or options.web_password or options.allow_insecure:
+    has_password = options.web_password or options.web_password_file or options.viewer_password
+    if not options.web_enabled or has_password or options.allow_insecure:
         return
     if not _is_loopback(options.web_host):
         raise UsageError(
             f"--web-host {_shown(options.web_host)}: must be a loopback address while the dashboard has no"
             " password; set GREENSTALK_WEB_PASSWORD, or GREENSTALK_ALLOW_INSECURE=1 to open it to everyone"
         )
+
+
+def _refuse_contradictions(options: Options) -> None:
+    """Raise UsageError if what is said of passwords cannot all be meant."""
+    if options.web_password and options.web_password_file:
+        raise UsageError("GREENSTALK_WEB_PASSWORD_FILE: must not be set beside GREENSTALK_WEB_PASSWORD")
+    if options.web_user and not (options.web_password or options.web_password_file):
+        raise UsageError("GREENSTALK_WEB_USER: must not be set without GREENSTALK_WEB_PASSWORD, which goes with it")
+    if options.web_user and ":" in options.web_user:
+        raise UsageError("GREENSTALK_WEB_USER: must not contain a colon, since no browser can send that")
+    if options.metrics_token and not re.fullmatch(r"[!-~]+", options.metrics_token):
+        raise UsageError("GREENSTALK_METRICS_TOKEN: must be visible ASCII characters, since no header can carry others")
+    refuse_equal_passwords(options.web_password, options.viewer_password)
+
+
+def refuse_equal_passwords(password: str | None, viewer_password: str | None) -> None:
+    """Raise UsageError if nobody could tell an admin from a viewer."""
+    if password and password == viewer_password:
+        raise UsageError("GREENSTALK_WEB_VIEWER_PASSWORD: must differ from the admins' password")
 
 
 def _is_loopback(host: str) -> bool:
@@ -513,11 +637,11 @@ def _is_short(row: Definition) -> bool:
 def _flag_entry(row: Definition) -> str:
     name = " ".join(filter(None, (", ".join(row.flags), row.metavar)))
     default = f" (default {row.default})" if row.metavar and row.default else ""
-    return _entry(name, row.help + default, 19)
+    return _entry(name, row.help + default, 22)
 
 
 def _variable_entry(row: Definition) -> str:
-    return _entry(row.variable or "", f"as {row.flags[0]}" if row.flags else row.help, 26)
+    return _entry(row.variable or "", f"as {row.flags[0]}" if row.flags else row.help, 30)
 
 
 def _entry(name: str, text: str, width: int) -> str:

@@ -7,6 +7,7 @@ import os
 import pwd
 import resource
 import secrets
+from pathlib import Path
 
 from greenstalk_server import __version__
 from greenstalk_server.exits import EXIT_NO_SUCH_USER, EXIT_PRIVILEGES, StartError
@@ -57,9 +58,20 @@ def server_facts(started_at: int) -> ServerFacts:
         platform=system.machine,
         started_at=started_at,
         rusage=_rusage,
+        memory=_memory,
     )
 
 
 def _rusage() -> tuple[float, float]:
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime, usage.ru_stime
+
+
+def _memory() -> tuple[int, int] | None:
+    try:
+        fields = Path("/proc/self/statm").read_text().split()
+    except OSError:
+        return None
+    page = resource.getpagesize()
+    resident, shared = int(fields[1]) * page, int(fields[2]) * page
+    return resident, resident - shared

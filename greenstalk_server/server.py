@@ -22,10 +22,12 @@ from gevent.timeout import Timeout
 from greenlet import GreenletExit, getcurrent
 
 from greenstalk_server.broker import Broker
+from greenstalk_server.client import Client
 from greenstalk_server.clock import Clock
 from greenstalk_server.committer import Committer
 from greenstalk_server.job import SECOND
 from greenstalk_server.journal import Journal
+from greenstalk_server.listeners import describe_peer
 from greenstalk_server.memory import Heap
 from greenstalk_server.session import Session
 
@@ -125,7 +127,7 @@ class Server:
         except GreenletExit:
             pass
         except Exception:
-            log.exception("connection from %s: internal error, closed", connection.peer)
+            log.exception("connection from %s: internal error, closed", connection.client.address)
         finally:
             self.connections.discard(connection)
             connection.close()
@@ -166,20 +168,23 @@ class Connection:
         "_sock",
         "_unsent",
         "_watcher",
-        "peer",
+        "client",
     )
 
     def __init__(
         self, broker: Broker, sock: socket.socket, address: object, clock: Clock, committer: Committer | None
     ) -> None:
         """Run in the greenlet that is to own *sock*."""
-        self.peer: object = address
         self._sock: socket.socket = sock
         self._clock: Clock = clock
         self._journal: Journal = broker.journal
         self._committer: Committer | None = committer
         self._event: Event = Event()
         self._session: Session = Session(broker, self._event.set)
+        self.client: Client = self._session.client
+        self.client.connected_at = clock()
+        self.client.address, self.client.name = describe_peer(sock, address)
+        self.client.hang_up = self.kill
         self._greenlet: Any = getcurrent()
         self._watcher: Any = get_hub().loop.io(sock.fileno(), READ)
         self._held: list[tuple[int, bytes]] = []
@@ -248,6 +253,7 @@ class Connection:
         self._watcher.stop()
         self._watcher.close()
         self._event.unlink(self._greenlet.switch)
+        self._held = []  # the committer still comes to release them, and must not start the watcher again
         self._session.close(self._clock())
         self._sock.close()
 

@@ -275,7 +275,7 @@ class Session:
 
     def _delete(self, command: Command, now: int) -> bytes:
         self._broker.counters.cmd_delete += 1
-        return protocol.DELETED if self._broker.delete(self.client, command[1]) else protocol.NOT_FOUND
+        return protocol.DELETED if self._broker.delete(self.client, command[1], now) else protocol.NOT_FOUND
 
     def _release(self, command: Command, now: int) -> bytes:
         self._broker.counters.cmd_release += 1
@@ -284,7 +284,8 @@ class Session:
 
     def _bury(self, command: Command, now: int) -> bytes:
         self._broker.counters.cmd_bury += 1
-        return protocol.BURIED if self._broker.bury(self.client, command[1], command[2]) else protocol.NOT_FOUND
+        done = self._broker.bury(self.client, command[1], command[2], now)
+        return protocol.BURIED if done else protocol.NOT_FOUND
 
     def _touch(self, command: Command, now: int) -> bytes:
         self._broker.counters.cmd_touch += 1

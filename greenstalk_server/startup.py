@@ -16,7 +16,7 @@ from greenstalk_server.journal import beanstalkd, record
 from greenstalk_server.journal.beanstalkd import ImportedJob
 from greenstalk_server.journal.binlog import Binlog
 from greenstalk_server.journal.files import Files
-from greenstalk_server.journal.recovery import Recovery, is_begun
+from greenstalk_server.journal.recovery import Recovery, is_begun, retold
 from greenstalk_server.journal.segment import name_of, numbers
 
 log = logging.getLogger(__name__)
@@ -44,6 +44,8 @@ def recover(files: Files, broker: Broker, binlog: Binlog, now: int, is_strict: b
         _tidy(files, recovery)
         recovery.settle(now)
         binlog.begin(recovery, broker.jobs, broker.tubes)
+        for job in recovery.returned:
+            binlog.lapse(job)
         next_id = max(recovery.next_id, _import_all(files, broker, binlog, now))
     except OSError as error:
         raise StartError(f"journal: {error}", EXIT_BINLOG) from error
@@ -54,9 +56,10 @@ def replay_all(files: Files, recovery: Recovery) -> Recovery:
     """Replay every segment among *files* into *recovery*; log what was damaged and, if it takes long, how far it is."""
     found = numbers(files.list())
     newest = next((number for number in reversed(found) if is_begun(files.read(name_of(number)))), 0)
+    again = retold({number: files.read(name_of(number), record.SEGMENT_HEADER_SIZE) for number in found})
     began = told = time.monotonic()
     for done, number in enumerate(found, 1):
-        recovery.replay(name_of(number), number, files.read(name_of(number)), number >= newest)
+        recovery.replay(name_of(number), number, files.read(name_of(number)), number >= newest, again[number])
         if time.monotonic() - told > PROGRESS_EVERY:
             told = time.monotonic()
             log.info("journal: %d of %d files read, %d jobs so far", done, len(found), len(recovery.jobs))

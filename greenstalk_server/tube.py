@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
+from greenstalk_server.arrivals import Arrivals
 from greenstalk_server.job import BURIED, DELAYED, NO_KEY, READY, URGENT_BELOW, Job, JobHeap
 
 if TYPE_CHECKING:
@@ -33,12 +34,18 @@ class Tube:
     buried          in the order they were buried, by id.
     waiters         clients parked in a reserve that watch it, longest waiting first.
     reserved_count  its jobs that some client holds.
+    body_bytes      of all its jobs, in whatever state.
     paused_until    end of the pause, nanoseconds; it is paused while this is later than now.
     pause           length of the running pause, nanoseconds; 0 if none.
     timer_at        when the broker's timers next call on it, 0 for never (see broker.Timers).
+    total_jobs, cmd_delete, total_*   what was counted since the tube was created.
+    waits, runs     how long jobs were ready until they were reserved, and reserved until they were deleted, released or
+                    buried: how many by the bit length of that in nanoseconds; wait_time and run_time are the sums.
     """
 
     __slots__ = (
+        "arrivals",
+        "body_bytes",
         "buried",
         "cmd_delete",
         "cmd_pause_tube",
@@ -48,15 +55,24 @@ class Tube:
         "paused_until",
         "ready",
         "reserved_count",
+        "run_time",
+        "runs",
         "timer_at",
+        "total_buries",
         "total_jobs",
+        "total_kicks",
+        "total_releases",
+        "total_reserves",
+        "total_timeouts",
         "urgent_count",
         "using",
+        "wait_time",
         "waiters",
+        "waits",
         "watching",
     )
 
-    def __init__(self, name: bytes, jobs: dict[int, Job]) -> None:
+    def __init__(self, name: bytes, jobs: Mapping[int, Job]) -> None:
         """*jobs* is the broker's table of every job by id."""
         self.name: bytes = name
         self.ready: JobHeap = JobHeap(self, jobs)
@@ -64,6 +80,7 @@ class Tube:
         self.buried: OrderedDict[int, Job] = OrderedDict()
         self.waiters: OrderedDict[Client, None] = OrderedDict()
         self.reserved_count: int = 0
+        self.body_bytes: int = 0
         self.urgent_count: int = 0
         self.using: int = 0
         self.watching: int = 0
@@ -73,14 +90,25 @@ class Tube:
         self.pause: int = 0
         self.paused_until: int = 0
         self.timer_at: int = 0
+        self.total_reserves: int = 0
+        self.total_releases: int = 0
+        self.total_buries: int = 0
+        self.total_kicks: int = 0
+        self.total_timeouts: int = 0
+        self.wait_time: int = 0
+        self.run_time: int = 0
+        self.waits: dict[int, int] = {}
+        self.runs: dict[int, int] = {}
+        self.arrivals: Arrivals = Arrivals(self, jobs)
 
     def __repr__(self) -> str:
         return f"<Tube {self.name!r}>"
 
     def add_ready(self, job: Job) -> None:
-        """Put *job*, which is nowhere, among the ready ones."""
+        """Put *job*, which is nowhere, and ready since its deadline, among the ready ones."""
         job.state = READY
         self.ready.push(job, job.pri)
+        self.arrivals.add(job)
         if job.pri < URGENT_BELOW:
             self.urgent_count += 1
 
@@ -109,6 +137,11 @@ class Tube:
         self.ready.remove(job)
         if job.pri < URGENT_BELOW:
             self.urgent_count -= 1
+        self.arrivals.remove(job)
+
+    def oldest_ready(self) -> Job | None:
+        """The job that has been ready for longest, or None."""
+        return self.arrivals.oldest()
 
     def walk(self, state: int) -> Iterator[Job]:
         """The jobs in *state*, READY, DELAYED or BURIED, in their order, lazily. Valid until they next change."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import pwd
 import re
@@ -12,6 +13,8 @@ import stat
 import subprocess
 import sys
 import tempfile
+import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -175,6 +178,122 @@ def test_a_dashboard_on_the_network_needs_a_password() -> None:
     done = run(*LOOPBACK, "--web-host", "0.0.0.0", "--web-port", "0")
     assert "GREENSTALK_WEB_PASSWORD" in done.stderr
     assert done.returncode == 5
+
+
+# Passwords, and where the dashboard is
+
+
+def visit(daemon: Daemon, path: str = "", login: str = "") -> int:
+    """Ask the dashboard for *path*, as `name:password`; return the status."""
+    request = urllib.request.Request(daemon.dashboard + path)  # noqa: S310  our own, on loopback
+    if login:
+        request.add_header("Authorization", "Basic " + base64.b64encode(login.encode()).decode())
+    try:
+        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:  # noqa: S310
+            return answer.status
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code
+
+
+def test_passwords_by_the_environment() -> None:
+    environ = environment(
+        GREENSTALK_WEB_USER="ada", GREENSTALK_WEB_PASSWORD="äöü", GREENSTALK_WEB_VIEWER_PASSWORD="look"  # noqa: S106
+    )
+    with Daemon(*LOOPBACK, "--web-port", "0", environ=environ) as daemon:
+        logins = ("", "ada:äöü", "bob:äöü", "bob:look")
+        assert [visit(daemon, "audit", login) for login in logins] == [401, 200, 401, 403]
+
+
+def test_a_password_file(tmp_path: Path) -> None:
+    path = tmp_path / "password"
+    path.write_bytes(b" s3cret \r\nnot this\n")
+    with Daemon(*LOOPBACK, "--web-port", "0", environ=environment(GREENSTALK_WEB_PASSWORD_FILE=str(path))) as daemon:
+        assert [visit(daemon, "", login) for login in ("", "x: s3cret ", "x:s3cret")] == [401, 200, 401]
+
+
+def test_a_password_file_is_read_before_privileges_are_dropped() -> None:
+    """So it may be readable by root alone."""
+    done = run(*LOOPBACK, "-u", "no-such-user", GREENSTALK_WEB_PASSWORD_FILE="/no/such/file")  # noqa: S106
+    assert done.returncode == 5
+    assert "/no/such/file" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "No such file or directory; it must be a file with the password as its first line"),
+        (b"", "its first line must be the password, of 1 to 1000 bytes"),
+        (b"\nsecond", "its first line must be the password, of 1 to 1000 bytes"),
+        (b"x" * 1001, "its first line must be the password, of 1 to 1000 bytes"),
+        (b"\xff\n", "it is not UTF-8; it must be a file with the password as its first line"),
+    ],
+)
+def test_a_password_file_without_a_password(tmp_path: Path, content: bytes | None, said: str) -> None:
+    path = tmp_path / "password"
+    if content is not None:
+        path.write_bytes(content)
+    done = run(*LOOPBACK, "--web-port", "0", GREENSTALK_WEB_PASSWORD_FILE=str(path))
+    assert done.stderr == f"greenstalk-server: GREENSTALK_WEB_PASSWORD_FILE {path}: {said}\n"
+    assert done.returncode == 5
+
+
+def test_a_password_file_must_differ_from_the_viewers_password(tmp_path: Path) -> None:
+    path = tmp_path / "password"
+    path.write_text("same\n")
+    done = run(*LOOPBACK, GREENSTALK_WEB_PASSWORD_FILE=str(path), GREENSTALK_WEB_VIEWER_PASSWORD="same")  # noqa: S106
+    assert "GREENSTALK_WEB_VIEWER_PASSWORD: must differ from the admins' password" in done.stderr
+    assert done.returncode == 5
+
+
+def test_without_a_dashboard_no_password_file_is_read() -> None:
+    with Daemon(*QUIET, environ=environment(GREENSTALK_WEB_PASSWORD_FILE="/no/such/file")) as daemon:  # noqa: S106
+        assert daemon.ask(PUT) == b"INSERTED 1"
+
+
+def test_a_prefix_is_in_the_first_lines() -> None:
+    with Daemon(*LOOPBACK, "--web-port", "0", "--url-prefix", "/queue/", "--read-only", "--hide-bodies") as daemon:
+        assert daemon.dashboard.endswith("/queue/")
+        assert visit(daemon) == 200
+        assert daemon.ask(PUT) == b"INSERTED 1"
+        assert visit(daemon, "job/body?id=1") == 403
+        with urllib.request.urlopen(daemon.dashboard.replace("queue/", "healthz"), timeout=PATIENCE) as answer:  # noqa: S310
+            assert answer.status == 200
+
+
+def test_a_viewers_password_alone_warns() -> None:
+    environ = environment(GREENSTALK_WEB_VIEWER_PASSWORD="look")  # noqa: S106
+    with Daemon(*LOOPBACK, "--web-port", "0", environ=environ) as daemon:
+        assert "WARNING GREENSTALK_WEB_VIEWER_PASSWORD is set without GREENSTALK_WEB_PASSWORD" in daemon.stop()[1]
+
+
+def test_what_was_noted_last_is_on_disk_after_a_stop(tmp_path: Path) -> None:
+    with Daemon(*LOOPBACK, "--web-port", "0", "-b", str(tmp_path)) as daemon:
+        daemon.ask(PUT)
+        form = urllib.parse.urlencode({"tube": "default", "seconds": "9", "reason": "to see"}).encode()
+        headers = {"Sec-Fetch-Site": "same-origin"}
+        request = urllib.request.Request(f"{daemon.dashboard}tube/pause", form, headers)  # noqa: S310
+        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:  # noqa: S310
+            assert b"to see" in answer.read()
+        assert daemon.stop()[0] == 0
+    assert '"tube/pause"' in (tmp_path / "audit.jsonl").read_text()
+    with Daemon(*LOOPBACK, "--web-port", "0", "-b", str(tmp_path)) as daemon:
+        with urllib.request.urlopen(f"{daemon.dashboard}tube?tube=default", timeout=PATIENCE) as answer:  # noqa: S310
+            assert b"to see" in answer.read()
+        assert visit(daemon, "audit?what=pause") == 200
+
+
+def test_a_stop_tells_what_of_the_audit_log_is_not_on_disk(tmp_path: Path) -> None:
+    (tmp_path / "audit.jsonl").mkdir()
+    with Daemon(*LOOPBACK, "--web-port", "0", "-b", str(tmp_path)) as daemon:
+        request = urllib.request.Request(f"{daemon.dashboard}tube/pause", b"tube=default", method="POST")  # noqa: S310
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(request, timeout=PATIENCE)  # noqa: S310
+        assert refused.value.code == 403, "a refusal, which is noted"
+        refused.value.close()
+        exit_code, said = daemon.stop()
+    assert exit_code == 0
+    assert "ERROR audit log: stopped with entries that are not on disk" in said
 
 
 def test_warnings_are_logged() -> None:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from ipaddress import ip_network
+
 import pytest
 
 from greenstalk_server import __version__
 from greenstalk_server.options import DEFINITIONS, Information, Options, UsageError, parse, usage
 
 GIB = 2**30
+
+ADMIN = {"GREENSTALK_WEB_PASSWORD": "pa55word"}
+ADMIN_FILE = {"GREENSTALK_WEB_PASSWORD_FILE": "/run/secret"}
+VIEWER = {"GREENSTALK_WEB_VIEWER_PASSWORD": "l00k"}
+SCRAPER = {"GREENSTALK_METRICS_TOKEN": "t0ken"}
 
 
 def options(*argv: str, **environ: str) -> Options:
@@ -36,7 +43,15 @@ def test_defaults() -> None:
         web_host="127.0.0.1",
         web_port=8080,
         web_enabled=True,
+        web_user=None,
         web_password=None,
+        web_password_file=None,
+        viewer_password=None,
+        metrics_token=None,
+        read_only=False,
+        hide_bodies=False,
+        url_prefix="",
+        trusted_proxies=(),
         allow_insecure=False,
         given=frozenset(),
         warnings=(),
@@ -67,6 +82,11 @@ def test_defaults() -> None:
         (["--web-port=0"], "web_port", 0),
         (["--no-web"], "web_enabled", False),
         (["--strict-recovery"], "strict_recovery", True),
+        (["--read-only"], "read_only", True),
+        (["--hide-bodies"], "hide_bodies", True),
+        (["--url-prefix", "/queue"], "url_prefix", "/queue"),
+        (["--url-prefix=/a/b.c/~d_e-1/"], "url_prefix", "/a/b.c/~d_e-1"),
+        (["--trusted-proxies", "10.0.0.0/8, ::1"], "trusted_proxies", (ip_network("10.0.0.0/8"), ip_network("::1"))),
     ],
 )
 def test_a_flag_sets_its_field_and_no_other(argv: list[str], field: str, value: object) -> None:
@@ -196,6 +216,12 @@ def test_a_job_size_above_1_gib_is_cut_with_a_warning(text: str) -> None:
         ("GREENSTALK_WEB_HOST", "::1", "web_host", "::1"),
         ("PORT", "5000", "web_port", 5000),
         ("GREENSTALK_WEB_PASSWORD", "secret", "web_password", "secret"),
+        ("GREENSTALK_WEB_PASSWORD_FILE", "/run/secret", "web_password_file", "/run/secret"),
+        ("GREENSTALK_METRICS_TOKEN", "t0ken", "metrics_token", "t0ken"),
+        ("GREENSTALK_READ_ONLY", "1", "read_only", True),
+        ("GREENSTALK_HIDE_BODIES", "yes", "hide_bodies", True),
+        ("GREENSTALK_URL_PREFIX", "/queue", "url_prefix", "/queue"),
+        ("GREENSTALK_TRUSTED_PROXIES", "127.0.0.1", "trusted_proxies", (ip_network("127.0.0.1"),)),
         ("GREENSTALK_ALLOW_INSECURE", "1", "allow_insecure", True),
         ("GREENSTALK_ALLOW_INSECURE", "No", "allow_insecure", False),
     ],
@@ -206,9 +232,87 @@ def test_a_variable_sets_its_field(variable: str, text: str, field: str, value: 
     assert parsed.given == {field}
 
 
+def test_the_user_and_the_viewers_password_set_their_fields() -> None:
+    parsed = options(GREENSTALK_WEB_USER="ada", **ADMIN, **VIEWER)
+    assert (parsed.web_user, parsed.web_password, parsed.viewer_password) == ("ada", "pa55word", "l00k")
+    assert parsed.warnings == ()
+
+
 def test_every_variable_is_tested_above() -> None:
     (parametrize,) = test_a_variable_sets_its_field.pytestmark  # type: ignore[attr-defined]
-    assert {case[0] for case in parametrize.args[1]} == {row.variable for row in DEFINITIONS if row.variable}
+    tested = {case[0] for case in parametrize.args[1]} | {"GREENSTALK_WEB_USER", "GREENSTALK_WEB_VIEWER_PASSWORD"}
+    assert tested == {row.variable for row in DEFINITIONS if row.variable}
+
+
+def test_no_secret_is_in_the_text_of_the_options() -> None:
+    parsed = options(**ADMIN, **VIEWER, **SCRAPER)
+    assert "pa55word" not in repr(parsed)
+    assert "l00k" not in repr(parsed)
+    assert "t0ken" not in repr(parsed)
+
+
+def test_no_flag_takes_a_secret() -> None:
+    """The command line of a process is there for all to see."""
+    secrets = ("web_password", "viewer_password", "metrics_token")
+    assert [row.flags for row in DEFINITIONS if row.field in secrets] == [(), (), ()]
+
+
+def test_a_viewers_password_alone_warns() -> None:
+    parsed = options(**VIEWER)
+    (warning,) = parsed.warnings
+    assert warning.startswith("GREENSTALK_WEB_VIEWER_PASSWORD is set without GREENSTALK_WEB_PASSWORD: nobody can")
+    assert not options(**VIEWER, **ADMIN_FILE).warnings
+
+
+@pytest.mark.parametrize(
+    ("environ", "message"),
+    [
+        (
+            {"GREENSTALK_WEB_PASSWORD": "a", "GREENSTALK_WEB_PASSWORD_FILE": "f"},
+            "GREENSTALK_WEB_PASSWORD_FILE: must not be set beside GREENSTALK_WEB_PASSWORD",
+        ),
+        (
+            {"GREENSTALK_WEB_USER": "ada", "GREENSTALK_WEB_VIEWER_PASSWORD": "b"},
+            "GREENSTALK_WEB_USER: must not be set without GREENSTALK_WEB_PASSWORD, which goes with it",
+        ),
+        (
+            {"GREENSTALK_WEB_USER": "a:b", "GREENSTALK_WEB_PASSWORD": "a"},
+            "GREENSTALK_WEB_USER: must not contain a colon, since no browser can send that",
+        ),
+        (
+            {"GREENSTALK_WEB_PASSWORD": "a", "GREENSTALK_WEB_VIEWER_PASSWORD": "a"},
+            "GREENSTALK_WEB_VIEWER_PASSWORD: must differ from the admins' password",
+        ),
+    ],
+)
+def test_passwords_that_contradict_each_other_are_refused(environ: dict[str, str], message: str) -> None:
+    error = refusal(**environ)
+    assert (str(error), error.exit_code) == (message, 5)
+
+
+@pytest.mark.parametrize("token", ["a b", "tök", "a\n", " a"])
+def test_a_token_that_no_header_can_carry_is_refused_and_not_shown(token: str) -> None:
+    error = refusal(GREENSTALK_METRICS_TOKEN=token)
+    assert (str(error), error.exit_code) == (
+        "GREENSTALK_METRICS_TOKEN: must be visible ASCII characters, since no header can carry others",
+        5,
+    )
+
+
+@pytest.mark.parametrize("text", ["", "/"])
+def test_no_prefix(text: str) -> None:
+    assert options("--url-prefix", text).url_prefix == ""
+
+
+@pytest.mark.parametrize("text", ["queue", "//queue", "/a//b", "/a/..", "/./a", "/ä", "/a b", "/a?b", "http://x/"])
+def test_a_prefix_that_is_no_plain_path_is_refused(text: str) -> None:
+    assert str(refusal("--url-prefix", text)).endswith(": must be a path such as /queue, of letters, digits and -._~")
+
+
+@pytest.mark.parametrize("text", ["localhost", "10.0.0.1/8", "10.0.0", "1.2.3.4,", "1.2.3.4;::1", "*"])
+def test_trusted_proxies_that_are_none_are_refused(text: str) -> None:
+    said = ": must be addresses and networks by comma, such as 10.0.0.0/8,::1"
+    assert str(refusal("--trusted-proxies", text)).endswith(said)
 
 
 def test_a_flag_beats_the_environment() -> None:
@@ -252,7 +356,15 @@ def test_an_open_dashboard_on_the_network_is_refused(host: str) -> None:
         assert name in str(error)
 
 
-@pytest.mark.parametrize("environ", [{"GREENSTALK_WEB_PASSWORD": "secret"}, {"GREENSTALK_ALLOW_INSECURE": "yes"}])
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"GREENSTALK_WEB_PASSWORD": "secret"},
+        {"GREENSTALK_WEB_PASSWORD_FILE": "/run/secret"},
+        {"GREENSTALK_WEB_VIEWER_PASSWORD": "look"},
+        {"GREENSTALK_ALLOW_INSECURE": "yes"},
+    ],
+)
 def test_a_dashboard_on_the_network_is_allowed_with_a_password_or_on_purpose(environ: dict[str, str]) -> None:
     assert options("--web-host", "0.0.0.0", **environ).web_host == "0.0.0.0"
 

@@ -28,11 +28,17 @@ class Journal(Protocol):
     def put(self, job: Job) -> bool:
         """Record *job*, new; return False, having recorded nothing, if there is no room for it."""
 
+    def replace(self, old: Job, new: Job) -> bool:
+        """Record *new* whole in the place of *old*, with its id; return False, having recorded nothing, if no room."""
+
     def update(self, job: Job) -> None:
-        """Record what has changed of *job*: state, pri, delay, deadline, counts."""
+        """Record what has changed of *job*: state, pri, delay, deadline, counts; and the last of its events."""
 
     def reserve(self, job: Job) -> None:
-        """Record that *job* was reserved, or its reservation timed out. No reply waits for this, only for its put."""
+        """Record that *job* was reserved. No reply waits for this, only for its put."""
+
+    def lapse(self, job: Job) -> None:
+        """Record that the reservation of *job* ended by itself, as the last of its events says. No reply waits."""
 
     def delete(self, job: Job) -> None:
         """Record that *job* is gone."""
@@ -57,10 +63,16 @@ class NullJournal:
     def put(self, job: Job) -> bool:
         return True
 
+    def replace(self, old: Job, new: Job) -> bool:
+        return True
+
     def update(self, job: Job) -> None:
         pass
 
     def reserve(self, job: Job) -> None:
+        pass
+
+    def lapse(self, job: Job) -> None:
         pass
 
     def delete(self, job: Job) -> None:

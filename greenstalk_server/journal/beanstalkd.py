@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final
@@ -129,7 +129,7 @@ class Binlog:
                 self.damage.append(Damage(file, at, resume - at, unsound.reason, is_torn_tail=is_torn))
                 at = resume
 
-    def is_imported(self, jobs: dict[int, Job]) -> bool:
+    def is_imported(self, jobs: Mapping[int, Job]) -> bool:
         """Whether an earlier start has brought all of them, *jobs* being ours: only the files have not been moved."""
         return bool(self.jobs) and all(_is_of(imported, jobs.get(id)) for id, imported in self.jobs.items())
 

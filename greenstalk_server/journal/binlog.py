@@ -11,7 +11,8 @@ of the oldest segment to the newest, a slice at a time, when there is more than 
 
 Room. Segments are made ahead of their use, with all their bytes allocated, so many that every live job's
 DELETE has room; and they are made only while the disk keeps some room besides, which is for compaction. So a
-full disk stops puts, and deletes, releases and buries go on.
+full disk stops puts, and deletes, releases and buries go on. Copies made meanwhile take no more than what they
+replace: of a job to which much has happened since they leave out the oldest events.
 
 Failure. After a failed write or sync nobody knows what the file holds. So all jobs that had a record in a
 segment that was not yet on disk whole are recorded anew, from memory, in a fresh segment, and until that has
@@ -23,11 +24,13 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Final
 
+from greenstalk_server import life
 from greenstalk_server.job import Job
 from greenstalk_server.journal import record
 from greenstalk_server.journal.files import Files
@@ -61,9 +64,10 @@ class Batch:
     size        bytes it writes.
     ids         the new jobs in it.
     is_synced   whether its records are on disk once it has run.
+    sync_times  what each sync took that it has done, nanoseconds.
     """
 
-    __slots__ = ("_files", "_is_never_synced", "_parts", "ids", "is_synced", "sequence", "size")
+    __slots__ = ("_files", "_is_never_synced", "_parts", "ids", "is_synced", "sequence", "size", "sync_times")
 
     def __init__(
         self,
@@ -82,6 +86,7 @@ class Batch:
         self.sequence: int = sequence
         self.ids: set[int] = ids
         self.size: int = sum([len(data) for _, data, _ in parts])
+        self.sync_times: list[int] = []
 
     @property
     def segments(self) -> list[Segment]:
@@ -103,7 +108,7 @@ class Batch:
             if is_full:
                 self._finish(segment)
             elif self.is_synced and segment.handle is not None:
-                self._files.sync(segment.handle)
+                self.sync_times.append(_timed_sync(self._files, segment.handle))
 
     def _write(self, segment: Segment, data: bytes) -> None:
         if segment.handle is None:
@@ -119,24 +124,28 @@ class Batch:
         assert segment.handle is not None
         self._files.truncate(segment.handle, segment.written)
         if not self._is_never_synced:
-            self._files.sync(segment.handle)
+            self.sync_times.append(_timed_sync(self._files, segment.handle))
         self._files.close(segment.handle)
         segment.handle = None
 
 
 class Sync:
-    """A sync of what was written before it; made by `Binlog.take_sync`, run in a thread, reported by `synced`."""
+    """A sync of what was written before it; made by `Binlog.take_sync`, run in a thread, reported by `synced`.
 
-    __slots__ = ("_files", "_handle", "sequence")
+    time        what it took, nanoseconds, once it has run.
+    """
+
+    __slots__ = ("_files", "_handle", "sequence", "time")
 
     def __init__(self, files: Files, handle: int, sequence: int) -> None:
         self._files: Files = files
         self._handle: int = handle
         self.sequence: int = sequence
+        self.time: int = 0
 
     def run(self) -> None:
         """Do it. Blocks; raises OSError, after which it is not known what is on disk."""
-        self._files.sync(self._handle)
+        self.time = _timed_sync(self._files, self._handle)
 
 
 class Upkeep:
@@ -195,6 +204,7 @@ class Binlog:
     safe        sequence number up to which records are as durable as was asked for.
     trouble     why puts are refused and nothing is acknowledged, or None.
     is_full     the disk had no room for a segment ahead.
+    bytes_died  bytes of JOB records whose jobs were deleted or replaced, since the start.
     """
 
     def __init__(
@@ -209,17 +219,21 @@ class Binlog:
         self.safe: int = 0
         self.trouble: str | None = None
         self.is_full: bool = False
+        self.bytes_died: int = 0
         self.sync_interval: int | None = sync_interval
         self._files: Files = files
         self._random_bytes: Callable[[int], bytes] = random_bytes
         self._shown_max_size: int = max_size
         self._max_size: int = max(max_size, SMALLEST_SEGMENT)
-        self._jobs: dict[int, Job] = {}
+        self._jobs: Mapping[int, Job] = {}
         self._tubes: dict[bytes, Tube] = {}
         self._sequence: int = 0
         self._first_sequence: int = 0
         self._written: int = 0
         self._on_disk: int = 0
+        self._synced_at: float | None = None
+        self._syncs: dict[int, int] = {}
+        self._sync_time: int = 0
         self._next_id: int = 1
         self._records_migrated: int = 0
         self._live_bytes: int = 0
@@ -237,7 +251,7 @@ class Binlog:
         self._to_record_anew: set[int] = set()
         self._tubes_to_record_anew: set[bytes] = set()
 
-    def begin(self, recovery: Recovery, jobs: dict[int, Job], tubes: dict[bytes, Tube]) -> None:
+    def begin(self, recovery: Recovery, jobs: Mapping[int, Job], tubes: dict[bytes, Tube]) -> None:
         """Go on after *recovery*, in a fresh segment. Call once, before all else.
 
         *jobs* and *tubes* are the broker's tables; it reads them when it copies or records anew.
@@ -256,7 +270,7 @@ class Binlog:
             self._finished_bytes += segment.used
         for job in jobs.values():
             self._segments[job.segment].live_count += 1
-            self._live_bytes += record.job_size(job)
+            self._live_bytes += record.recorded_size(job)
         self._next_number = recovery.highest_number + 1
         self._unsafe.clear()
         self._make_first()
@@ -278,6 +292,17 @@ class Binlog:
         self.promised = self._sequence
         return True
 
+    def replace(self, old: Job, new: Job) -> bool:
+        """Record *new*; False if there is no room for it on the disk, or the disk fails."""
+        events = record.events_of(new)
+        size = record.job_size(new) + record.events_size(events)
+        if not self._has_room(size):
+            return False
+        self._lose_copy(old)
+        self._add_job(new, size, events)
+        self.promised = self._sequence
+        return True
+
     def update(self, job: Job) -> None:
         segment = self._room(record.UPDATE_SIZE)
         self._sequence += 1
@@ -291,8 +316,13 @@ class Binlog:
         if job.id in self._new_ids:  # nobody may hear of a job that a crash could still take back
             self.promised = self._sequence
 
+    def lapse(self, job: Job) -> None:
+        segment = self._room(record.RESERVE_SIZE)
+        self._sequence += 1
+        segment.add(segment.encoder.lapse(job, self._sequence), job.id)
+
     def delete(self, job: Job) -> None:
-        self._forget_copy(job)
+        self._lose_copy(job)
         segment = self._room(record.DELETE_SIZE)
         self._sequence += 1
         segment.add(segment.encoder.delete(job.id, self._sequence), job.id)
@@ -325,7 +355,29 @@ class Binlog:
             records_migrated=self._records_migrated,
             records_written=self._sequence - self._first_sequence,
             max_size=self._shown_max_size,
+            is_on_disk=True,
+            is_full=self.is_full,
+            files=len(self._segments) - self._unmade() + len(self._ahead) + len(self._condemned) + len(self._litter),
+            bytes_on_disk=self._bytes_on_disk(),
+            bytes_recorded=self._bytes_recorded(),
+            bytes_live=self._live_bytes,
+            synced_ago=None if self._synced_at is None else time.monotonic() - self._synced_at,
+            syncs=self._syncs.copy(),
+            sync_time=self._sync_time,
         )
+
+    def _bytes_recorded(self) -> int:
+        return self._finished_bytes + sum([segment.used for segment in self._unsafe])
+
+    def _unmade(self) -> int:
+        """How many segments get their file only with the next batch."""
+        return sum([segment.handle is None and segment.number > 0 for segment in self._unsafe])
+
+    def _bytes_on_disk(self) -> int:
+        """What its files take: all that they have room for, until they are full and cut."""
+        whole = [*self._ahead, *self._litter, *[segment for segment in self._unsafe if segment.handle is not None]]
+        removed_soon = [segment.used for _, segment in self._condemned]
+        return self._finished_bytes + sum([segment.capacity for segment in whole]) + sum(removed_soon)
 
     # Commit
 
@@ -362,7 +414,11 @@ class Binlog:
         self._written = batch.sequence
         if batch.is_synced or self.sync_interval is None:
             self._on_disk = batch.sequence
+        if batch.is_synced:
+            self._synced_at = time.monotonic()
         self.safe = batch.sequence
+        for taken in batch.sync_times:
+            self._count_sync(taken)
         self._new_ids -= batch.ids
         for segment in batch.segments:
             segment.is_proven = True
@@ -390,6 +446,13 @@ class Binlog:
     def synced(self, sync: Sync) -> None:
         """Note that *sync* has run."""
         self._on_disk = max(self._on_disk, sync.sequence)
+        self._synced_at = time.monotonic()
+        self._count_sync(sync.time)
+
+    def _count_sync(self, taken: int) -> None:
+        length = taken.bit_length()
+        self._syncs[length] = self._syncs.get(length, 0) + 1
+        self._sync_time += taken
 
     # Failure
 
@@ -418,7 +481,7 @@ class Binlog:
             job = self._jobs.get(id)
             if job is not None:
                 self._forget_copy(job)
-                self._add_job(job, record.job_size(job))
+                self._add_copy(job)
             else:
                 segment = self._room(record.DELETE_SIZE)
                 self._sequence += 1
@@ -535,18 +598,34 @@ class Binlog:
 
     # Records
 
-    def _add_job(self, job: Job, size: int) -> None:
+    def _add_copy(self, job: Job) -> int:
+        """Record *job* whole, as before; return how many bytes that takes: not more than before if the disk is full."""
+        events = record.events_of(job)
+        if self.is_full:
+            events = life.newest(events, job.events_recorded)
+        size = record.job_size(job) + record.events_size(events)
+        self._add_job(job, size, events)
+        return size
+
+    def _add_job(self, job: Job, size: int, events: bytes = b"") -> None:
+        """Record *job* whole, with *events*, in *size* bytes."""
+        job.events_recorded = record.events_size(events)
         segment = self._room(size)
         self._sequence += 1
-        segment.add(segment.encoder.job(job, self._sequence), job.id)
+        segment.add(segment.encoder.job(job, self._sequence, events), job.id)
         segment.ids.append(job.id)
         segment.live_count += 1
         self._live_bytes += size
         job.segment = segment.number
 
+    def _lose_copy(self, job: Job) -> None:
+        """Count the newest JOB record of *job* as dead, and as room to be won back."""
+        self.bytes_died += record.recorded_size(job)
+        self._forget_copy(job)
+
     def _forget_copy(self, job: Job) -> None:
         """Count the newest JOB record of *job* as dead."""
-        self._live_bytes -= record.job_size(job)
+        self._live_bytes -= record.recorded_size(job)
         segment = self._segments.get(job.segment)
         if segment is not None:
             segment.live_count -= 1
@@ -577,7 +656,7 @@ class Binlog:
 
     def _wants_compaction(self) -> bool:
         """Whether more is dead than live; what is left up to the bound takes copies and what is written meanwhile."""
-        dead = self._finished_bytes + sum([segment.used for segment in self._unsafe]) - self._live_bytes
+        dead = self._bytes_recorded() - self._live_bytes
         return dead > self._live_bytes or (self.is_full and dead > self._max_size // 8)
 
     def _migrate_next(self, oldest: Segment) -> int:
@@ -586,11 +665,9 @@ class Binlog:
         oldest.cursor += 1
         if job is None or job.segment != oldest.number:
             return LOOK_COST
-        size = record.job_size(job)
         self._forget_copy(job)
-        self._add_job(job, size)
         self._records_migrated += 1
-        return size
+        return self._add_copy(job)
 
     def _condemn(self, segment: Segment) -> None:
         """Have *segment*, the oldest or superseded, removed once the copies of its jobs are on disk."""
@@ -642,6 +719,13 @@ def create_ahead(files: Files, segment: Segment) -> None:
     if files.free() < (1 + SPARE_SEGMENTS) * segment.capacity:
         raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} beside what compaction needs")
     segment.handle = files.create(name_of(segment.number), segment.capacity)
+
+
+def _timed_sync(files: Files, handle: int) -> int:
+    """Sync a file; return what that took, nanoseconds. Blocks; raises OSError."""
+    began = time.perf_counter_ns()
+    files.sync(handle)
+    return time.perf_counter_ns() - began
 
 
 def _number_of(segment: Segment) -> int:

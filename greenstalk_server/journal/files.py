@@ -22,8 +22,8 @@ class Files(Protocol):
     def list(self) -> list[str]:
         """The names of all files."""
 
-    def read(self, name: str) -> bytes:
-        """All of the file *name*."""
+    def read(self, name: str, size: int = -1) -> bytes:
+        """All of the file *name*, or its first *size* bytes."""
 
     def create(self, name: str, size: int) -> int:
         """Make the file *name*, *size* bytes of zeros with room on disk for them, and open it; all or nothing."""
@@ -68,8 +68,9 @@ class Directory:
     def list(self) -> list[str]:
         return [path.name for path in Path(self.path).iterdir()]
 
-    def read(self, name: str) -> bytes:
-        return Path(self.path, name).read_bytes()
+    def read(self, name: str, size: int = -1) -> bytes:
+        with Path(self.path, name).open("rb") as file:
+            return file.read(size)
 
     def create(self, name: str, size: int) -> int:
         path = Path(self.path, name)

@@ -1,7 +1,7 @@
 """The journal's codec: segments and records as bytes, by docs/journal-format.md. No disk, no clock.
 
 A record is a fact about one job, one tube or the ids. Replaying all records of all segments in the order of
-their sequence numbers gives the state; a later fact about a job replaces an earlier one.
+their sequence numbers gives the state; a later fact about a job replaces an earlier one, save that its events add up.
 """
 
 from __future__ import annotations
@@ -11,20 +11,22 @@ from dataclasses import dataclass
 from typing import Final
 from zlib import crc32
 
+from greenstalk_server import life
 from greenstalk_server.job import Job
+from greenstalk_server.life import RESERVED
 from greenstalk_server.tube import Tube
 
 MAGIC: Final = b"GSJOURNL"
-VERSION: Final = 1
+VERSION: Final = 2
 
 JOB: Final = 1
-"""A job whole, its body included."""
+"""A job whole, its body included, to which nothing has happened."""
 
 UPDATE: Final = 2
-"""A job's state, pri, delay, deadline and counts."""
+"""A job's state, pri, delay, deadline and counts. Of version 1 only."""
 
 RESERVE: Final = 3
-"""A job was reserved, or its reservation timed out: its counts of both; it comes back ready."""
+"""A job was reserved, or its reservation timed out: its counts of both; it comes back ready. Of version 1 only."""
 
 DELETE: Final = 4
 PAUSE: Final = 5
@@ -34,6 +36,11 @@ IMPORT_BEGIN: Final = 6
 IMPORT_END: Final = 7
 IMPORT_UNDO: Final = 8
 """Jobs that stand after an IMPORT_BEGIN count only once an IMPORT_END follows, and no more once an IMPORT_UNDO does."""
+
+JOB_WITH_EVENTS: Final = 9
+UPDATE_WITH_EVENT: Final = 10
+RESERVE_WITH_EVENT: Final = 11
+"""As those without, and what has happened to the job: all of it, or what the record is about."""
 
 _U32: Final = 2**32 - 1
 
@@ -60,19 +67,32 @@ UPDATE_FIELDS: Final = struct.Struct("<QIQQIIIIIB")
 RESERVE_FIELDS: Final = struct.Struct("<QII")
 """id, reserves, timeouts."""
 
+JOB_WITH_EVENTS_FIELDS: Final = struct.Struct(JOB_FIELDS.format + "B")
+"""As JOB; then bytes of events. After the name they stand, before the body."""
+
+UPDATE_WITH_EVENT_FIELDS: Final = struct.Struct(f"{UPDATE_FIELDS.format}{life.EVENT.size}s")
+"""As UPDATE; then the event."""
+
+RESERVE_WITH_EVENT_FIELDS: Final = struct.Struct(RESERVE_FIELDS.format + life.EVENT.format[1:])
+"""As RESERVE; then the event: time, kind, number of the client."""
+
 DELETE_FIELDS: Final = struct.Struct("<Q")
 PAUSE_FIELDS: Final = struct.Struct("<QQ")
 """end, length; the name follows."""
 
 _JOB_RECORD: Final = struct.Struct("<IQB" + JOB_FIELDS.format[1:])
-_UPDATE_RECORD: Final = struct.Struct("<IQB" + UPDATE_FIELDS.format[1:])
-_RESERVE_RECORD: Final = struct.Struct("<IQB" + RESERVE_FIELDS.format[1:])
+_UPDATE_RECORD: Final = struct.Struct("<IQB" + UPDATE_WITH_EVENT_FIELDS.format[1:])
+_RESERVE_RECORD: Final = struct.Struct("<IQB" + RESERVE_WITH_EVENT_FIELDS.format[1:])
 _DELETE_RECORD: Final = struct.Struct("<IQB" + DELETE_FIELDS.format[1:])
 _OTHER_RECORD: Final = struct.Struct("<IQB")
 
+_UPDATE_LENGTH: Final = UPDATE_WITH_EVENT_FIELDS.size
+_RESERVE_LENGTH: Final = RESERVE_WITH_EVENT_FIELDS.size
+_EVENT_SIZE: Final = life.EVENT.size
+
 DELETE_SIZE: Final = HEADER_SIZE + DELETE_FIELDS.size
-UPDATE_SIZE: Final = HEADER_SIZE + UPDATE_FIELDS.size
-RESERVE_SIZE: Final = HEADER_SIZE + RESERVE_FIELDS.size
+UPDATE_SIZE: Final = HEADER_SIZE + UPDATE_WITH_EVENT_FIELDS.size
+RESERVE_SIZE: Final = HEADER_SIZE + RESERVE_WITH_EVENT_FIELDS.size
 
 SMALLEST_PAYLOAD: Final = {
     JOB: JOB_FIELDS.size,
@@ -83,6 +103,9 @@ SMALLEST_PAYLOAD: Final = {
     IMPORT_BEGIN: 0,
     IMPORT_END: 0,
     IMPORT_UNDO: 0,
+    JOB_WITH_EVENTS: JOB_WITH_EVENTS_FIELDS.size,
+    UPDATE_WITH_EVENT: UPDATE_WITH_EVENT_FIELDS.size,
+    RESERVE_WITH_EVENT: RESERVE_WITH_EVENT_FIELDS.size,
 }
 """By kind; every kind there is."""
 
@@ -127,14 +150,30 @@ def decode_segment_header(data: bytes) -> SegmentHeader:
         raise BadSegment("does not start as a segment of a journal does")
     if crc32(data[: _SEGMENT.size]) != int.from_bytes(data[_SEGMENT.size : SEGMENT_HEADER_SIZE], "little"):
         raise BadSegment("checksum of its header is wrong")
-    if version != VERSION:
-        raise NewerVersion(f"format version {version}, and this server reads {VERSION}")
+    if not 1 <= version <= VERSION:
+        raise NewerVersion(f"format version {version}, and this server reads 1 to {VERSION}")
     return SegmentHeader(salt, number, first_sequence, next_id)
 
 
 def job_size(job: Job) -> int:
-    """Bytes that a JOB record of *job* takes."""
+    """Bytes that a JOB record of *job* without events takes."""
     return HEADER_SIZE + JOB_FIELDS.size + len(job.tube.name) + len(job.body)
+
+
+def events_of(job: Job) -> bytes:
+    """What has happened to *job*, a reservation that goes on included."""
+    holder = job.holder
+    return job.events if holder is None else life.add(job.events, RESERVED, job.reserved_at, holder.number)
+
+
+def events_size(events: bytes) -> int:
+    """Bytes that *events* take of a JOB record."""
+    return 1 + len(events) if events else 0
+
+
+def recorded_size(job: Job) -> int:
+    """Bytes that the newest JOB record of *job* takes in the journal."""
+    return job_size(job) + job.events_recorded
 
 
 def pause_size(tube: Tube) -> int:
@@ -151,15 +190,18 @@ class Encoder:
         self._salt: bytes = salt
         self._seed: int = seed_of(salt)
 
-    def job(self, job: Job, sequence: int) -> bytes:
-        """A JOB record of *job* as it is now."""
-        name, body = job.tube.name, job.body
+    def job(self, job: Job, sequence: int, events: bytes = b"") -> bytes:
+        """A JOB record of *job* as it is now, with *events*."""
+        name, body, kind = job.tube.name, job.body, JOB
         length = JOB_FIELDS.size + len(name) + len(body)
+        if events:
+            kind = JOB_WITH_EVENTS
+            length += 1 + len(events)
         try:
             fields = _JOB_RECORD.pack(
                 length,
                 sequence,
-                JOB,
+                kind,
                 job.id,
                 job.pri,
                 job.delay,
@@ -176,16 +218,18 @@ class Encoder:
             )
         except struct.error:
             _clamp_counts(job)
-            return self.job(job, sequence)
+            return self.job(job, sequence, events)
+        if events:
+            return self._seal(b"%b%c%b%b%b" % (fields, len(events), name, events, body))
         return self._seal(b"%b%b%b" % (fields, name, body))
 
     def update(self, job: Job, sequence: int) -> bytes:
-        """An UPDATE record of *job* as it is now."""
+        """An UPDATE record of *job* as it is now, and of the last of its events."""
         try:
             fields = _UPDATE_RECORD.pack(
-                UPDATE_FIELDS.size,
+                _UPDATE_LENGTH,
                 sequence,
-                UPDATE,
+                UPDATE_WITH_EVENT,
                 job.id,
                 job.pri,
                 job.delay,
@@ -196,6 +240,7 @@ class Encoder:
                 job.buries,
                 job.kicks,
                 job.state,
+                job.events[-_EVENT_SIZE:],
             )
         except struct.error:
             _clamp_counts(job)
@@ -203,14 +248,35 @@ class Encoder:
         return self._seal(fields)
 
     def reserve(self, job: Job, sequence: int) -> bytes:
-        """A RESERVE record of *job* as it is now."""
+        """A RESERVE record of *job*, which has just been reserved."""
+        assert job.holder is not None
         try:
             fields = _RESERVE_RECORD.pack(
-                RESERVE_FIELDS.size, sequence, RESERVE, job.id, job.reserves, job.timeouts
+                _RESERVE_LENGTH,
+                sequence,
+                RESERVE_WITH_EVENT,
+                job.id,
+                job.reserves,
+                job.timeouts,
+                job.reserved_at,
+                RESERVED,
+                job.holder.number,
             )
         except struct.error:
             _clamp_counts(job)
             return self.reserve(job, sequence)
+        return self._seal(fields)
+
+    def lapse(self, job: Job, sequence: int) -> bytes:
+        """A RESERVE record of *job*, whose reservation has ended as the last of its events says."""
+        event = life.last(job.events)
+        try:
+            fields = _RESERVE_RECORD.pack(
+                _RESERVE_LENGTH, sequence, RESERVE_WITH_EVENT, job.id, job.reserves, job.timeouts, *event
+            )
+        except struct.error:
+            _clamp_counts(job)
+            return self.lapse(job, sequence)
         return self._seal(fields)
 
     def delete(self, id: int, sequence: int) -> bytes:

@@ -7,11 +7,13 @@ counts whose CRC is wrong. What it does with each kind of damage is in docs/jour
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 from zlib import crc32
 
+from greenstalk_server import life
 from greenstalk_server.job import DELAYED, READY, RESERVED, Job
 from greenstalk_server.journal import record
 from greenstalk_server.journal.record import BadSegment, NewerVersion, SegmentHeader
@@ -19,10 +21,15 @@ from greenstalk_server.tube import Tube, is_tube_name
 
 _JOB_AT: Final = record.HEADER_SIZE
 _NAME_AT: Final = record.HEADER_SIZE + record.JOB_FIELDS.size
+_EVENT_AFTER_UPDATE: Final = record.HEADER_SIZE + record.UPDATE_FIELDS.size
+_EVENT_AFTER_RESERVE: Final = record.HEADER_SIZE + record.RESERVE_FIELDS.size
 _AFTER_PREFIX: Final = record.PREFIX_SIZE
 
 UNKNOWN: Final = -2
 """What was the last record before damage to the oldest file; a segment that records anew makes that good."""
+
+NEVER: Final = 2**64
+"""From which record on all is told again, if none is."""
 
 SECTOR: Final = 512
 """What a disk writes whole or not at all, bytes."""
@@ -55,14 +62,18 @@ class Damage:
 class Replayed:
     """One segment after its replay.
 
-    end     where its sound records end.
+    end     where its sound records end, or those that count.
     ids     the jobs it has a JOB record of, in their order.
+    is_newest   no later one was begun.
+    told_again  the first record that a later one tells again; a higher number than any here if none is.
     """
 
     file: str
     header: SegmentHeader
     end: int
     ids: array[int]
+    is_newest: bool
+    told_again: int
     records: int = 0
 
 
@@ -78,10 +89,11 @@ class Recovery:
     sequence    of the last record.
     is_readable all segments are of a version that this server knows.
     is_import_open  after `settle`: an import had begun and not ended.
+    returned    after `settle`: the jobs that were reserved, and ready since, which their last event tells.
     """
 
     tube_of: Callable[[bytes], Tube]
-    jobs: dict[int, Job]
+    jobs: MutableMapping[int, Job]
     pauses: dict[bytes, tuple[int, int]] = field(default_factory=dict)
     segments: list[Replayed] = field(default_factory=list)
     damage: list[Damage] = field(default_factory=list)
@@ -91,15 +103,17 @@ class Recovery:
     records: int = 0
     is_import_open: bool = False
     is_readable: bool = True
+    returned: list[Job] = field(default_factory=list)
     _tubes: dict[bytes, Tube] = field(default_factory=dict)
     _last: Job = field(default_factory=lambda: Job(0, Tube(b"", {}), b"", 0, 0, 0, 0))
     _import_undo: dict[int, Job | None] | None = None
     _damaged_after: list[tuple[int, Damage]] = field(default_factory=list)
 
-    def replay(self, file: str, number: int, data: bytes, is_newest: bool) -> Replayed | None:
+    def replay(self, file: str, number: int, data: bytes, is_newest: bool, told_again: int = NEVER) -> Replayed | None:
         """Take in the segment *number*, whole; return what it was, or None if its head was not sound.
 
-        An empty or zeroed file is a segment that was made ahead of its use: it is nothing, and no damage.
+        *told_again* is what `retold` says of it. An empty or zeroed file is a segment that was made ahead of its use:
+        it is nothing, and no damage.
         """
         self.highest_number = max(self.highest_number, number)
         if not data.strip(b"\0"):
@@ -116,9 +130,9 @@ class Recovery:
         if header.number != number:
             self.damage.append(Damage(file, 0, len(data), f"is a copy of segment {header.number}"))
             return None
-        segment = Replayed(file, header, record.SEGMENT_HEADER_SIZE, array("Q"))
+        segment = Replayed(file, header, record.SEGMENT_HEADER_SIZE, array("Q"), is_newest, told_again)
         self._note_start(segment, data)
-        self._replay_records(segment, data, is_newest)
+        self._replay_records(segment, data)
         self.next_id = max(self.next_id, header.next_id)
         self.segments.append(segment)
         self.records += segment.records
@@ -129,12 +143,22 @@ class Recovery:
         self.is_import_open = self._import_undo is not None
         self._undo_import()
         for job in self.jobs.values():
-            if job.state == RESERVED or (job.state == DELAYED and job.deadline <= now):
+            if job.state == RESERVED:
+                self._return(job, now)
+            elif job.state == DELAYED and job.deadline <= now:
                 job.state = READY
+            elif job.state == READY and not job.created_at <= job.deadline <= now:
+                job.deadline = min(job.created_at, now)
         self.pauses = {name: pause for name, pause in self.pauses.items() if pause[0] > now}
         for name, (until, length) in self.pauses.items():
             tube = self.tube_of(name)
             tube.paused_until, tube.pause = until, length
+
+    def _return(self, job: Job, now: int) -> None:
+        job.state, job.deadline = READY, now
+        if life.is_reserved(job.events):
+            job.events = life.add(job.events, life.RETURNED, now, life.NOBODY)
+            self.returned.append(job)
 
     @property
     def is_sound(self) -> bool:
@@ -151,6 +175,7 @@ class Recovery:
         first_sequence = segment.header.first_sequence
         has_records = len(data) >= segment.end + record.HEADER_SIZE
         tells_again = has_records and record.HEADER.unpack_from(data, segment.end)[3] > first_sequence
+        tells_again = tells_again or first_sequence == 1
         for sequence, damage in self._damaged_after:
             if (tells_again and sequence == UNKNOWN) or first_sequence <= sequence + 1:
                 damage.is_torn_tail = True
@@ -160,7 +185,7 @@ class Recovery:
             self.damage.append(Damage(segment.file, 0, 0, reason, lost))
         self.sequence = max(self.sequence, segment.header.first_sequence - 1)
 
-    def _replay_records(self, segment: Replayed, data: bytes, is_newest: bool) -> None:
+    def _replay_records(self, segment: Replayed, data: bytes) -> None:
         salt = segment.header.salt
         seed, end, at = record.seed_of(salt), len(data), segment.end
         view, unpack, header_size = memoryview(data), record.HEADER.unpack_from, record.HEADER_SIZE
@@ -170,10 +195,12 @@ class Recovery:
             marker, crc, length, number, kind = unpack(data, at)
             stop = at + header_size + length
             if marker != salt or stop > end or crc32(view[at + _AFTER_PREFIX : stop], seed) != crc:
-                at, is_next = self._skip_damage(segment, data, at, sequence, is_newest), False
+                at, is_next = self._skip_damage(segment, data, at, sequence), False
                 continue
             if number > sequence and length >= smallest.get(kind, length + 1):
                 if is_next and number != sequence + 1:
+                    if sequence + 1 >= segment.told_again:
+                        break
                     self._note(Damage(segment.file, at, 0, "records are missing", number - sequence - 1), sequence)
                 sequence, is_next = number, True
                 apply[kind](data, at, stop, segment)
@@ -185,27 +212,29 @@ class Recovery:
             segment.end = at
         self.sequence = sequence
         if at < end and data[at:].strip(b"\0"):
-            self._note_tail(segment, at, end, sequence, is_newest)
+            self._note_tail(segment, at, end, sequence)
 
-    def _skip_damage(self, segment: Replayed, data: bytes, at: int, sequence: int, is_newest: bool) -> int:
+    def _skip_damage(self, segment: Replayed, data: bytes, at: int, sequence: int) -> int:
         """Note what is wrong at *at*; return where to go on: the next sound record, or the end of *data*.
 
         A sector of the newest segment that was never written is where the last write was torn: power was lost
-        while sectors were on their way in any order, and nothing behind it was acknowledged.
+        while sectors were on their way in any order, and nothing behind it was acknowledged. Nor was anything behind
+        damage to what is told again, be it in part: it would not go together with what stands there.
         """
         resume = self._next_sound(segment.header.salt, data, at + 1)
-        if resume is not None and not (is_newest and _is_unwritten(data, at, resume)):
+        is_torn = resume is not None and segment.is_newest and _is_unwritten(data, at, resume)
+        if resume is not None and not is_torn and sequence + 1 < segment.told_again:
             number = record.HEADER.unpack_from(data, resume)[3]
             lost = max(0, number - sequence - 1)
             self._note(Damage(segment.file, at, resume - at, "damaged", lost), sequence)
             return resume
         if data[at:].strip(b"\0"):
-            self._note_tail(segment, at, len(data.rstrip(b"\0")), sequence, is_newest)
+            self._note_tail(segment, at, len(data.rstrip(b"\0")), sequence)
         return len(data)
 
-    def _note_tail(self, segment: Replayed, at: int, end: int, sequence: int, is_newest: bool) -> None:
-        reason = "torn tail" if is_newest else "damaged to its end"
-        self._note(Damage(segment.file, at, end - at, reason, is_torn_tail=is_newest), sequence)
+    def _note_tail(self, segment: Replayed, at: int, end: int, sequence: int) -> None:
+        reason = "torn tail" if segment.is_newest else "damaged to its end"
+        self._note(Damage(segment.file, at, end - at, reason, is_torn_tail=segment.is_newest), sequence)
 
     def _next_sound(self, salt: bytes, data: bytes, at: int) -> int | None:
         """The first place from *at* on where a sound record stands. Salts are random: few places get a CRC."""
@@ -231,9 +260,19 @@ class Recovery:
             record.IMPORT_BEGIN: self._import_begin,
             record.IMPORT_END: self._import_end,
             record.IMPORT_UNDO: self._import_aborted,
+            record.JOB_WITH_EVENTS: self._job_with_events,
+            record.UPDATE_WITH_EVENT: self._update_with_event,
+            record.RESERVE_WITH_EVENT: self._reserve_with_event,
         }
 
     def _job(self, data: bytes, at: int, stop: int, segment: Replayed) -> None:
+        self._add_job(data, at, at + _NAME_AT, 0, stop, segment)
+
+    def _job_with_events(self, data: bytes, at: int, stop: int, segment: Replayed) -> None:
+        name_at = at + _NAME_AT + 1
+        self._add_job(data, at, name_at, data[name_at - 1], stop, segment)
+
+    def _add_job(self, data: bytes, at: int, name_at: int, events_length: int, stop: int, segment: Replayed) -> None:
         (
             id,
             pri,
@@ -249,9 +288,10 @@ class Recovery:
             state,
             name_length,
         ) = record.JOB_FIELDS.unpack_from(data, at + _JOB_AT)
-        body_at = at + _NAME_AT + name_length
-        tube = self._tube(data[at + _NAME_AT : body_at])
-        if tube is None or not READY <= state <= DELAYED or body_at > stop:
+        events_at = name_at + name_length
+        body_at = events_at + events_length
+        tube = self._tube(data[name_at:events_at])
+        if tube is None or not READY <= state <= DELAYED or body_at > stop or events_length % life.EVENT.size:
             return
         like = self._last  # equal numbers share one object, as they do when clients repeat themselves
         pri = like.pri if pri == like.pri else pri
@@ -266,6 +306,9 @@ class Recovery:
             job.releases = releases
             job.buries = buries
             job.kicks = kicks
+        if events_length:
+            job.events = data[events_at:body_at]
+            job.events_recorded = 1 + events_length
         if self._import_undo is not None:
             self._import_undo.setdefault(id, self.jobs.get(id))
         self.jobs[id] = job
@@ -286,6 +329,24 @@ class Recovery:
         if job is not None and READY <= fields[9] <= DELAYED:
             (_, job.pri, job.delay, job.deadline) = fields[:4]
             (job.reserves, job.timeouts, job.releases, job.buries, job.kicks, job.state) = fields[4:]
+
+    def _update_with_event(self, data: bytes, at: int, stop: int, segment: Replayed) -> None:
+        self._update(data, at, stop, segment)
+        self._note_event(data, at, at + _EVENT_AFTER_UPDATE)
+
+    def _note_event(self, data: bytes, at: int, event_at: int) -> Job | None:
+        """Add to the job of the record at *at* the event at *event_at*; return the job, if there is one."""
+        (id,) = record.DELETE_FIELDS.unpack_from(data, at + _JOB_AT)  # each record of a job begins with its id
+        job = self.jobs.get(id)
+        if job is not None:
+            job.events = life.join(job.events, data[event_at : event_at + life.EVENT.size])
+        return job
+
+    def _reserve_with_event(self, data: bytes, at: int, stop: int, segment: Replayed) -> None:
+        self._reserve(data, at, stop, segment)
+        job = self._note_event(data, at, at + _EVENT_AFTER_RESERVE)
+        if job is not None and not life.is_reserved(job.events):
+            job.state, job.deadline = READY, life.last(job.events).at
 
     def _reserve(self, data: bytes, at: int, stop: int, segment: Replayed) -> None:
         id, reserves, timeouts = record.RESERVE_FIELDS.unpack_from(data, at + _JOB_AT)
@@ -326,6 +387,21 @@ class Recovery:
             else:
                 self.jobs[id] = before
         self._import_undo = None
+
+
+def retold(heads: dict[int, bytes]) -> dict[int, int]:
+    """By the number of each segment, whose *heads* are given: the first record that a later one tells of, or NEVER.
+
+    What the segment itself has from there on was recorded anew, after the disk had failed.
+    """
+    found, lowest = {}, NEVER
+    for number in sorted(heads, reverse=True):
+        found[number] = lowest
+        with suppress(BadSegment):
+            header = record.decode_segment_header(heads[number])
+            if header.number == number:
+                lowest = min(lowest, header.first_sequence)
+    return found
 
 
 def is_begun(data: bytes) -> bool:

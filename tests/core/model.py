@@ -6,6 +6,7 @@ at all jobs and all clients.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,6 +21,8 @@ class Tie(Exception):
 
 @dataclass
 class ModelJob:
+    """`since` when it is ready, and the how manieth it was to turn so; `events` with time and number of the client."""
+
     id: int
     tube: str
     pri: int
@@ -33,6 +36,19 @@ class ModelJob:
     releases: int = 0
     buries: int = 0
     kicks: int = 0
+    since: int = 0
+    arrival: int = 0
+    reserved_at: int = 0
+    events: list[tuple[int, str, int]] = field(default_factory=list)
+
+
+@dataclass
+class ModelTube:
+    """What was counted since it is there; `waits` and `runs` are the times themselves."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    waits: list[int] = field(default_factory=list)
+    runs: list[int] = field(default_factory=list)
 
 
 @dataclass
@@ -55,7 +71,9 @@ class Model:
         self.clients: dict[int, ModelClient] = {}
         self.waiting: list[int] = []
         self.paused: dict[str, int] = {}
+        self.counted: dict[str, ModelTube] = {}
         self.burials = 0
+        self.arrivals = 0
         self.total_jobs = 0
         self.job_timeouts = 0
 
@@ -85,6 +103,12 @@ class Model:
         ready = [job for name in client.watched if name not in self.paused for job in self.ready(name)]
         return min(ready, key=lambda job: (job.pri, job.id), default=None)
 
+    def oldest_ready(self, tube: str) -> ModelJob | None:
+        return min(self._jobs(tube, "ready"), key=lambda job: job.arrival, default=None)
+
+    def counts(self, tube: str) -> ModelTube:
+        return self.counted.setdefault(tube, ModelTube())
+
     def seconds_to(self, time: int) -> int:
         """Whole seconds left until *time*, cut, none of them begun."""
         return max(0, time - self.now - 1) // SECOND
@@ -101,6 +125,7 @@ class Model:
         self.cancel_wait(number)
         client = self.clients.pop(number)
         for job in list(client.reserved):
+            self._note_end(job, number, "returned", number)
             self._make_ready(job)
         self._forget_tubes()
 
@@ -127,6 +152,7 @@ class Model:
     def put(self, number: int, id: int, pri: int, delay: int, ttr: int) -> None:
         job = self.jobs[id] = ModelJob(id, self.clients[number].used, pri, delay, ttr)
         self.total_jobs += 1
+        self.counts(job.tube).counts["total_jobs"] += 1
         self._make_ready_or_delayed(job)
 
     def reserve(self, number: int, timeout: int | None) -> int | str:
@@ -152,6 +178,8 @@ class Model:
         job = self.jobs.get(id)
         if job is None or job.state == "reserved":
             return False
+        if job.state != "ready":
+            job.since = self.now
         self._give(self.clients[number], job)
         return True
 
@@ -159,29 +187,47 @@ class Model:
         job = self.jobs.get(id)
         if job is None or (job.state == "reserved" and job not in self.clients[number].reserved):
             return False
-        self._take_back(job)
-        del self.jobs[id]
-        self._forget_tubes()
+        self._delete(job)
         return True
+
+    def _delete(self, job: ModelJob) -> None:
+        if job.state == "reserved":
+            self._end_run(job)
+        self.counts(job.tube).counts["cmd_delete"] += 1
+        del self.jobs[job.id]
+        self._forget_tubes()
 
     def release(self, number: int, id: int, pri: int, delay: int) -> bool:
         job = self.jobs.get(id)
         if job is None or job not in self.clients[number].reserved:
             return False
+        self._release(job, pri, delay, number)
+        return True
+
+    def _release(self, job: ModelJob, pri: int, delay: int, by: int) -> None:
+        self._note_end(job, self._end_run(job), "released", by)
         job.pri, job.delay = pri, delay
         job.releases += 1
+        self.counts(job.tube).counts["total_releases"] += 1
         self._make_ready_or_delayed(job)
-        return True
 
     def bury(self, number: int, id: int, pri: int) -> bool:
         job = self.jobs.get(id)
         if job is None or job not in self.clients[number].reserved:
             return False
-        self._take_back(job)
-        self.burials += 1
-        job.state, job.pri, job.buried_as = "buried", pri, self.burials
-        job.buries += 1
+        job.pri = pri
+        self._bury(job, number)
         return True
+
+    def _bury(self, job: ModelJob, by: int) -> None:
+        if job.state == "reserved":
+            self._note_end(job, self._end_run(job), "buried", by)
+        else:
+            self._note(job, "buried", by)
+        self.burials += 1
+        job.state, job.buried_as = "buried", self.burials
+        job.buries += 1
+        self.counts(job.tube).counts["total_buries"] += 1
 
     def touch(self, number: int, id: int) -> bool:
         job = self.jobs.get(id)
@@ -212,6 +258,59 @@ class Model:
             self.paused[tube] = self.now + delay
         self._serve_who_waits()
         return True
+
+    # What an admin does
+
+    def bury_job(self, id: int, is_forced: bool) -> bool:
+        job = self.jobs.get(id)
+        if job is None or job.state == "buried" or (job.state == "reserved" and not is_forced):
+            return False
+        self._bury(job, 0)
+        return True
+
+    def release_job(self, id: int) -> bool:
+        job = self.jobs.get(id)
+        if job is None or job.state != "reserved":
+            return False
+        self._release(job, job.pri, 0, 0)
+        return True
+
+    def delete_job(self, id: int, is_forced: bool) -> bool:
+        job = self.jobs.get(id)
+        if job is None or (job.state == "reserved" and not is_forced):
+            return False
+        self._delete(job)
+        return True
+
+    def edit_job(
+        self,
+        id: int,
+        tube: str | None,
+        pri: int | None,
+        delay: int | None,
+        ttr: int | None,
+        is_forced: bool,
+    ) -> str:
+        job = self.jobs.get(id)
+        if job is None:
+            return "NOT_FOUND"
+        if job.state == "reserved" and not is_forced:
+            return "HELD"
+        is_move = tube is not None and tube != job.tube
+        self._note(job, "moved" if is_move else "edited", 0)
+        job.tube = job.tube if tube is None else tube
+        job.pri = job.pri if pri is None else pri
+        job.ttr = job.ttr if ttr is None else ttr
+        if job.state == "buried" and is_move:
+            self.burials += 1
+            job.buried_as = self.burials
+        if job.state in ("ready", "delayed") and delay is not None:
+            job.delay = delay
+            self._make_ready_or_delayed(job)
+        elif job.state == "ready":
+            self._make_ready(job)
+        self._forget_tubes()
+        return "DONE"
 
     # Time
 
@@ -250,6 +349,9 @@ class Model:
     def _time_out(self, job: ModelJob) -> None:
         job.timeouts += 1
         self.job_timeouts += 1
+        self.counts(job.tube).counts["total_timeouts"] += 1
+        holder = self._take_back(job)
+        self._note_end(job, holder, "timed out", holder)
         self._make_ready(job)
 
     def _unpause(self, tube: str) -> None:
@@ -259,18 +361,36 @@ class Model:
     # Where a job is
 
     def _give(self, client: ModelClient, job: ModelJob) -> None:
-        job.state, job.deadline = "reserved", self.now + job.ttr
+        job.state, job.deadline, job.reserved_at = "reserved", self.now + job.ttr, self.now
         job.reserves += 1
         client.reserved.append(job)
+        tube = self.counts(job.tube)
+        tube.counts["total_reserves"] += 1
+        tube.waits.append(self.now - job.since)
 
-    def _take_back(self, job: ModelJob) -> None:
-        for client in self.clients.values():
+    def _take_back(self, job: ModelJob) -> int:
+        """The number of the client that had it, or 0."""
+        for number, client in self.clients.items():
             if job in client.reserved:
                 client.reserved.remove(job)
+                return number
+        return 0
+
+    def _end_run(self, job: ModelJob) -> int:
+        """A reservation has ended because somebody wanted it to; return the number of the client that had it."""
+        self.counts(job.tube).runs.append(self.now - job.reserved_at)
+        return self._take_back(job)
+
+    def _note(self, job: ModelJob, kind: str, by: int) -> None:
+        job.events = [*job.events, (self.now, kind, by)][-16:]
+
+    def _note_end(self, job: ModelJob, holder: int, kind: str, by: int) -> None:
+        job.events = [*job.events, (job.reserved_at, "reserved", holder), (self.now, kind, by)][-16:]
 
     def _make_ready(self, job: ModelJob) -> None:
         self._take_back(job)
-        job.state = "ready"
+        self.arrivals += 1
+        job.state, job.since, job.arrival = "ready", self.now, self.arrivals
         self._serve_who_waits()
 
     def _make_ready_or_delayed(self, job: ModelJob) -> None:
@@ -282,6 +402,8 @@ class Model:
 
     def _kick(self, job: ModelJob) -> None:
         job.kicks += 1
+        self.counts(job.tube).counts["total_kicks"] += 1
+        self._note(job, "kicked", 0)
         self._make_ready(job)
 
     def _serve_who_waits(self) -> None:
@@ -294,6 +416,7 @@ class Model:
                 client.ended.append(job.id)
 
     def _forget_tubes(self) -> None:
-        """The pause of a tube goes with it."""
+        """The pause of a tube goes with it, and what was counted."""
         tubes = self.tubes()
+        self.counted = {tube: counted for tube, counted in self.counted.items() if tube in tubes}
         self.paused = {tube: until for tube, until in self.paused.items() if tube in tubes}

@@ -12,7 +12,7 @@ from tests.core.world import FullJournal, World
 def test_bury_job_takes_a_ready_or_delayed_one(world: World) -> None:
     client = world.client()
     ready, delayed = client.put(), client.put(delay=5)
-    assert [world.checked(world.broker.bury_job(id)) for id in (delayed, ready)] == [True, True]
+    assert [world.checked(world.broker.bury_job(id, world.now)) for id in (delayed, ready)] == [True, True]
     assert world.buried() == [delayed, ready]
     world.advance(10)
     assert world.buried() == [delayed, ready]
@@ -23,8 +23,8 @@ def test_bury_job_refuses_what_is_held_buried_or_unknown(world: World) -> None:
     client = world.client()
     held, buried = client.put(), client.put()
     client.reserve_job(held)
-    assert world.broker.bury_job(buried)
-    assert [world.checked(world.broker.bury_job(id)) for id in (held, buried, 99)] == [False] * 3
+    assert world.broker.bury_job(buried, world.now)
+    assert [world.checked(world.broker.bury_job(id, world.now)) for id in (held, buried, 99)] == [False] * 3
     assert (world.state(held), world.state(buried)) == ("reserved", "buried")
 
 
@@ -34,7 +34,7 @@ def test_bury_job_comes_after_those_that_clients_buried(world: World) -> None:
     for id in (third, first):
         client.reserve_job(id)
         client.bury(id)
-        world.broker.bury_job(second)
+        world.broker.bury_job(second, world.now)
     assert world.buried() == [third, second, first]
 
 
@@ -43,7 +43,7 @@ def test_put_into_creates_the_tube_and_keeps_its_figures(world: World) -> None:
     world.check()
     assert world.ready(b"new") == [id]
     assert (world.broker.tubes[b"new"].using, world.broker.counters.total_connections) == (0, 0)
-    assert world.checked(world.broker.delete(None, id))
+    assert world.checked(world.broker.delete(None, id, world.now))
     assert b"new" not in world.broker.tubes
 
 
@@ -68,7 +68,7 @@ def test_clear_deletes_a_slice_of_one_state_and_nothing_newer(world: World, stat
     def put() -> int:
         id = client.put(delay=60 if state == DELAYED else 0)
         if state == BURIED:
-            world.broker.bury_job(id)
+            world.broker.bury_job(id, world.now)
         return id
 
     with world.in_bulk():
@@ -77,19 +77,20 @@ def test_clear_deletes_a_slice_of_one_state_and_nothing_newer(world: World, stat
     others = [client.put(delay=60) if state == READY else client.put(delay=0)]
     tube, below = world.broker.tubes[b"default"], world.broker.next_id
     newer = put()
-    assert [world.checked(world.broker.clear(tube, state, 10**9, below)) for _ in range(3)] == [SLICE, 3, 0]
+    assert [world.checked(world.broker.clear(tube, state, 10**9, below, world.now)) for _ in range(3)] == [SLICE, 3, 0]
     assert sorted(world.broker.jobs) == [*others, newer]
 
 
 def test_clear_stops_at_its_bound(world: World) -> None:
     client = world.client()
     ids = [client.put() for _ in range(5)]
-    assert world.checked(world.broker.clear(world.broker.tubes[b"default"], READY, 2, world.broker.next_id)) == 2
+    tube = world.broker.tubes[b"default"]
+    assert world.checked(world.broker.clear(tube, READY, 2, world.broker.next_id, world.now)) == 2
     assert world.ready() == ids[2:]
 
 
 def test_clear_drops_a_tube_that_nobody_needs(world: World) -> None:
     world.broker.put_into(b"new", 7, 0, SECOND, b"", world.now)
-    assert world.broker.clear(world.broker.tubes[b"new"], READY, 1, world.broker.next_id) == 1
+    assert world.broker.clear(world.broker.tubes[b"new"], READY, 1, world.broker.next_id, world.now) == 1
     world.check()
     assert b"new" not in world.broker.tubes

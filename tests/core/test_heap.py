@@ -11,11 +11,21 @@ from greenstalk_server.job import Job, JobHeap
 from greenstalk_server.tube import Tube
 
 
+class Counting(dict[int, Job]):
+    """A table of jobs that counts how often it is asked."""
+
+    lookups = 0
+
+    def get(self, *args: object) -> Job | None:  # type: ignore[override]
+        Counting.lookups += 1
+        return super().get(*args)  # type: ignore[call-overload, no-any-return]
+
+
 class Shelf:
     """A heap of jobs of one tube, and the ranks that should be in it."""
 
     def __init__(self) -> None:
-        self.jobs: dict[int, Job] = {}
+        self.jobs: dict[int, Job] = Counting()
         self.tube = Tube(b"t", self.jobs)
         self.heap: JobHeap = self.tube.ready
         self.ranks: dict[int, int] = {}
@@ -37,8 +47,7 @@ class Shelf:
         expected, first = self.expected(), self.heap.first()
         assert [job.id for job in self.heap.walk()] == expected
         assert (first.id if first is not None else None) == (expected[0] if expected else None)
-        assert self.heap.count == len(expected)
-        assert len(self.heap.entries) <= 2 * self.heap.count + self.heap.SLACK
+        self.heap.check([self.jobs[id] for id in expected])
 
 
 @given(st.lists(st.tuples(st.integers(1, 12), st.integers(0, 3) | st.none()), max_size=300))
@@ -64,7 +73,34 @@ def test_dead_entries_are_swept_when_they_outnumber_the_live() -> None:
         shelf.push(id, rank=id % 7)
     for id in reversed(shelf.expected()[1:]):  # from the end, where none is popped
         shelf.remove(id)
-        assert len(shelf.heap.entries) <= 2 * shelf.heap.count + shelf.heap.SLACK
+        assert shelf.heap.size <= 2 * shelf.heap.count + shelf.heap.SLACK
+    shelf.check()
+
+
+def test_a_large_heap_is_swept_a_few_entries_at_a_time() -> None:
+    """Each removal stays short: no lookup but those of its step, and what a pop drops."""
+    shelf = Shelf()
+    for id in range(1, 20_001):
+        shelf.push(id, rank=id % 7)
+    for id in list(shelf.heap.ids()):
+        if id % 3:
+            Counting.lookups = 0
+            shelf.remove(id)
+            assert Counting.lookups <= shelf.heap.STEP
+        if id % 1000 == 0:
+            shelf.check()
+    shelf.check()
+
+
+def test_jobs_that_leave_a_large_heap_and_come_back_leave_bounded_rests() -> None:
+    shelf = Shelf()
+    for id in range(1, 5001):
+        shelf.push(id, rank=1)
+    for turn in range(12):
+        for id in range(2, 5001, 2):
+            shelf.remove(id)
+            shelf.push(id, rank=1 + turn % 3)
+            assert shelf.heap.size <= 3 * shelf.heap.count + 2 * shelf.heap.SLACK
     shelf.check()
 
 
@@ -83,18 +119,9 @@ def test_a_walk_looks_at_no_more_than_it_yields() -> None:
     shelf = Shelf()
     for id in range(1, 100_001):
         shelf.push(id, rank=100_001 - id)
-    lookups = 0
-
-    class Counting(dict[int, Job]):
-        def get(self, *args: object) -> Job | None:  # type: ignore[override]
-            nonlocal lookups
-            lookups += 1
-            return super().get(*args)  # type: ignore[call-overload, no-any-return]
-
-    heap = JobHeap(shelf.tube, Counting(shelf.jobs))
-    heap.entries, heap.count = shelf.heap.entries, shelf.heap.count
-    assert [job.id for job in islice(heap.walk(), 10)] == list(range(100_000, 99_990, -1))
-    assert lookups <= 20
+    Counting.lookups = 0
+    assert [job.id for job in islice(shelf.heap.walk(), 10)] == list(range(100_000, 99_990, -1))
+    assert Counting.lookups <= 20
 
 
 def test_a_deleted_jobs_entry_is_dead() -> None:

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict
 
 from hypothesis import assume, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from greenstalk_server import life
 from greenstalk_server.job import BURIED, DELAYED, SECOND, URGENT_BELOW
 from tests.core.model import Model, ModelJob, Tie
 from tests.core.world import START, Actor, World
 
 CLIENTS = 6
+COUNTED = (
+    "total_jobs",
+    "total_reserves",
+    "total_releases",
+    "total_buries",
+    "total_kicks",
+    "total_timeouts",
+    "cmd_delete",
+)
 TUBES = st.sampled_from(["default", "a", "b"])
 PRIS = st.sampled_from([0, 1, URGENT_BELOW - 1, URGENT_BELOW, 2**32 - 1])
 DELAYS = st.sampled_from([0, 0, 0, 1, 3])
@@ -20,6 +31,7 @@ TTRS = st.sampled_from([1, 2, 5, 30])
 JOBS = st.lists(st.tuples(PRIS, DELAYS, TTRS), min_size=1, max_size=5)
 TIMEOUTS = st.sampled_from([None, None, 0, 1, 4])
 PAUSES = st.sampled_from([0, 1, 5])
+MAYBE = st.booleans()
 PICKS = st.integers(0, 2**16)
 """A number that picks one of whatever there is to pick from."""
 
@@ -217,6 +229,42 @@ class BrokerMachine(RuleBasedStateMachine):
         _, actor = self.pick_idle(pick)
         assert actor.pause_tube(tube.encode(), delay) == self.model.pause_tube(tube, delay * SECOND)
 
+    # What an admin does
+
+    @rule(job=PICKS, tube=st.none() | TUBES, pri=st.none() | PRIS, delay=st.none() | DELAYS, ttr=st.none() | TTRS)
+    def edit_job(self, job: int, tube: str | None, pri: int | None, delay: int | None, ttr: int | None) -> None:
+        self.begin()
+        id = self.pick_job(job, {"ready", "delayed", "buried", "reserved"})
+        distinct = None if ttr is None else ttr + self.commands / SECOND
+        expected = self.model.edit_job(
+            id,
+            tube,
+            pri,
+            None if delay is None else delay * SECOND,
+            None if distinct is None else round(distinct * SECOND),
+            is_forced=bool(job % 3),
+        )
+        named = None if tube is None else tube.encode()
+        assert self.world.edit(id, tube=named, pri=pri, delay=delay, ttr=distinct, is_forced=bool(job % 3)) == expected
+
+    @rule(job=PICKS, is_forced=MAYBE)
+    def bury_job(self, job: int, is_forced: bool) -> None:
+        self.begin()
+        id = self.pick_job(job, {"ready", "delayed", "reserved"})
+        assert self.world.bury_job(id, is_forced) == self.model.bury_job(id, is_forced)
+
+    @rule(job=PICKS)
+    def release_job(self, job: int) -> None:
+        self.begin()
+        id = self.pick_job(job, {"reserved"})
+        assert self.world.release_job(id) == self.model.release_job(id)
+
+    @rule(job=PICKS, is_forced=MAYBE)
+    def delete_job(self, job: int, is_forced: bool) -> None:
+        self.begin()
+        id = self.pick_job(job, {"reserved"})
+        assert self.world.delete_job(id, is_forced) == self.model.delete_job(id, is_forced)
+
     # Time
 
     @rule(seconds=st.sampled_from([0.5, 1, 2, 4, 40]))
@@ -249,6 +297,17 @@ class BrokerMachine(RuleBasedStateMachine):
             assert stats.pause_time_left == model.seconds_to(model.paused.get(name, 0))
 
     @invariant()
+    def figures_of_tubes_agree(self) -> None:
+        for name in self.model.tubes():
+            tube, counted = self.world.broker.tubes[name.encode()], self.model.counts(name)
+            oldest, expected = tube.oldest_ready(), self.model.oldest_ready(name)
+            assert (oldest and (oldest.id, oldest.deadline)) == (expected and (expected.id, expected.since))
+            assert {key: getattr(tube, key) for key in COUNTED} == {key: counted.counts[key] for key in COUNTED}
+            assert (tube.wait_time, tube.run_time) == (sum(counted.waits), sum(counted.runs))
+            assert tube.waits == Counter(wait.bit_length() for wait in counted.waits)
+            assert tube.runs == Counter(run.bit_length() for run in counted.runs)
+
+    @invariant()
     def clients_agree(self) -> None:
         for number, actor in self.actors.items():
             client = self.model.clients[number]
@@ -262,6 +321,8 @@ class BrokerMachine(RuleBasedStateMachine):
     def jobs_agree(self) -> None:
         assert list(self.world.broker.jobs) == list(self.model.jobs)
         for id, job in self.model.jobs.items():
+            events = life.unpack(self.world.broker.jobs[id].events)
+            assert [(event.at, life.KINDS[event.kind], event.client) for event in events] == job.events
             stats = asdict(self.world.stats_job(id))
             runs_out = job.state in ("reserved", "delayed")
             expected = asdict(job) | {

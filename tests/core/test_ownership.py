@@ -71,8 +71,8 @@ def test_nobody_deletes_a_reserved_job_in_the_name_of_no_client(world: World) ->
     client = world.client()
     reserved, ready = client.put(), client.put()
     client.reserve()
-    assert not world.broker.delete(None, reserved)
-    assert world.broker.delete(None, ready)
+    assert not world.broker.delete(None, reserved, world.now)
+    assert world.broker.delete(None, ready, world.now)
 
 
 @pytest.mark.parametrize("situation", ["ready", "delayed", "buried"])

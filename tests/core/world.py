@@ -10,7 +10,16 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Final, TypeAlias, TypeVar
 
-from greenstalk_server.broker import DEADLINE_SOON, TIMED_OUT, WAITING, Broker
+from greenstalk_server.broker import (
+    DEADLINE_SOON,
+    DONE,
+    HELD,
+    NO_ROOM,
+    NOT_FOUND,
+    TIMED_OUT,
+    WAITING,
+    Broker,
+)
 from greenstalk_server.client import Client
 from greenstalk_server.job import SECOND, STATE_NAMES, Job
 from greenstalk_server.journal import NullJournal
@@ -25,6 +34,9 @@ Outcome: TypeAlias = int | str
 """How a reserve ended: with a job's id, or one of the words below."""
 
 WORDS: Final = {WAITING: "WAITING", TIMED_OUT: "TIMED_OUT", DEADLINE_SOON: "DEADLINE_SOON"}
+
+
+EDITS: Final = {DONE: "DONE", NOT_FOUND: "NOT_FOUND", HELD: "HELD", NO_ROOM: "NO_ROOM"}
 
 
 def make_broker(max_job_size: int = 65535) -> Broker:
@@ -52,6 +64,9 @@ class FullJournal(NullJournal):
     """A journal that has no room."""
 
     def put(self, job: Job) -> bool:
+        return False
+
+    def replace(self, old: Job, new: Job) -> bool:
         return False
 
 
@@ -100,6 +115,39 @@ class World:
         finally:
             self._is_bulk = False
         self.check()
+
+    def edit(
+        self,
+        id: int,
+        *,
+        tube: bytes | None = None,
+        pri: int | None = None,
+        delay: float | None = None,
+        ttr: float | None = None,
+        body: bytes | None = None,
+        is_forced: bool = False,
+    ) -> str:
+        """Have an admin edit job *id*; times in seconds. Return how that ended, as a word."""
+        done = self.broker.edit_job(
+            id,
+            self.now,
+            tube=tube,
+            pri=pri,
+            delay=None if delay is None else round(delay * SECOND),
+            ttr=None if ttr is None else round(ttr * SECOND),
+            body=body,
+            is_forced=is_forced,
+        )
+        return self.checked(EDITS[done])
+
+    def bury_job(self, id: int, is_forced: bool = False) -> bool:
+        return self.checked(self.broker.bury_job(id, self.now, is_forced))
+
+    def release_job(self, id: int) -> bool:
+        return self.checked(self.broker.release_job(id, self.now))
+
+    def delete_job(self, id: int, is_forced: bool = False) -> bool:
+        return self.checked(self.broker.delete_job(id, self.now, is_forced))
 
     def state(self, id: int) -> str:
         """The state of job *id*, or "deleted"."""
@@ -198,14 +246,14 @@ class Actor:
         return self.world.checked(job is not None)
 
     def delete(self, id: int) -> bool:
-        return self.world.checked(self.broker.delete(self.client, id))
+        return self.world.checked(self.broker.delete(self.client, id, self.world.now))
 
     def release(self, id: int, pri: int = 0, delay: float = 0) -> bool:
         done = self.broker.release(self.client, id, pri, round(delay * SECOND), self.world.now)
         return self.world.checked(done)
 
     def bury(self, id: int, pri: int = 0) -> bool:
-        return self.world.checked(self.broker.bury(self.client, id, pri))
+        return self.world.checked(self.broker.bury(self.client, id, pri, self.world.now))
 
     def touch(self, id: int) -> bool:
         return self.world.checked(self.broker.touch(self.client, id, self.world.now))

@@ -110,8 +110,9 @@ class Disk:
     def list(self) -> list[str]:
         return [name for name in self._names if "/" not in name]
 
-    def read(self, name: str) -> bytes:
-        return bytes(self._names[name].cached)
+    def read(self, name: str, size: int = -1) -> bytes:
+        cached = self._names[name].cached
+        return bytes(cached if size < 0 else cached[:size])
 
     def create(self, name: str, size: int) -> int:
         self._change("create")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from random import Random
 
 import pytest
@@ -21,20 +22,35 @@ sizes = pytest.mark.parametrize("size", [0, 100, 3000])
 class Yard(Bench):
     """A bench whose committer does after each command what the real one does, and whose disk may not overflow."""
 
-    def __init__(self, disk: Disk | None = None, max_size: int = SEGMENT, random: Random | None = None) -> None:
-        super().__init__(disk or Disk(), random or seeded(0), max_size=max_size)
+    def __init__(
+        self, disk: Disk | None = None, max_size: int = SEGMENT, random: Random | None = None, now: int = START
+    ) -> None:
+        super().__init__(disk or Disk(), random or seeded(0), now, max_size)
         self.max_size: int = max_size
         self.client: Client = self.broker.connect(lambda: None)
+        self.copied: int = 0
+        self.died: int = 0
+        self.lived: int = 0
 
     def tend(self) -> None:
-        """Commit, compact and keep up as the committer does, and assert that the disk is within its bounds."""
+        """Commit, compact and keep up as the committer does, and assert that the disk is within its bounds.
+
+        What was deleted since the last time counts once more: a file goes when its copies are on disk.
+        """
         batch = self.binlog.take(is_synced=True)
         batch.run()
         self.binlog.done(batch)
         self.safe = batch.sequence
-        self.binlog.compact(max(3 * batch.size, SMALL))
+        before = self.binlog.pending_bytes
+        self.binlog.compact(max(3 * (batch.size - self.copied + self.binlog.bytes_died - self.died), SMALL))
+        self.copied = self.binlog.pending_bytes - before
+        self.died = self.binlog.bytes_died
         self.keep_up()
-        assert self.disk.used <= 2.5 * self.live_bytes + 3 * self.max_size, (self.disk.used, self.live_bytes)
+        live, self.lived = max(self.lived, self.live_bytes), self.live_bytes
+        assert self.disk.used <= 2.5 * live + 3 * self.max_size, (self.disk.used, live)
+        stats = self.binlog.stats()
+        assert (stats.bytes_on_disk, stats.files) == (self.disk.used, len(self.disk.list()))
+        assert stats.bytes_live == self.live_bytes <= stats.bytes_recorded
 
     def tend_full(self) -> None:
         """The same on a full disk: nothing may fail, and there is no bound but the disk's."""
@@ -70,7 +86,7 @@ def test_burying_and_kicking_one_job_again_and_again(size: int) -> None:
     id = yard.add(size)
     for _ in range(2000):
         assert yard.take_any() == id
-        assert yard.broker.bury(yard.client, id, 5)
+        assert yard.broker.bury(yard.client, id, 5, yard.now)
         yard.tend()
         assert yard.broker.kick(yard.broker.tubes[b"default"], BURIED, 1, yard.now) == 1
         yard.tend()
@@ -104,7 +120,7 @@ def test_one_ancient_job_among_many_that_come_and_go(size: int) -> None:
     yard = Yard()
     ancient = yard.add(size, pri=2**32 - 1)
     for _ in range(1500):
-        assert yard.broker.delete(None, yard.add(size, pri=1))
+        assert yard.broker.delete(None, yard.add(size, pri=1), yard.now)
         yard.tend()
     assert list(yard.broker.jobs) == [ancient]
     yard.check_after_crash(yard.disk.crash(Chance(seeded(0), 0.5)))
@@ -129,7 +145,7 @@ def test_most_jobs_deleted_one_in_some_stays(size: int, kept: int) -> None:
         yard.tend()
     for id in range(1, 601):
         if id % kept or kept == 1:
-            assert yard.broker.delete(None, id)
+            assert yard.broker.delete(None, id, yard.now)
             yard.tend()
     yard.settle()
     yard.tend()
@@ -141,7 +157,7 @@ def test_the_first_jobs_stay_and_later_ones_go() -> None:
         yard.add(200)
         yard.tend()
     for id in range(600, 100, -1):
-        assert yard.broker.delete(None, id)
+        assert yard.broker.delete(None, id, yard.now)
         yard.tend()
 
 
@@ -162,7 +178,7 @@ def test_restarts_take_nothing_of_the_disk() -> None:
     disk = Disk()
     for _ in range(50):
         yard = Yard(disk)
-        assert yard.broker.delete(None, yard.add(100))
+        assert yard.broker.delete(None, yard.add(100), yard.now)
         yard.settle()
         yard.tend()
         disk = disk.crash(Chance(seeded(0), 1.0))
@@ -193,7 +209,7 @@ def test_the_figures_of_stats_are_true() -> None:
         yard.add(100)
         yard.tend()
     for id in range(1, 100):
-        assert yard.broker.delete(None, id)
+        assert yard.broker.delete(None, id, yard.now)
         yard.tend()
     yard.settle()
     stats = yard.binlog.stats()
@@ -240,7 +256,7 @@ def test_large_jobs_come_and_go_within_bounds() -> None:
         yard.settle(2)
         yard.add(10)
         yard.settle(2)
-        assert yard.broker.delete(None, first)
+        assert yard.broker.delete(None, first, yard.now)
         yard.settle(2)
         assert yard.disk.used <= 2.5 * yard.live_bytes + 3 * 4 * SMALL
 
@@ -282,8 +298,8 @@ def test_a_full_disk_refuses_puts_and_takes_every_delete(size: int, by: str) -> 
         if by != "delete":
             assert yard.broker.reserve_job(yard.client, id, yard.now)
         if by == "bury and delete":
-            assert yard.broker.bury(yard.client, id, 3)
-        assert yard.broker.delete(yard.client, id)
+            assert yard.broker.bury(yard.client, id, 3, yard.now)
+        assert yard.broker.delete(yard.client, id, yard.now)
         yard.tend_full()
     yard.settle()
     assert not yard.binlog.is_full
@@ -323,3 +339,32 @@ def test_puts_are_accepted_again_as_soon_as_there_is_room() -> None:
     yard.tend_full()
     assert not yard.binlog.is_full
 
+
+
+class Counting(Disk):
+    """A disk that counts its syncs of files, and fails from one on if it is told to."""
+
+    syncs = 0
+    is_failing = False
+
+    def sync(self, handle: int) -> None:
+        if self.is_failing:
+            raise OSError(errno.EIO, "sync")
+        self.syncs += 1
+        super().sync(handle)
+
+
+@pytest.mark.parametrize("sync_interval", [0, SECOND // 20], ids=["-f 0", "-f 50"])
+def test_every_sync_that_works_is_counted_once_with_what_it_took(sync_interval: int) -> None:
+    disk = Counting()
+    bench = Bench(disk, seeded(3), sync_interval=sync_interval)
+    disk.syncs = 0
+    for turn in range(200):
+        disk.is_failing = turn % 20 == 0
+        bench.turn()
+    stats = bench.binlog.stats()
+    counted = sum(stats.syncs.values())
+    assert 50 < counted <= disk.syncs
+    assert disk.syncs - counted < 10, "one that worked before another of its batch failed is not told of"
+    assert sum(count << length >> 1 for length, count in stats.syncs.items()) <= stats.sync_time
+    assert stats.sync_time < sum(count << length for length, count in stats.syncs.items())

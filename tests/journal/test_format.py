@@ -7,7 +7,9 @@ import struct
 
 import pytest
 
-from greenstalk_server.job import BURIED, SECOND, Job
+from greenstalk_server import life
+from greenstalk_server.client import Client
+from greenstalk_server.job import BURIED, RESERVED, SECOND, Job
 from greenstalk_server.journal import record
 from greenstalk_server.journal.recovery import Recovery
 from greenstalk_server.tube import Tube
@@ -16,15 +18,20 @@ from tests.daemon import REPOSITORY
 DOCUMENT = (REPOSITORY / "docs" / "journal-format.md").read_text()
 
 SALT = bytes.fromhex("c0ffee42")
+PUT_AT = 1_700_000_000 * SECOND
 
 TABLES = {
     "Header": struct.Struct("<8sI4sQQQI"),
     "Record": record.HEADER,
+    "Event": life.EVENT,
     "Kind 1, JOB": record.JOB_FIELDS,
     "Kind 2, UPDATE": record.UPDATE_FIELDS,
     "Kind 3, RESERVE": record.RESERVE_FIELDS,
     "Kind 4, DELETE": record.DELETE_FIELDS,
     "Kind 5, PAUSE": record.PAUSE_FIELDS,
+    "Kind 9, JOB_WITH_EVENTS": record.JOB_WITH_EVENTS_FIELDS,
+    "Kind 10, UPDATE_WITH_EVENT": record.UPDATE_WITH_EVENT_FIELDS,
+    "Kind 11, RESERVE_WITH_EVENT": record.RESERVE_WITH_EVENT_FIELDS,
 }
 
 
@@ -42,13 +49,15 @@ def example() -> bytes:
 def written() -> bytes:
     """What the codec makes of the story that the document tells."""
     encoder = record.Encoder(SALT)
-    job = Job(43, Tube(b"mail", {}), b"hello", 1024, 0, 60 * SECOND, 1_700_000_000 * SECOND)
+    tube = Tube(b"mail", {})
+    job = Job(43, tube, b"hello", 1024, 0, 60 * SECOND, PUT_AT)
     data = record.SegmentHeader(SALT, number=7, first_sequence=1001, next_id=43).encode()
     data += encoder.job(job, 1001)
-    job.reserves = 1
+    job.reserves, job.state, job.reserved_at, job.holder = 1, RESERVED, PUT_AT + SECOND, Client(tube, lambda: None, 3)
     data += encoder.reserve(job, 1002)
-    job.state, job.buries, job.deadline = BURIED, 1, 5
-    return data + encoder.update(job, 1003)
+    job.state, job.buries, job.deadline, job.holder = BURIED, 1, 5, None
+    job.events = life.add(life.add(b"", life.RESERVED, PUT_AT + SECOND, 3), life.BURIED, PUT_AT + 2 * SECOND, 3)
+    return data + encoder.update(job, 1003) + encoder.job(job, 1004, job.events)
 
 
 def test_the_example_is_what_the_codec_writes() -> None:
@@ -59,14 +68,16 @@ def test_the_example_is_read_as_it_says() -> None:
     jobs: dict[int, Job] = {}
     recovery = Recovery(lambda name: Tube(name, jobs), jobs)
     segment = recovery.replay("journal.7", 7, example() + bytes(100), is_newest=True)
-    recovery.settle(now=1_700_000_001 * SECOND)
+    recovery.settle(now=PUT_AT + 3 * SECOND)
     assert segment is not None
     assert segment.header == record.SegmentHeader(SALT, 7, 1001, 43)
-    assert (segment.end, segment.records) == (len(example()), 3)
-    assert (recovery.damage, recovery.sequence, recovery.next_id) == ([], 1003, 44)
+    assert (segment.end, segment.records) == (len(example()), 4)
+    assert (recovery.damage, recovery.sequence, recovery.next_id) == ([], 1004, 44)
     (job,) = jobs.values()
     assert (job.id, job.tube.name, job.body, job.pri, job.ttr) == (43, b"mail", b"hello", 1024, 60 * SECOND)
     assert (job.state, job.deadline, job.reserves, job.buries) == (BURIED, 5, 1, 1)
+    reserved, buried = (PUT_AT + SECOND, life.RESERVED, 3), (PUT_AT + 2 * SECOND, life.BURIED, 3)
+    assert life.unpack(job.events) == [reserved, buried]
 
 
 @pytest.mark.parametrize("heading", TABLES)
@@ -86,7 +97,15 @@ def test_version_and_kinds_are_the_codecs() -> None:
     named = {
         int(number): name
         for text in re.findall(r"^### Kinds? (.*?)(?::.*)?$", DOCUMENT, re.MULTILINE)
-        for number, name in re.findall(r"(\d),? ([A-Z_]+)", text)
+        for number, name in re.findall(r"(\d+),? ([A-Z_]+)", text)
     }
     assert set(named) == set(record.SMALLEST_PAYLOAD)
     assert all(getattr(record, name) == number for number, name in named.items())
+    assert f"| kind | 1 to {max(named)}, below |" in DOCUMENT
+    assert f"| version | {record.VERSION} |" in DOCUMENT
+
+
+def test_the_kinds_of_events_are_the_codecs() -> None:
+    told = re.findall(r"(\d) ([a-z ]+)", re.findall(r"^\| 8 \| 1 \| kind \| (.*) \|$", DOCUMENT, re.MULTILINE)[0])
+    assert [(int(number), name) for number, name in told] == list(enumerate(life.KINDS))[1:]
+    assert f"keeps its last {life.KEPT}" in DOCUMENT

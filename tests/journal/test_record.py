@@ -8,17 +8,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from greenstalk_server import life
+from greenstalk_server.client import Client
 from greenstalk_server.job import BURIED, DELAYED, MAX_ID, READY, RESERVED, Job
 from greenstalk_server.journal import record
 from greenstalk_server.journal.record import BadSegment, Encoder, SegmentHeader, decode_segment_header
 from greenstalk_server.journal.recovery import Recovery
 from greenstalk_server.tube import Tube
+from tests.journal import version1
 
 U32 = st.integers(0, 2**32 - 1)
 U64 = st.integers(0, 2**64 - 1)
 SALTS = st.binary(min_size=4, max_size=4)
 NAMES = st.from_regex(rb"[A-Za-z0-9+/;.$_()][-A-Za-z0-9+/;.$_()]{0,199}", fullmatch=True)
-STATES = st.sampled_from([READY, RESERVED, BURIED, DELAYED])
+STATES = st.sampled_from([READY, BURIED, DELAYED])
+EVENTS = st.tuples(st.integers(1, len(life.KINDS) - 1), U64, U32)
 
 HEADER = SegmentHeader(b"salt", number=3, first_sequence=17, next_id=9)
 
@@ -29,7 +33,14 @@ def jobs(draw: st.DrawFn) -> Job:
     job = Job(id, tube, draw(st.binary()), draw(U32), draw(U64), draw(U64), draw(U64))
     job.state, job.deadline = draw(STATES), draw(U64)
     change_counts(job, *[draw(U32) for _ in range(5)])
+    for kind, at, client in draw(st.lists(EVENTS, max_size=life.KEPT + 1)):
+        job.events = life.add(job.events, kind, at, client)
     return job
+
+
+def hold(job: Job, at: int, client: int) -> None:
+    """Have *job* reserved by the client with the number *client*."""
+    job.state, job.reserved_at, job.holder = RESERVED, at, Client(job.tube, lambda: None, client)
 
 
 def change_counts(job: Job, *counts: int) -> None:
@@ -40,7 +51,7 @@ def look(job: Job) -> tuple[object, ...]:
     """All that a JOB record tells."""
     counts = (job.reserves, job.timeouts, job.releases, job.buries, job.kicks)
     times = (job.delay, job.ttr, job.created_at, job.deadline)
-    return (job.id, job.tube.name, job.body, job.pri, *times, *counts, job.state)
+    return (job.id, job.tube.name, job.body, job.pri, *times, *counts, job.state, job.events)
 
 
 def replayed(salt: bytes, *records: bytes) -> Recovery:
@@ -80,9 +91,20 @@ def test_a_header_cut_at_any_byte_is_refused() -> None:
 
 
 def test_a_header_of_another_version_says_which() -> None:
-    data = HEADER.encode()[: record.SEGMENT_HEADER_SIZE - 4].replace(b"\1\0\0\0", b"\2\0\0\0", 1)
-    with pytest.raises(BadSegment, match="version 2, and this server reads 1"):
-        decode_segment_header(data + crc32(data).to_bytes(4, "little"))
+    for version in (0, 3, 2**32 - 1):
+        with pytest.raises(BadSegment, match=f"version {version}, and this server reads 1 to 2"):
+            decode_segment_header(of_version(version))
+
+
+def test_a_header_of_an_older_version_is_read() -> None:
+    assert decode_segment_header(of_version(1)) == decode_segment_header(of_version(2)) == HEADER
+
+
+def of_version(version: int) -> bytes:
+    """HEADER as a server of *version* would have written it."""
+    data = HEADER.encode()[: record.SEGMENT_HEADER_SIZE - 4]
+    data = data[:8] + version.to_bytes(4, "little") + data[12:]
+    return data + crc32(data).to_bytes(4, "little")
 
 
 @given(st.binary())
@@ -96,40 +118,110 @@ def test_any_bytes_are_a_header_or_refused(data: bytes) -> None:
 
 @given(SALTS, jobs())
 def test_a_job_is_read_as_it_was_written(salt: bytes, job: Job) -> None:
-    data = Encoder(salt).job(job, 1)
-    assert len(data) == record.job_size(job)
+    data = Encoder(salt).job(job, 1, job.events)
+    assert data[record.HEADER_SIZE - 1] == (record.JOB_WITH_EVENTS if job.events else record.JOB)
+    assert len(data) == record.job_size(job) + record.events_size(job.events)
     recovery = replayed(salt, data)
     assert [look(each) for each in recovery.jobs.values()] == [look(job)]
     assert recovery.jobs[job.id].segment == 1
+    assert record.recorded_size(recovery.jobs[job.id]) == len(data)
     assert recovery.next_id == job.id + 1
+
+
+@given(SALTS, jobs(), U64, U32)
+def test_a_reserved_job_is_read_with_the_reservation_as_its_last_event(
+    salt: bytes, job: Job, at: int, client: int
+) -> None:
+    hold(job, at, client)
+    data = Encoder(salt).job(job, 1, record.events_of(job))
+    assert record.job_size(job) < len(data) <= record.job_size(job) + 1 + 208
+    found = replayed(salt, data).jobs[job.id]
+    assert life.unpack(found.events) == [*life.unpack(job.events), life.Event(at, life.RESERVED, client)][-life.KEPT :]
+    assert found.state == RESERVED
 
 
 @given(SALTS, jobs(), jobs())
 def test_an_update_is_read_as_it_was_written(salt: bytes, job: Job, other: Job) -> None:
     encoder = Encoder(salt)
-    data = encoder.job(job, 1)
+    data = encoder.job(job, 1, job.events)
     job.pri, job.delay, job.deadline, job.state = other.pri, other.delay, other.deadline, other.state
     change_counts(job, other.reserves, other.timeouts, other.releases, other.buries, other.kicks)
+    job.events = life.add(job.events, life.BURIED, other.created_at, life.LAST_CLIENT)
     update = encoder.update(job, 2)
     assert len(update) == record.UPDATE_SIZE
     assert look(replayed(salt, data, update).jobs[job.id]) == look(job)
 
 
-@given(SALTS, jobs(), U32, U32)
-def test_a_reservation_is_read_as_it_was_written(salt: bytes, job: Job, reserves: int, timeouts: int) -> None:
+@given(SALTS, jobs(), U32, U32, U64, U32)
+def test_a_reservation_is_read_as_it_was_written(
+    salt: bytes, job: Job, reserves: int, timeouts: int, at: int, client: int
+) -> None:
     encoder = Encoder(salt)
-    data = encoder.job(job, 1)
-    job.reserves, job.timeouts, job.state = reserves, timeouts, RESERVED
+    data = encoder.job(job, 1, job.events)
+    job.reserves, job.timeouts = reserves, timeouts
+    hold(job, at, client)
     reserve = encoder.reserve(job, 2)
     assert len(reserve) == record.RESERVE_SIZE
+    job.events = life.add(job.events, life.RESERVED, at, client)
     assert look(replayed(salt, data, reserve).jobs[job.id]) == look(job)
+
+
+@given(SALTS, jobs(), U32, st.sampled_from([life.TIMED_OUT, life.RETURNED]), U64, U32)
+def test_the_end_of_a_reservation_is_read_as_it_was_written(
+    salt: bytes, job: Job, timeouts: int, kind: int, at: int, client: int
+) -> None:
+    encoder = Encoder(salt)
+    data = encoder.job(job, 1, job.events)
+    hold(job, at - 1 if at else 0, client)
+    reserve = encoder.reserve(job, 2)
+    job.events = life.add(job.events, life.RESERVED, job.reserved_at, client)
+    job.timeouts, job.holder = timeouts, None
+    job.events = life.add(job.events, kind, at, client)
+    lapse = encoder.lapse(job, 3)
+    assert len(lapse) == record.RESERVE_SIZE
+    job.state, job.deadline = READY, at
+    assert look(replayed(salt, data, reserve, lapse).jobs[job.id]) == look(job)
+
+
+@given(SALTS, jobs(), jobs())
+def test_what_version_1_wrote_of_a_change_is_read(salt: bytes, job: Job, other: Job) -> None:
+    data = Encoder(salt).job(job, 1, job.events)
+    job.pri, job.delay, job.deadline, job.state = other.pri, other.delay, other.deadline, other.state
+    change_counts(job, other.reserves, other.timeouts, other.releases, other.buries, other.kicks)
+    update = version1.update(salt, job, 2)
+    assert look(replayed(salt, data, update).jobs[job.id]) == look(job)
+    job.reserves, job.timeouts, job.state = other.kicks, other.reserves, RESERVED
+    reserve = version1.reserve(salt, job, 3)
+    assert look(replayed(salt, data, update, reserve).jobs[job.id]) == look(job)
+
+
+@pytest.mark.parametrize("length", [1, 12, 14, 207, 255])
+def test_a_job_with_part_of_an_event_is_none(length: int) -> None:
+    """No writer makes it."""
+    job = Job(1, Tube(b"default", {}), b"body" * 100, 0, 0, 0, 0)
+    job.events = life.add(b"", life.KICKED, 1, 0)
+    data = bytearray(Encoder(b"salt").job(job, 1, job.events))
+    data[record.HEADER_SIZE + record.JOB_FIELDS.size] = length
+    data[4:8] = crc32(data[8:], record.seed_of(b"salt")).to_bytes(4, "little")
+    assert not replayed(b"salt", bytes(data)).jobs
+
+
+@pytest.mark.parametrize("kind", [0, len(life.KINDS), 255])
+def test_an_event_of_no_kind_is_not_shown(kind: int) -> None:
+    """Nor does a job that only such a one tells of turn reserved."""
+    encoder, job = Encoder(b"salt"), Job(1, Tube(b"default", {}), b"", 0, 0, 0, 5)
+    data = encoder.job(job, 1)
+    job.events = life.EVENT.pack(7, kind, 1)
+    recovery = replayed(b"salt", data, encoder.lapse(job, 2))
+    recovery.settle(9)
+    assert (recovery.jobs[1].state, life.unpack(recovery.jobs[1].events)) == (READY, [])
 
 
 @given(SALTS, jobs())
 def test_a_delete_is_read_as_it_was_written(salt: bytes, job: Job) -> None:
     delete = Encoder(salt).delete(job.id, 2)
     assert len(delete) == record.DELETE_SIZE
-    recovery = replayed(salt, Encoder(salt).job(job, 1), delete)
+    recovery = replayed(salt, Encoder(salt).job(job, 1, job.events), delete)
     assert not recovery.jobs
     assert recovery.next_id == job.id + 1
 
@@ -148,7 +240,9 @@ def test_a_pause_is_read_as_it_was_written(salt: bytes, name: bytes, until: int,
 def test_counts_stop_at_what_a_record_takes() -> None:
     job = Job(1, Tube(b"default", {}), b"", 0, 0, 0, 0)
     encoder = Encoder(b"salt")
-    for write in (encoder.job, encoder.update, encoder.reserve):
+    hold(job, 1, 1)
+    job.events = life.add(b"", life.RETURNED, 1, 1)
+    for write in (encoder.job, encoder.update, encoder.reserve, encoder.lapse):
         change_counts(job, *[2**32] * 5)
         write(job, 1)
         assert job.reserves == job.kicks == 2**32 - 1

@@ -14,8 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from greenstalk_server import life
+from greenstalk_server.client import Client
 from greenstalk_server.exits import StartError
-from greenstalk_server.job import BURIED, DELAYED, READY, SECOND, Job
+from greenstalk_server.job import BURIED, DELAYED, READY, RESERVED, SECOND, Job
 from greenstalk_server.journal import record
 from greenstalk_server.journal.record import Encoder, SegmentHeader
 from greenstalk_server.journal.recovery import SECTOR, Damage, Recovery
@@ -23,6 +25,7 @@ from greenstalk_server.journal.segment import name_of, numbers
 from greenstalk_server.startup import replay_all
 from greenstalk_server.tube import Tube
 from tests.core.world import START
+from tests.journal import version1
 from tests.journal.disk import Disk, seeded
 from tests.journal.workload import recovered
 
@@ -37,13 +40,15 @@ class Story:
     places: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
     contents: dict[int, tuple[bytes, bytes, int, int]] = field(default_factory=dict)
     figures: dict[int, set[tuple[str, int]]] = field(default_factory=dict)
+    events: dict[int, set[life.Event]] = field(default_factory=dict)
     _sequence: int = 0
     _number: int = 0
+    _salt: bytes = b"none"
     _encoder: Encoder = field(default_factory=lambda: Encoder(b"none"))
 
     def begin(self, next_id: int) -> None:
         self._number += 1
-        salt = b"slt%d" % self._number
+        self._salt = salt = b"slt%d" % self._number
         self._encoder = Encoder(salt)
         self.segments[self._number] = SegmentHeader(salt, self._number, self._sequence + 1, next_id).encode()
         self.places[self._number] = []
@@ -51,15 +56,36 @@ class Story:
     def job(self, job: Job) -> None:
         self.contents[job.id] = (job.tube.name, job.body, job.ttr, job.created_at)
         self._see(job)
-        self._add(self._encoder.job(job, self._next()))
+        self._add(self._encoder.job(job, self._next(), job.events))
 
-    def update(self, job: Job) -> None:
+    def update(self, job: Job, kind: int) -> None:
+        """An event of *kind*, of nobody's doing, has made *job* what it is."""
+        job.events = life.add(job.events, kind, START, life.NOBODY)
         self._see(job)
         self._add(self._encoder.update(job, self._next()))
 
     def reserve(self, job: Job) -> None:
-        self._see(job)
+        """*job* is reserved, for as long as this takes."""
+        job.state, job.reserved_at, job.holder = RESERVED, START, Client(job.tube, lambda: None, 7)
         self._add(self._encoder.reserve(job, self._next()))
+        job.events = life.add(job.events, life.RESERVED, START, 7)
+        job.holder = None
+        self._see(job)
+
+    def lapse(self, job: Job) -> None:
+        """The reservation of *job* times out."""
+        job.events = life.add(job.events, life.TIMED_OUT, START, 7)
+        self._see(job)
+        self._add(self._encoder.lapse(job, self._next()))
+
+    def update_by_version_1(self, job: Job) -> None:
+        self._see(job)
+        self._add(version1.update(self._salt, job, self._next()))
+
+    def reserve_by_version_1(self, job: Job) -> None:
+        job.state = RESERVED
+        self._see(job)
+        self._add(version1.reserve(self._salt, job, self._next()))
 
     def delete(self, job: Job) -> None:
         self._add(self._encoder.delete(job.id, self._next()))
@@ -75,14 +101,16 @@ class Story:
         return max(self.segments)
 
     def assert_nothing_invented(self, recovery: Recovery) -> None:
-        """Every job is one that was recorded, and every figure of it once was its."""
+        """Every job is one that was recorded, and every figure and event of it once was its."""
         for id, job in recovery.jobs.items():
             assert (job.tube.name, job.body, job.ttr, job.created_at) == self.contents[id]
             assert set(figures(job)) <= self.figures[id] | {("state", READY)}
+            assert set(life.unpack(job.events)) <= self.events[id] | {life.Event(START, life.RETURNED, life.NOBODY)}
         assert recovery.pauses.keys() <= {b"paused"}
 
     def _see(self, job: Job) -> None:
         self.figures.setdefault(job.id, set()).update(figures(job))
+        self.events.setdefault(job.id, set()).update(life.unpack(job.events))
 
     def _next(self) -> int:
         self._sequence += 1
@@ -115,10 +143,14 @@ def told() -> Story:
     story.job(one)
     story.job(two)
     story.pause(paused)
-    two.state, two.reserves = 2, 1
+    two.reserves = 1
     story.reserve(two)
     two.state, two.buries, two.pri, two.deadline = BURIED, 1, 7, 1
-    story.update(two)
+    story.update(two, life.BURIED)
+    one.reserves = 1
+    story.reserve_by_version_1(one)
+    one.state, one.releases, one.pri = READY, 1, 3
+    story.update_by_version_1(one)
     story.begin(3)
     story.pause(paused)
     story.job(three)
@@ -132,12 +164,16 @@ def told() -> Story:
     story.pause(paused)
     story.job(two)
     three.releases, three.pri = 1, 9
-    story.update(three)
-    four.state, four.kicks = READY, 1
-    story.update(four)
-    story.delete(five)
-    three.timeouts = 2**32 - 1  # so that the last byte is not zero, as are those behind it
+    story.update(three, life.RELEASED)
+    three.reserves = 1
     story.reserve(three)
+    three.timeouts = 1
+    story.lapse(three)
+    four.state, four.kicks = READY, 1
+    story.update(four, life.KICKED)
+    story.delete(five)
+    three.timeouts = 2**32 - 1
+    story.reserve_by_version_1(three)  # so that the last byte is not zero, as are those behind it
     return story
 
 
@@ -183,7 +219,16 @@ def test_all_that_was_told_is_recovered() -> None:
     assert recovery.pauses == {b"paused": (START + 300 * SECOND, 300 * SECOND)}
     assert recovery.next_id == 6
     assert recovery.highest_number == 3
+    assert {id: kinds(job) for id, job in recovery.jobs.items()} == {
+        2: ["reserved", "buried"],
+        3: ["released", "reserved", "timed out"],
+        4: ["kicked"],
+    }
     STORY.assert_nothing_invented(recovery)
+
+
+def kinds(job: Job) -> list[str]:
+    return [life.KINDS[event.kind] for event in life.unpack(job.events)]
 
 
 @each_segment
@@ -419,6 +464,72 @@ def test_a_segment_that_tells_all_again_makes_good_what_failed() -> None:
         assert len(recovery.jobs) == 39
     recovery = recover({1: story.segments[1], 2: data[: kept - 1], 3: anew})
     assert not recovery.is_sound
+
+
+def churned() -> tuple[Story, list[tuple[int, int, bytes]]]:
+    """A job that is kicked again and again in the second segment; after each record: its end, and the job's look."""
+    story, job = Story(), made(1)
+    story.begin(1)
+    story.job(job)
+    story.begin(2)
+    looks = []
+    for kicks in range(1, 60):
+        job.kicks = kicks
+        story.update(job, life.KICKED)
+        looks.append((story.places[2][-1][1], kicks, job.events))
+    return story, looks
+
+
+@pytest.mark.parametrize("size", [HEADER_SIZE, HEADER_SIZE + 10])
+def test_behind_damage_to_what_is_told_again_nothing_counts(size: int) -> None:
+    """The disk had failed, and power was lost while all was recorded anew, before the job's turn came.
+
+    What had come to the disk behind the hole, though sound, would make of the job what it never was.
+    """
+    story, looks = churned()
+    data = story.segments[2]
+    anew = SegmentHeader(b"anew", 4, first_sequence=12, next_id=2).encode() + b"x" * 10
+    for at in range(looks[9][0], len(data) - SECTOR, 100):
+        torn = data[:at] + b"?" * SECTOR + data[at + SECTOR :]
+        recovery = recover({1: story.segments[1], 2: torn, 4: anew[:size]})
+        job = recovery.jobs[1]
+        end, kicks, events = max(look for look in looks if look[0] <= at)
+        assert (recovery.segments[1].end, job.kicks, job.events) == (end, kicks, events)
+        assert recovery.is_sound
+
+
+def test_records_missing_from_what_is_told_again_end_it() -> None:
+    story, looks = churned()
+    data, anew = story.segments[2], SegmentHeader(b"anew", 4, first_sequence=12, next_id=2).encode()
+    for (at, kicks, events), (end, _, _) in itertools.pairwise(looks[12:-1]):
+        recovery = recover({1: story.segments[1], 2: data[:at] + data[end:], 4: anew})
+        assert (recovery.segments[1].end, recovery.jobs[1].kicks, recovery.jobs[1].events) == (at, kicks, events)
+        assert recovery.is_sound
+
+
+def test_damage_to_what_is_not_told_again_is_damage() -> None:
+    story, looks = churned()
+    data, anew = story.segments[2], SegmentHeader(b"anew", 4, first_sequence=40, next_id=2).encode()
+    at = looks[9][0]
+    recovery = recover({1: story.segments[1], 2: data[:at] + b"?" * SECTOR + data[at + SECTOR :], 4: anew})
+    assert not recovery.is_sound
+    assert recovery.jobs[1].kicks == looks[-1][1]
+
+
+def test_a_copy_of_an_old_segment_tells_nothing_again() -> None:
+    story, looks = churned()
+    data, at = story.segments[2], looks[30][0]
+    torn = data[:at] + b"?" * SECTOR + data[at + SECTOR :]
+    assert recover({1: story.segments[1], 2: torn, 4: story.segments[1]}).jobs[1].kicks == looks[-1][1]
+
+
+def test_the_first_segment_that_never_came_to_the_disk_is_no_damage_if_the_next_tells_all() -> None:
+    """The next has nothing in it yet but its head, which tells of the very first record."""
+    head = SegmentHeader(b"anew", 2, first_sequence=1, next_id=1).encode()
+    for torn in (b"\1" * 17 + bytes(4000), bytes(SECTOR) + b"x" * 500):
+        recovery = recover({1: torn, 2: head})
+        assert len(recovery.damage) == 1
+        assert recovery.is_sound
 
 
 # Imports

@@ -16,9 +16,11 @@ from pathlib import Path
 import greenstalk
 import pytest
 
+from greenstalk_server import life
 from greenstalk_server.exits import StartError
 from greenstalk_server.job import BURIED, READY
 from greenstalk_server.journal.beanstalkd import find
+from greenstalk_server.journal.files import Directory
 from greenstalk_server.startup import IMPORTED_DIRECTORY
 from tests.conformance.servers import Kind, Server, ours, peer
 from tests.core.world import START
@@ -178,6 +180,80 @@ def test_a_restart_keeps_pauses_and_gives_no_id_again(tmp_path: Path, number: si
         with pytest.raises(greenstalk.TimedOutError):
             client.reserve(timeout=0)
         assert client.put(b"") == 3
+
+
+# What has happened to a job
+
+
+def live(server: Server) -> None:
+    """Have something happen to each of six jobs, by one client each, and kill the server while the last is held."""
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(client_of(server)) for _ in range(6)]
+        released, buried, kicked, timed_out, returned, held = clients
+        for id, client in enumerate(clients, 1):
+            assert client.put(b"%d" % id, ttr=1 if client is timed_out else 3600) == id
+            client.reserve_job(id)
+        released.release(greenstalk.Job(1, b""), priority=7, delay=3600)
+        buried.bury(greenstalk.Job(2, b""), priority=8)
+        kicked.bury(greenstalk.Job(3, b""))
+        kicked.kick_job(3)
+        returned.close()
+        until = time.monotonic() + PATIENCE
+        while held.stats_job(4)["timeouts"] == 0 or held.stats_job(5)["state"] != "ready":
+            assert time.monotonic() < until
+            time.sleep(0.02)
+        held.put(b"so that all before is written")
+        os.kill(server.pid, signal.SIGKILL)
+        server.stop()
+
+
+LIFE = {
+    1: ["reserved", "released"],
+    2: ["reserved", "buried"],
+    3: ["reserved", "buried", "kicked"],
+    4: ["reserved", "timed out"],
+    5: ["reserved", "returned"],
+    6: ["reserved", "returned"],
+    7: [],
+}
+
+
+def test_a_jobs_life_survives_restarts(tmp_path: Path) -> None:
+    """The counts of stats-job over the wire; and, which no command tells, the events, as two restarts later found."""
+    directory, began = tmp_path / "b", time.time_ns()
+    with serving(ours(), directory, "-f", "0") as server:
+        live(server)
+    copy, killed = tmp_path / "copy", time.time_ns()
+    shutil.copytree(directory, copy)
+    counts = ("state", "pri", "delay", "reserves", "timeouts", "releases", "buries", "kicks")
+    shown = {}
+    for _ in range(2):
+        with serving(ours(), directory, "-f", "0") as server:
+            shown = {id: tuple(job[key] for key in counts) for id, job in snapshot(server, 7).items()}
+        assert shown == {
+            1: ("delayed", 7, 3600, 1, 0, 1, 0, 0),
+            2: ("buried", 8, 0, 1, 0, 0, 1, 0),
+            3: ("ready", 65536, 0, 1, 0, 0, 1, 1),
+            4: ("ready", 65536, 0, 1, 1, 0, 0, 0),
+            5: ("ready", 65536, 0, 1, 0, 0, 0, 0),
+            6: ("ready", 65536, 0, 1, 0, 0, 0, 0),
+            7: ("ready", 65536, 0, 0, 0, 0, 0, 0),
+        }
+    found = recovered(Directory(str(directory)), time.time_ns())
+    told = {id: life.unpack(job.events) for id, job in found.jobs.items()}
+    assert {id: [life.KINDS[event.kind] for event in events] for id, events in told.items()} == LIFE
+    clients = [told[id][0].client for id in range(1, 7)]
+    assert clients == sorted(set(clients)) and clients[0] > life.NOBODY
+    for id in (1, 2, 4, 5):
+        assert told[id][1].client == clients[id - 1]
+        assert began < told[id][0].at <= told[id][1].at < killed
+    assert (told[6][1].client, told[3][2].client) == (life.NOBODY, life.NOBODY)
+    assert killed < told[6][1].at == found.jobs[6].deadline
+    assert found.connect(lambda: None).number > max(clients)
+    at_once = recovered(Directory(str(copy)), killed)
+    assert {id: life.unpack(job.events) for id, job in at_once.jobs.items() if id != 6} == {
+        id: events for id, events in told.items() if id != 6
+    }
 
 
 # From beanstalkd to us

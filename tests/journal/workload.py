@@ -8,17 +8,17 @@ so what a restart shows can be held against every state that was ever recorded, 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Final, TypeVar
 
-from greenstalk_server import startup
-from greenstalk_server.broker import Broker
+from greenstalk_server import life, startup
+from greenstalk_server.broker import DONE, HELD, NO_ROOM, Broker
 from greenstalk_server.client import Client
 from greenstalk_server.job import BURIED, DELAYED, READY, RESERVED, SECOND, Job
 from greenstalk_server.journal.binlog import Binlog
 from greenstalk_server.journal.files import Files
-from greenstalk_server.journal.record import job_size
+from greenstalk_server.journal.record import recorded_size
 from greenstalk_server.tube import Tube
 from tests.core.world import START, make_broker
 from tests.journal.disk import Disk
@@ -29,11 +29,17 @@ SMALL: Final = 4096
 T = TypeVar("T")
 
 TUBES: Final = (b"default", b"mail", b"a" * 200)
+ELSEWHERE: Final = b"elsewhere"
+"""A tube that no client uses or watches."""
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """All that a restart has to show of a job. `place` is the deadline if delayed, the burial's number if buried."""
+    """All that a journal is told of a job; `at` is what a restart has to show of that.
+
+    place   the deadline if delayed, the burial's number if buried, else 0.
+    events  with that of a reservation that goes on.
+    """
 
     tube: bytes = field(repr=False)
     body: bytes = field(repr=False)
@@ -48,12 +54,15 @@ class Look:
     releases: int
     buries: int
     kicks: int
+    events: bytes
 
     @staticmethod
-    def of(job: Job, now: int) -> Look:
-        """What a restart at *now* has to show."""
-        state = job.state
-        if state == RESERVED or (state == DELAYED and job.deadline <= now):
+    def of(job: Job) -> Look:
+        """How *job* looks; one that nobody holds any more is ready, though it may not know yet."""
+        state, events = job.state, job.events
+        if job.holder is not None:
+            events = life.add(events, life.RESERVED, job.reserved_at, job.holder.number)
+        elif state == RESERVED:
             state = READY
         return Look(
             job.tube.name,
@@ -69,14 +78,25 @@ class Look:
             job.releases,
             job.buries,
             job.kicks,
+            events,
         )
 
     def at(self, now: int) -> Look:
-        """What a later restart has to show."""
+        """What a restart at *now* has to show."""
+        if self.state == RESERVED:
+            return replace(self, state=READY, events=life.add(self.events, life.RETURNED, now, life.NOBODY))
         if self.state == DELAYED and self.place <= now:
-            values = {name: getattr(self, name) for name in self.__slots__}
-            return Look(**values | {"state": READY, "place": 0})
+            return replace(self, state=READY, place=0)
         return self
+
+    def forgetting(self, events: bytes) -> Look:
+        """How it looks with *events* alone, if these are the newest of its own."""
+        return replace(self, events=events) if self.events.endswith(events) else self
+
+    def unreturned(self) -> Look:
+        """How it looked before a restart gave it back."""
+        assert life.last(self.events).kind == life.RETURNED
+        return replace(self, state=RESERVED, events=self.events[: -life.EVENT.size])
 
 
 @dataclass(slots=True)
@@ -84,16 +104,22 @@ class History:
     """What was recorded, in order: by job and by tube, each with the sequence number of its record.
 
     A job that is gone looks None; a pause is its end, 0 if there is none.
+
+    has_been_full   the disk was, and the oldest events of a job may be missing since.
     """
 
     jobs: dict[int, list[tuple[int, Look | None]]] = field(default_factory=dict)
     pauses: dict[bytes, list[tuple[int, int]]] = field(default_factory=dict)
+    has_been_full: bool = False
 
-    def begin(self, broker: Broker, sequence: int, now: int) -> None:
-        """Take what *broker* has recovered as recorded under *sequence*."""
+    def begin(self, broker: Broker, sequence: int) -> None:
+        """Take what *broker* has recovered as recorded under *sequence*, but for what the start itself has recorded."""
         for id in range(1, broker.next_id):
             job = broker.jobs.get(id)
-            self.jobs[id] = [(sequence, Look.of(job, now) if job is not None else None)]
+            look = Look.of(job) if job is not None else None
+            given_back = self.jobs.get(id, [])
+            before = look.unreturned() if given_back and look is not None else look
+            self.jobs[id] = [(sequence, before), *given_back]
         for tube in broker.tubes.values():
             self.pauses[tube.name] = [(sequence, tube.paused_until)]
 
@@ -103,9 +129,9 @@ class History:
         assert broker.jobs.keys() <= self.jobs.keys(), "a job was invented"
         for id, entries in self.jobs.items():
             job = broker.jobs.get(id)
-            found = Look.of(job, now) if job is not None else None
+            found = Look.of(job) if job is not None else None
             possible = [look.at(now) if look is not None else None for look in _since(entries, safe, None)]
-            assert found in possible, f"job {id}"
+            assert found in possible or self._was_forgotten(found, possible), f"job {id}"
         for name, pauses in self.pauses.items():
             tube = broker.tubes.get(name)
             ends = [end if end > now else 0 for end in _since(pauses, safe, 0)]
@@ -115,6 +141,12 @@ class History:
         for tube in broker.tubes.values():
             places = [job.deadline for job in tube.buried.values()]
             assert places == sorted(set(places)), "the order of the buried jobs"
+
+    def _was_forgotten(self, found: Look | None, possible: list[Look | None]) -> bool:
+        """Whether *found* is a possible look but for its oldest events, which were left out when the disk was full."""
+        return self.has_been_full and any(
+            found is not None and look is not None and look.forgetting(found.events) == found for look in possible
+        )
 
     def latest(self, id: int) -> Look | None:
         """How the job *id* was recorded last."""
@@ -143,6 +175,17 @@ class Witness(Binlog):
         super().reserve(job)
         self._note(job.id, job)
 
+    def replace(self, old: Job, new: Job) -> bool:
+        if not super().replace(old, new):
+            return False
+        assert old.id == new.id
+        self._note(new.id, new)
+        return True
+
+    def lapse(self, job: Job) -> None:
+        super().lapse(job)
+        self._note(job.id, job)
+
     def delete(self, job: Job) -> None:
         super().delete(job)
         self._note(job.id, None)
@@ -152,8 +195,17 @@ class Witness(Binlog):
         self.history.pauses.setdefault(tube.name, []).append((self._sequence, tube.paused_until))
 
     def _note(self, id: int, job: Job | None) -> None:
-        look = Look.of(job, 0) if job is not None else None
+        look = Look.of(job) if job is not None else None
         self.history.jobs.setdefault(id, []).append((self._sequence, look))
+
+    def _note_full(self, error: OSError) -> None:
+        super()._note_full(error)
+        self.history.has_been_full = True
+
+    @property
+    def live_bytes(self) -> int:
+        """What it believes that the newest JOB records of all jobs take."""
+        return self._live_bytes
 
 
 class Bench:
@@ -181,7 +233,7 @@ class Bench:
         self.broker.journal = self.binlog
         startup.recover(disk, self.broker, self.binlog, now, is_strict=False)
         self.safe: int = self.binlog.safe
-        self.history.begin(self.broker, self.safe, now)
+        self.history.begin(self.broker, self.safe)
         self.clients: list[Client] = [self._connect() for _ in range(3)]
 
     # The committer's part
@@ -257,7 +309,8 @@ class Bench:
         verbs = (
             self.put, self.put, self.put, self.put, self.reserve, self.reserve, self.reserve, self.wait, self.release,
             self.release, self.bury, self.bury, self.kick, self.kick_job, self.delete, self.delete, self.delete_held,
-            self.delete_held, self.reserve_job, self.touch, self.pause, self.reconnect, self.pass_time,
+            self.delete_held, self.reserve_job, self.touch, self.pause, self.reconnect, self.pass_time, self.edit,
+            self.edit, self.edit, self.bury_job, self.release_job, self.delete_forced,
         )  # fmt: skip
         for _ in range(commands):
             self.now += 1
@@ -299,7 +352,7 @@ class Bench:
     def bury(self) -> None:
         if held := self._held():
             client, id = held
-            assert self.broker.bury(client, id, self.random.randrange(5))
+            assert self.broker.bury(client, id, self.random.randrange(5), self.now)
 
     def touch(self) -> None:
         if held := self._held():
@@ -309,11 +362,45 @@ class Bench:
     def delete_held(self) -> None:
         if held := self._held():
             client, id = held
-            assert self.broker.delete(client, id)
+            assert self.broker.delete(client, id, self.now)
 
     def delete(self) -> None:
         if self.broker.jobs:
-            self.broker.delete(self._client(), self._any_id())
+            self.broker.delete(self._client(), self._any_id(), self.now)
+
+    def edit(self) -> None:
+        """Change anything of any job; it is done, or nothing has changed."""
+        if not self.broker.jobs:
+            return
+        random, id = self.random, self._any_id()
+        job = self.broker.jobs[id]
+        before, is_forced = Look.of(job), random.random() < 0.5
+        outcome = self.broker.edit_job(
+            id,
+            self.now,
+            tube=random.choice((None, ELSEWHERE, *TUBES)),
+            pri=random.choice((None, random.randrange(5))),
+            delay=random.choice((None, 0, random.randrange(60) * SECOND)),
+            ttr=random.choice((None, 30 * SECOND)),
+            body=random.choice((None, b"", b"edited %d:" % id + random.randbytes(random.choice((9, 900, 6000))))),
+            is_forced=is_forced,
+        )
+        if outcome != DONE:
+            assert outcome == (HELD if job.state == RESERVED and not is_forced else NO_ROOM)
+            assert self.broker.jobs[id] is job
+            assert Look.of(job) == before
+
+    def bury_job(self) -> None:
+        if self.broker.jobs:
+            self.broker.bury_job(self._any_id(), self.now, is_forced=self.random.random() < 0.5)
+
+    def release_job(self) -> None:
+        if held := self._held():
+            assert self.broker.release_job(held[1], self.now)
+
+    def delete_forced(self) -> None:
+        if held := self._held():
+            assert self.broker.delete_job(held[1], self.now, is_forced=True)
 
     def kick(self) -> None:
         tube = self.random.choice(list(self.broker.tubes.values()))
@@ -340,7 +427,7 @@ class Bench:
     def delete_all(self) -> None:
         """Delete every job, held or not."""
         for job in list(self.broker.jobs.values()):
-            assert self.broker.delete(job.holder, job.id)
+            assert self.broker.delete(job.holder, job.id, self.now)
 
     # What a test asks
 
@@ -348,7 +435,7 @@ class Bench:
         """Assert that the broker has told the journal all that a restart has to show."""
         for id, job in self.broker.jobs.items():
             recorded = self.history.latest(id)
-            assert recorded is not None and Look.of(job, self.now) == recorded.at(self.now)
+            assert recorded is not None and Look.of(job).at(self.now) == recorded.at(self.now)
         for id in self.history.jobs.keys() - self.broker.jobs.keys():
             assert self.history.latest(id) is None
         for name, entries in self.history.pauses.items():
@@ -356,6 +443,7 @@ class Bench:
             end = tube.paused_until if tube is not None else 0
             recorded_end = entries[-1][1]
             assert (end if end > self.now else 0) == (recorded_end if recorded_end > self.now else 0), name
+        assert self.binlog.live_bytes == self.live_bytes
 
     def check_after_crash(self, disk: Disk, is_strict: bool = True) -> None:
         """Assert that a server that finds *disk* shows all that it has to; by default, that no damage is reported."""
@@ -363,8 +451,8 @@ class Bench:
 
     @property
     def live_bytes(self) -> int:
-        """Bytes that the JOB records of all jobs take."""
-        return sum(job_size(job) for job in self.broker.jobs.values())
+        """Bytes that the newest JOB records of all jobs take."""
+        return sum(recorded_size(job) for job in self.broker.jobs.values())
 
     def _connect(self) -> Client:
         client = self.broker.connect(lambda: None)

@@ -1,0 +1,292 @@
+"""What a tube counts, how long its jobs wait and run, and who is told when it goes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from greenstalk_server import life
+from greenstalk_server.broker import PARTED_AT_MOST, Broker
+from greenstalk_server.job import BURIED, READY, SECOND, Job
+from greenstalk_server.stats import ServerFacts
+from greenstalk_server.tube import Tube
+from tests.core.world import START, Actor, FullJournal, World
+
+
+def lengths(*seconds: float) -> dict[int, int]:
+    """How many of *seconds* there are, by their bit length in nanoseconds."""
+    found: dict[int, int] = {}
+    for each in seconds:
+        length = round(each * SECOND).bit_length()
+        found[length] = found.get(length, 0) + 1
+    return found
+
+
+def tube(world: World, name: bytes = b"default") -> Tube:
+    return world.broker.tubes[name]
+
+
+# Waits
+
+
+def test_a_job_waits_from_when_it_is_ready_until_it_is_reserved(world: World) -> None:
+    client = world.client()
+    client.put()
+    delayed = client.put(delay=2)
+    world.advance(5)
+    client.take(2)
+    assert tube(world).waits == lengths(5, 3)
+    assert tube(world).wait_time == 8 * SECOND
+    client.release(delayed, delay=1)
+    world.advance(4)
+    client.take(1)
+    assert tube(world).waits == lengths(5, 3, 3)
+
+
+def test_a_job_that_somebody_waits_for_has_not_waited(world: World) -> None:
+    worker, client = world.client(), world.client()
+    worker.reserve()
+    world.advance(5)
+    client.put()
+    assert (tube(world).waits, tube(world).wait_time) == ({0: 1}, 0)
+
+
+@pytest.mark.parametrize("state", ["delayed", "buried"])
+def test_a_job_that_was_not_ready_has_not_waited(world: World, state: str) -> None:
+    client = world.client()
+    id = client.put(delay=60 if state == "delayed" else 0)
+    if state == "buried":
+        world.bury_job(id)
+    world.advance(5)
+    client.reserve_job(id)
+    assert tube(world).waits == {0: 1}
+
+
+def test_a_job_that_comes_back_waits_anew(world: World) -> None:
+    client, other = world.client(), world.client()
+    id = client.put(ttr=3)
+    client.reserve()
+    world.advance(3 + 2)
+    client.reserve()
+    world.advance(1)
+    client.disconnect()
+    world.advance(1)
+    other.reserve()
+    other.bury(id)
+    world.advance(1)
+    other.kick_job(id)
+    world.advance(0.5)
+    other.reserve()
+    assert tube(world).waits == lengths(0, 2, 1, 0.5)
+    assert tube(world).total_reserves == 4
+
+
+def test_a_pause_is_waiting(world: World) -> None:
+    client, worker = world.client(), world.client()
+    client.pause_tube(b"default", 5)
+    worker.reserve()
+    client.put()
+    world.advance(5)
+    assert tube(world).waits == lengths(5)
+
+
+# Runs
+
+
+@pytest.mark.parametrize("end", [Actor.delete, Actor.release, Actor.bury])
+def test_a_reservation_that_its_client_ends_is_a_run(world: World, end: Callable[[Actor, int], bool]) -> None:
+    client = world.client()
+    id = client.put()
+    client.reserve()
+    world.advance(4)
+    client.touch(id)
+    world.advance(3)
+    assert end(client, id)
+    assert (tube(world).runs, tube(world).run_time) == (lengths(7), 7 * SECOND)
+
+
+def test_a_reservation_that_ends_by_itself_is_none(world: World) -> None:
+    client = world.client()
+    client.put(ttr=3)
+    client.reserve()
+    world.advance(3)
+    client.reserve()
+    world.advance(1)
+    client.disconnect()
+    assert (tube(world).runs, tube(world).run_time) == ({}, 0)
+
+
+def test_only_what_was_reserved_has_run(world: World) -> None:
+    client = world.client()
+    for delay in (0, 60):
+        client.delete(client.put(delay=delay))
+    id = client.put()
+    world.bury_job(id)
+    client.delete(id)
+    assert tube(world).runs == {}
+    assert tube(world).cmd_delete == 3
+
+
+def test_what_was_taken_has_run(world: World) -> None:
+    client = world.client()
+    for take in (world.delete_job, world.bury_job):
+        id = client.put()
+        client.reserve_job(id)
+        world.advance(2)
+        assert take(id, is_forced=True)
+    id = client.put()
+    client.reserve_job(id)
+    world.advance(2)
+    assert world.release_job(id)
+    assert tube(world).runs == lengths(2, 2, 2)
+
+
+def test_a_moved_job_has_waited_where_it_was_reserved_and_run_where_it_ended(world: World) -> None:
+    client = world.client(use=b"other")
+    client.use(b"default")
+    id = client.put()
+    client.reserve()
+    world.edit(id, tube=b"other", is_forced=True)
+    world.advance(2)
+    client.release(id)
+    here, there = tube(world), tube(world, b"other")
+    assert (here.waits, here.runs, there.waits, there.runs) == ({0: 1}, {}, {}, lengths(2))
+    assert (here.total_reserves, here.total_releases, there.total_releases) == (1, 0, 1)
+
+
+# Counts
+
+
+def test_a_tube_counts_what_is_done_to_its_jobs(world: World) -> None:
+    client = world.client()
+    id = client.put(ttr=3)
+    client.reserve()
+    client.release(id)
+    client.reserve()
+    client.bury(id)
+    client.kick(BURIED, 1)
+    world.bury_job(id)
+    client.kick_job(id)
+    client.reserve()
+    world.advance(3)
+    found = tube(world)
+    counts = (found.total_reserves, found.total_releases, found.total_buries, found.total_kicks, found.total_timeouts)
+    assert counts == (3, 1, 2, 2, 1)
+    assert (found.total_jobs, found.cmd_delete) == (1, 0)
+
+
+def test_a_move_counts_for_neither_tube(world: World) -> None:
+    client = world.client()
+    id = client.put()
+    world.edit(id, tube=b"other")
+    assert (tube(world).total_jobs, tube(world, b"other").total_jobs, world.stats().total_jobs) == (1, 0, 1)
+    assert (tube(world).cmd_delete, tube(world, b"other").cmd_delete) == (0, 0)
+
+
+# Farewell
+
+
+def by_delete(world: World, client: Actor) -> None:
+    id = client.put()
+    client.use(b"default")
+    assert client.delete(id)
+
+
+def by_clear(world: World, client: Actor) -> None:
+    client.put()
+    client.use(b"default")
+    world.broker.clear(tube(world, b"going"), READY, 10, world.broker.next_id, world.now)
+
+
+def by_use(world: World, client: Actor) -> None:
+    client.use(b"default")
+
+
+def by_disconnect(world: World, client: Actor) -> None:
+    client.disconnect()
+
+
+def by_move(world: World, client: Actor) -> None:
+    id = client.put()
+    client.use(b"default")
+    world.edit(id, tube=b"default")
+
+
+@pytest.mark.parametrize("how", [by_delete, by_clear, by_use, by_disconnect, by_move])
+def test_a_tube_that_goes_is_said_farewell_once_with_its_counts(
+    world: World, how: Callable[[World, Actor], None]
+) -> None:
+    gone: list[tuple[bytes, int, bool]] = []
+    client = world.client(use=b"going")
+    client.delete(client.put())
+
+    def farewell(tube: Tube) -> None:
+        gone.append((tube.name, tube.cmd_delete, tube.name in world.broker.tubes))
+
+    world.broker.farewell = farewell
+    how(world, client)
+    world.check()
+    assert gone == [(b"going", 1 + (how in (by_delete, by_clear)), False)]
+
+
+def test_a_tube_that_was_made_for_an_edit_without_room_is_said_farewell(world: World) -> None:
+    """Whoever keeps counters by tube hears of it as of any other; they are all zero."""
+    gone: list[Tube] = []
+    world.broker.farewell = gone.append
+    id = world.client().put()
+    world.broker.journal = FullJournal()
+    assert world.edit(id, tube=b"new") == "NO_ROOM"
+    assert [(each.name, each.total_jobs) for each in gone] == [(b"new", 0)]
+
+
+def test_a_restored_pause_that_ends_says_farewell(facts: ServerFacts) -> None:
+    broker = Broker(facts)
+    gone: list[bytes] = []
+    broker.farewell = lambda tube: gone.append(tube.name)
+    paused = broker.tube(b"paused")
+    paused.paused_until, paused.pause = START + SECOND, SECOND
+    broker.restore(1)
+    broker.check()
+    assert gone == []
+    broker.tick(START + SECOND)
+    broker.check()
+    assert gone == [b"paused"]
+
+
+# Who has gone
+
+
+def test_workers_that_have_gone_are_remembered_up_to_a_bound(world: World) -> None:
+    with world.in_bulk():
+        numbers = [part(world, is_worker=True) for _ in range(PARTED_AT_MOST + 5)]
+    assert list(world.broker.parted) == numbers[5:]
+    assert world.broker.parted[numbers[-1]] == f"address of {numbers[-1]}"
+
+
+def test_who_never_reserved_is_not_remembered(world: World) -> None:
+    part(world, is_worker=False)
+    assert not world.broker.parted
+
+
+def part(world: World, is_worker: bool) -> int:
+    """Have a client come and go; return its number."""
+    client = world.client()
+    client.client.address = f"address of {client.client.number}"
+    if is_worker:
+        world.broker.note_worker(client.client)
+    client.disconnect()
+    return client.client.number
+
+
+# A restart
+
+
+def test_clients_go_on_above_the_highest_that_a_job_tells_of(facts: ServerFacts) -> None:
+    broker = Broker(facts)
+    for id, number in ((1, 4), (2, 90), (3, 12)):
+        job = broker.jobs[id] = Job(id, broker.tube(b"default"), b"", 0, 0, SECOND, START)
+        job.events = life.add(b"", life.RETURNED, START, number)
+    broker.restore(4)
+    broker.check()
+    assert [broker.connect(lambda: None).number for _ in range(2)] == [91, 92]

@@ -1,0 +1,185 @@
+"""What a job tells of what has happened to it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from greenstalk_server import life
+from greenstalk_server.job import BURIED, DELAYED
+from greenstalk_server.life import Event
+from tests.core.world import START, World
+
+EVENTS = st.lists(
+    st.builds(Event, st.integers(0, 2**64 - 1), st.integers(1, len(life.KINDS) - 1), st.integers(0, life.LAST_CLIENT)),
+    max_size=40,
+)
+
+
+def packed(events: list[Event]) -> bytes:
+    found = b""
+    for event in events:
+        found = life.add(found, event.kind, event.at, event.client)
+    return found
+
+
+def told(world: World, id: int) -> list[tuple[str, float, int]]:
+    """The events of job *id*: kind, seconds since the start, client."""
+    events = life.unpack(world.broker.jobs[id].events)
+    return [(life.KINDS[event.kind], (event.at - START) / 10**9, event.client) for event in events]
+
+
+# The codec
+
+
+@given(EVENTS)
+def test_the_newest_events_are_kept(events: list[Event]) -> None:
+    found = packed(events)
+    assert life.unpack(found) == events[-life.KEPT :]
+    assert len(found) in life.SIZES
+    if events:
+        assert life.last(found) == events[-1]
+        assert life.is_reserved(found) == (events[-1].kind == life.RESERVED)
+    assert life.highest_client(found) == max([event.client for event in events[-life.KEPT :]], default=life.NOBODY)
+
+
+@given(EVENTS, st.integers(0, 300))
+def test_the_newest_are_as_many_as_have_room(events: list[Event], size: int) -> None:
+    found = packed(events)
+    newest = life.newest(found, size)
+    assert len(newest) == min(size // life.EVENT.size * life.EVENT.size, len(found))
+    assert found.endswith(newest)
+
+
+@given(st.binary(max_size=250))
+def test_any_bytes_are_read_without_an_error(data: bytes) -> None:
+    for event in life.unpack(data):
+        assert life.KINDS[event.kind]
+
+
+def test_nothing_has_happened_at_first() -> None:
+    assert life.unpack(b"") == []
+    assert not life.is_reserved(b"")
+
+
+# What is noted
+
+
+def test_a_job_that_is_put_reserved_touched_and_deleted_costs_nothing(world: World) -> None:
+    client = world.client()
+    id = client.put(delay=1)
+    world.advance(1)
+    client.reserve()
+    client.touch(id)
+    job = world.broker.jobs[id]
+    client.delete(id)
+    assert job.events == b""
+
+
+def test_what_a_client_does(world: World) -> None:
+    first, second = world.client(), world.client()
+    id = first.put()
+    world.advance(1)
+    second.reserve()
+    world.advance(1)
+    second.release(id)
+    first.reserve()
+    world.advance(1)
+    first.bury(id)
+    world.advance(1)
+    second.kick_job(id)
+    assert told(world, id) == [
+        ("reserved", 1, 2),
+        ("released", 2, 2),
+        ("reserved", 2, 1),
+        ("buried", 3, 1),
+        ("kicked", 4, 0),
+    ]
+
+
+def test_what_happens_to_a_job_in_its_clients_hands(world: World) -> None:
+    first, second = world.client(), world.client()
+    id = first.put(ttr=3)
+    first.reserve()
+    world.advance(3)
+    world.advance(1)
+    second.reserve()
+    world.advance(1)
+    second.disconnect()
+    assert told(world, id) == [("reserved", 0, 1), ("timed out", 3, 1), ("reserved", 4, 2), ("returned", 5, 2)]
+
+
+def test_a_touched_job_times_out_when_it_does(world: World) -> None:
+    client = world.client()
+    id = client.put(ttr=3)
+    client.reserve()
+    world.advance(2)
+    client.touch(id)
+    world.advance(3)
+    assert told(world, id) == [("reserved", 0, 1), ("timed out", 5, 1)]
+
+
+def test_what_an_admin_does(world: World) -> None:
+    client = world.client()
+    id = client.put()
+    world.bury_job(id)
+    client.kick(BURIED, 1)
+    world.edit(id, pri=4)
+    world.edit(id, delay=9)
+    world.edit(id, tube=b"other")
+    client.reserve_job(id)
+    world.advance(1)
+    world.release_job(id)
+    client.reserve_job(id)
+    world.bury_job(id, is_forced=True)
+    assert told(world, id) == [
+        ("buried", 0, 0),
+        ("kicked", 0, 0),
+        ("edited", 0, 0),
+        ("edited", 0, 0),
+        ("moved", 0, 0),
+        ("reserved", 0, 1),
+        ("released", 1, 0),
+        ("reserved", 1, 1),
+        ("buried", 1, 0),
+    ]
+
+
+def test_an_edit_in_a_clients_hands_stands_before_the_reservation_ends(world: World) -> None:
+    client = world.client()
+    id = client.put()
+    client.reserve()
+    world.advance(1)
+    world.edit(id, body=b"new", is_forced=True)
+    world.advance(1)
+    client.release(id)
+    assert told(world, id) == [("edited", 1, 0), ("reserved", 0, 1), ("released", 2, 1)]
+
+
+def test_kicks_of_delayed_jobs_are_noted_and_delays_that_end_are_not(world: World) -> None:
+    client = world.client()
+    kicked, other = client.put(delay=3), client.put(delay=5)
+    client.kick(DELAYED, 1)
+    world.advance(6)
+    assert (told(world, kicked), told(world, other)) == ([("kicked", 0, 0)], [])
+
+
+def test_the_oldest_events_give_way(world: World) -> None:
+    client = world.client()
+    id = client.put()
+    for _ in range(20):
+        client.reserve()
+        world.advance(1)
+        client.release(id)
+    found = told(world, id)
+    assert len(found) == life.KEPT
+    assert found[-2:] == [("reserved", 19, 1), ("released", 20, 1)]
+    assert found[0] == ("reserved", 12, 1)
+
+
+@pytest.mark.parametrize("connected", [0, 5])
+def test_clients_are_numbered_as_they_connect(world: World, connected: int) -> None:
+    for _ in range(connected):
+        world.client().disconnect()
+    assert [world.client().client.number for _ in range(3)] == [connected + 1, connected + 2, connected + 3]

@@ -1,0 +1,286 @@
+"""What has happened to a job comes back with it, whatever was copied, edited or lost meanwhile."""
+
+from __future__ import annotations
+
+import pytest
+
+from greenstalk_server import life
+from greenstalk_server.broker import DONE, Broker
+from greenstalk_server.job import BURIED, DELAYED, READY, RESERVED, SECOND
+from greenstalk_server.journal import record
+from greenstalk_server.journal.segment import name_of, numbers
+from greenstalk_server.life import Event
+from tests.core.world import START
+from tests.journal import version1
+from tests.journal.disk import Chance, Disk, seeded
+from tests.journal.test_binlog import Yard
+from tests.journal.workload import recovered
+
+KEPT_ALL = 1.0
+
+
+def events(broker: Broker, id: int) -> list[Event]:
+    return life.unpack(broker.jobs[id].events)
+
+
+def restarted(yard: Yard) -> Yard:
+    """The next life of *yard*'s server, after it was killed: what was written is there."""
+    return Yard(yard.disk.crash(Chance(seeded(0), KEPT_ALL)), now=yard.now)
+
+
+def test_a_job_tells_the_same_after_a_restart() -> None:
+    yard = Yard()
+    broker, client, number = yard.broker, yard.client, yard.client.number
+    id = yard.add(100)
+    assert yard.take_any() == id
+    assert broker.release(client, id, 5, 0, START + 1)
+    assert broker.reserve_job(client, id, START + 2)
+    assert broker.bury(client, id, 5, START + 3)
+    assert broker.kick_job(id, START + 4)
+    assert broker.edit_job(id, START + 5, pri=9) == DONE
+    assert broker.edit_job(id, START + 6, tube=b"mail") == DONE
+    assert broker.bury_job(id, START + 7)
+    yard.tend()
+    told = [
+        Event(START + 1, life.RESERVED, number),
+        Event(START + 1, life.RELEASED, number),
+        Event(START + 2, life.RESERVED, number),
+        Event(START + 3, life.BURIED, number),
+        Event(START + 4, life.KICKED, life.NOBODY),
+        Event(START + 5, life.EDITED, life.NOBODY),
+        Event(START + 6, life.MOVED, life.NOBODY),
+        Event(START + 7, life.BURIED, life.NOBODY),
+    ]
+    assert events(broker, id) == told
+    after = recovered(yard.disk, START + 8)
+    assert events(after, id) == told
+    job = after.jobs[id]
+    assert (job.tube.name, job.state, job.pri) == (b"mail", BURIED, 9)
+    assert (job.reserves, job.releases, job.buries, job.kicks) == (2, 1, 2, 1)
+
+
+def test_a_reservation_that_ends_by_itself_is_told_of() -> None:
+    yard = Yard()
+    broker, client = yard.broker, yard.client
+    timed_out, given_back = yard.add(10), yard.add(10)
+    other = broker.connect(lambda: None)
+    assert broker.reserve_job(client, timed_out, START)
+    assert broker.tick(START + 60 * SECOND) is None
+    assert broker.reserve_job(other, given_back, START + 61 * SECOND)
+    broker.disconnect(other, START + 62 * SECOND)
+    yard.tend()
+    after = recovered(yard.disk, START + 100 * SECOND)
+    assert events(after, timed_out) == [
+        Event(START, life.RESERVED, client.number),
+        Event(START + 60 * SECOND, life.TIMED_OUT, client.number),
+    ]
+    assert events(after, given_back) == [
+        Event(START + 61 * SECOND, life.RESERVED, other.number),
+        Event(START + 62 * SECOND, life.RETURNED, other.number),
+    ]
+    assert [after.jobs[id].deadline for id in (timed_out, given_back)] == [START + 60 * SECOND, START + 62 * SECOND]
+    oldest = after.tubes[b"default"].oldest_ready()
+    assert oldest is not None and oldest.id == timed_out
+
+
+@pytest.mark.parametrize("is_copied", [False, True])
+def test_a_reservation_that_the_crash_ended_was_returned_at_the_start(is_copied: bool) -> None:
+    """Also where compaction has copied the reserved job, and the record of its reservation is gone."""
+    yard = Yard()
+    id = yard.add(10)
+    assert yard.take_any() == id
+    yard.tend()
+    if is_copied:
+        job = yard.broker.jobs[id]
+        while job.segment == 1:
+            yard.broker.delete(None, yard.add(5000), yard.now)
+            yard.tend()
+        yard.settle()
+        assert min(numbers(yard.disk.list())) > 1
+    after = recovered(yard.disk, START + 9 * SECOND)
+    assert events(after, id) == [
+        Event(START + 1, life.RESERVED, yard.client.number),
+        Event(START + 9 * SECOND, life.RETURNED, life.NOBODY),
+    ]
+    assert (after.jobs[id].state, after.jobs[id].deadline) == (READY, START + 9 * SECOND)
+
+
+def test_later_restarts_do_not_return_a_job_again() -> None:
+    yard = Yard()
+    id = yard.add(10)
+    assert yard.take_any() == id
+    yard.tend()
+    first = restarted(yard)
+    told = events(first.broker, id)
+    assert [event.kind for event in told] == [life.RESERVED, life.RETURNED]
+    first.tend()
+    again = recovered(first.disk, START + 3600 * SECOND)
+    assert events(again, id) == told
+    assert again.jobs[id].deadline == told[-1].at == first.now
+
+
+def test_a_return_that_was_not_written_is_made_up_by_the_next_start() -> None:
+    yard = Yard()
+    id = yard.add(10)
+    assert yard.take_any() == id
+    yard.tend()
+    restarted(yard)
+    assert events(recovered(yard.disk, START + 5), id)[-1] == Event(START + 5, life.RETURNED, life.NOBODY)
+
+
+def test_clients_are_numbered_above_those_that_jobs_tell_of() -> None:
+    yard = Yard()
+    numbers_before = set()
+    id = yard.add(10)
+    for _ in range(5):
+        client = yard.broker.connect(lambda: None)
+        numbers_before.add(client.number)
+        assert yard.broker.reserve_job(client, id, yard.now)
+        yard.broker.disconnect(client, yard.now)
+    yard.tend()
+    after = recovered(yard.disk, START)
+    client = after.connect(lambda: None)
+    assert client.number == max(numbers_before) + 1
+    assert after.counters.total_connections == 1
+
+
+def test_the_number_after_the_last_is_the_first() -> None:
+    yard = Yard()
+    id = yard.add(10)
+    job = yard.broker.jobs[id]
+    job.events = life.add(b"", life.RESERVED, START, life.LAST_CLIENT)
+    yard.binlog.lapse(job)
+    yard.tend()
+    assert recovered(yard.disk, START).connect(lambda: None).number == 1
+
+
+# Room
+
+
+def full_of_events(yard: Yard, count: int) -> None:
+    """So many small jobs, each with all the events that it may have: these take more than the jobs."""
+    for _ in range(count):
+        id = yard.add(0)
+        for _ in range(life.KEPT):
+            assert yard.broker.bury_job(id, yard.now)
+            assert yard.broker.kick_job(id, yard.now)
+        yard.tend()
+
+
+def test_events_are_live_bytes_and_compaction_comes_to_rest() -> None:
+    yard = Yard()
+    full_of_events(yard, 300)
+    yard.settle()
+    yard.check_told()
+    migrated = yard.binlog.stats().records_migrated
+    assert migrated > 300
+    yard.settle()
+    assert not yard.binlog.compact(10**9)
+    assert yard.binlog.stats().records_migrated == migrated
+    yard.check_after_crash(yard.disk.crash(Chance(seeded(0), 0.5)))
+
+
+def test_events_are_live_bytes_after_a_restart_too() -> None:
+    yard = Yard()
+    full_of_events(yard, 100)
+    yard.settle()
+    after = restarted(yard)
+    after.check_told()
+    assert after.live_bytes == sum(record.recorded_size(job) for job in yard.broker.jobs.values())
+    after.delete_all()
+    assert after.binlog.live_bytes == 0
+
+
+def test_on_a_full_disk_jobs_do_not_grow_by_their_events() -> None:
+    """Else these would take the room that the DELETEs need, and that compaction needs: nothing would go on."""
+    disk = Disk()
+    disk.capacity = 20 * 16384
+    yard = Yard(disk)
+    ids = []
+    while yard.broker.put(yard.client, yard.broker.allocate_id(), 10, 0, 60 * SECOND, b"", yard.now):
+        ids.append(yard.broker.next_id - 1)
+        yard.tend_full()
+    assert yard.binlog.is_full
+    for id in ids[::4]:
+        for _ in range(life.KEPT // 2):
+            assert yard.broker.bury_job(id, yard.now)
+            yard.tend_full()
+            assert yard.broker.kick_job(id, yard.now)
+            yard.tend_full()
+    yard.check_after_crash(disk.crash(Chance(seeded(0), 0.5)))
+    found = recovered(disk.crash(Chance(seeded(0), KEPT_ALL)), yard.now)
+    assert any(len(found.jobs[id].events) < len(yard.broker.jobs[id].events) for id in ids)
+    for id in ids[1:]:
+        assert yard.broker.delete(None, id, yard.now)
+        yard.tend_full()
+    yard.settle()
+    assert not yard.binlog.is_full
+    found = recovered(disk.crash(Chance(seeded(0), KEPT_ALL)), yard.now)
+    assert found.jobs[ids[0]].events == yard.broker.jobs[ids[0]].events
+
+
+# Version 1
+
+
+LATER = START + 10 * SECOND
+
+
+def test_a_journal_of_version_1_is_read() -> None:
+    broker = recovered(Disk(version1.files()), LATER)
+    broker.check()
+    jobs = broker.jobs
+    assert {id: (job.tube.name, job.body[:20], job.pri, job.state) for id, job in jobs.items()} == {
+        1: (b"default", b"imported", 100, READY),
+        2: (b"mail", b"ready", 100, READY),
+        3: (b"mail", b"reserved", 1, READY),
+        4: (b"mail", b"timed out", 2, READY),
+        5: (b"mail", b"buried", 31, BURIED),
+        6: (b"mail", b"released", 40, DELAYED),
+        7: (b"mail", b"delayed", 5, DELAYED),
+        9: (b"mail", b"x" * 20, 7, READY),
+        10: (b"default", b"after a restart", 9, READY),
+    }
+    counts = {id: (job.reserves, job.timeouts, job.releases, job.buries, job.kicks) for id, job in jobs.items()}
+    assert {id: count for id, count in counts.items() if any(count)} == {
+        1: (1, 2, 3, 4, 5),
+        3: (1, 0, 0, 0, 0),
+        4: (1, 1, 0, 0, 0),
+        5: (2, 0, 0, 2, 1),
+        6: (1, 0, 1, 0, 0),
+    }
+    assert jobs[6].deadline == START + 7201 * SECOND
+    assert (jobs[2].deadline, jobs[3].deadline) == (START, LATER)
+    assert broker.tubes[b"mail"].paused_until == START + 86401 * SECOND
+    assert not any(job.events for job in jobs.values())
+    assert broker.next_id == 11
+
+
+def test_a_journal_goes_on_in_version_2() -> None:
+    """The files of version 1 stay as they are till compaction comes to them, and nothing of either is lost."""
+    files = version1.files()
+    yard = Yard(Disk(files))
+    assert yard.broker.kick_job(5, START + 1)
+    assert yard.broker.reserve_job(yard.client, 3, START + 2)
+    assert yard.broker.delete(None, 2, START + 3)
+    yard.commit()
+    assert files.items() - yard.disk.everything().items() <= {("journal.4", files["journal.4"])}
+    found = [yard.disk.read(name_of(number)) for number in numbers(yard.disk.list())]
+    assert [data[8] for data in found if data.strip(b"\0")] == [1, 1, 1, 2]
+    after = recovered(yard.disk, START + 4)
+    assert after.jobs.keys() == {1, 3, 4, 5, 6, 7, 9, 10}
+    assert {id: [event.kind for event in events(after, id)] for id in after.jobs if events(after, id)} == {
+        5: [life.KICKED],
+        3: [life.RESERVED, life.RETURNED],
+    }
+    assert after.jobs[5].state == READY
+    assert RESERVED not in {job.state for job in after.jobs.values()}
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_power_lost_while_a_journal_of_version_1_is_taken_on(share: float) -> None:
+    yard = Yard(Disk(version1.files()), max_size=4096, random=seeded(3))
+    yard.disk.before = lambda call: yard.check_after_crash(yard.disk.crash(Chance(yard.random, share)))
+    for _ in range(40):
+        yard.work(3)
+        yard.tend()
+    assert min(numbers(yard.disk.list())) > 4

@@ -1,0 +1,135 @@
+"""A connection that is closed from outside, whatever it is at: its socket ends, and its jobs are ready again."""
+
+from __future__ import annotations
+
+import socket
+
+import gevent
+
+from greenstalk_server.broker import Broker
+from greenstalk_server.client import Client
+from greenstalk_server.clock import steady_clock
+from greenstalk_server.job import READY, Job
+from greenstalk_server.journal import NullJournal
+from greenstalk_server.server import HELD_AT_MOST, Connection
+from greenstalk_server.stats import ServerFacts
+
+FACTS = ServerFacts("0" * 16, 1, "1", "host", "os", "platform", 0, lambda: (0.0, 0.0))
+
+
+class Slow(NullJournal):
+    """A journal, and the committer of it, that has not written anything yet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.holders: list[Connection] = []
+
+    def put(self, job: Job) -> bool:
+        self.promised += 1
+        return True
+
+    def commit_for(self, holder: Connection) -> bool:
+        return False
+
+    def hold(self, holder: Connection) -> None:
+        self.holders.append(holder)
+
+
+class Pair:
+    """A connection, served, and the other end of it."""
+
+    def __init__(self, broker: Broker, committer: Slow | None = None) -> None:
+        ours, self.peer = socket.socketpair()
+        ours.setblocking(False)
+        self.peer.setblocking(False)
+        self.connection: Connection
+        self._broker, self._committer = broker, committer
+        gevent.spawn_raw(self._serve, ours)
+        self.settle()
+
+    @property
+    def client(self) -> Client:
+        return self.connection.client
+
+    def send(self, data: bytes) -> None:
+        self.peer.sendall(data)
+        self.settle()
+
+    def settle(self) -> None:
+        for _ in range(5):
+            gevent.sleep(0.001)
+
+    def is_at_end(self) -> bool:
+        """Whether the other end sees the socket closed, once what has come is read."""
+        try:
+            while data := self.peer.recv(1 << 20):
+                assert data
+        except BlockingIOError:
+            return False
+        except ConnectionResetError:
+            return True
+        return True
+
+    def hang_up(self) -> None:
+        self.client.hang_up()
+        self.settle()
+        assert self.client.is_closed
+        assert self.is_at_end()
+        self.peer.close()
+
+    def _serve(self, sock: socket.socket) -> None:
+        self.connection = Connection(self._broker, sock, "", steady_clock(), self._committer)
+        try:
+            self.connection.serve()
+        finally:
+            self.connection.close()
+
+
+def test_idle_with_jobs() -> None:
+    broker = Broker(FACTS)
+    pair = Pair(broker)
+    pair.send(b"put 0 0 60 1\r\nx\r\n" * 3 + b"reserve\r\n" * 3)
+    assert len(pair.client.reserved) == 3
+    assert not pair.is_at_end()
+    pair.hang_up()
+    assert [job.state for job in broker.jobs.values()] == [READY] * 3
+    broker.check()
+
+
+def test_waiting() -> None:
+    broker = Broker(FACTS)
+    pair = Pair(broker)
+    pair.send(b"watch other\r\nreserve\r\n")
+    assert pair.client.is_waiting
+    pair.hang_up()
+    assert not broker.clients
+    broker.check()
+
+
+def test_in_the_middle_of_a_body() -> None:
+    broker = Broker(FACTS)
+    pair = Pair(broker)
+    pair.send(b"put 0 0 60 5000\r\nx")
+    pair.hang_up()
+    assert not broker.jobs
+
+
+def test_peer_that_reads_nothing() -> None:
+    broker = Broker(FACTS)
+    pair = Pair(broker)
+    pair.send(b"put 0 0 60 60000\r\n" + bytes(60000) + b"\r\n" + b"peek 1\r\n" * 200)
+    pair.hang_up()
+    broker.check()
+
+
+def test_replies_that_wait_for_the_journal() -> None:
+    journal = Slow()
+    broker = Broker(FACTS, journal)
+    pair = Pair(broker, journal)
+    for _ in range(HELD_AT_MOST):
+        pair.send(b"put 0 0 60 1\r\nx\r\n")
+    assert len(journal.holders) == HELD_AT_MOST
+    pair.hang_up()
+    for holder in journal.holders:
+        holder.release(journal.promised)
+    assert not pair.connection._watcher.active  # it would watch a descriptor that is another's by now
