@@ -1,101 +1,353 @@
-// Keeps the page of a tube or a job live: asks the server for the page anew every two seconds while it is seen, and
-// takes over the parts marked data-live that have changed, but none in which somebody is at work. Builds no markup.
+// Keeps a page live: takes in what the server says has changed, while the page is seen (web/live.py says in which form).
+//
+// One EventSource for a tab that is seen. Where that does not work, be it that the server has no stream to spare, or
+// that something between holds it back, the page asks every other second instead, and tries a stream again later.
+// Formats nothing and builds no markup: rows are copies of the page's template, parts come as HTML from the server.
 "use strict";
 
-const EVERY_MS = 2000;
+const POLL_MS = 2000;
 const SLOWEST_MS = 20000;
-const GIVE_UP_MS = 5000;
+const GIVE_UP_MS = 5000; // for an answer, and for the first event of a stream
+const SILENT_MS = 40000; // a stream says at least every 15 s that it is there
+const TRIES = 3; // of a stream, before the page polls
+const STREAM_AGAIN_MS = 60000;
+const SETTLE_MS = 1000;
+const TYPING_MS = 150;
 
+const NOTICE = ["notice", "n", "late"];
+
+const main = document.getElementById("main");
 const live = document.getElementById("live");
-const parts = document.querySelectorAll("[data-live]");
-const known = new Map([...parts].map((part) => [part.dataset.live, part.innerHTML]));
+const args = new URLSearchParams(main.dataset.liveArgs ?? "");
 
-let timer = 0;
+let source = null; // the EventSource that is open
 let asking = null; // the AbortController of the request under way
-let failures = 0;
+let timer = 0; // of what comes next: the watch over a stream, or another request
+let failures = 0; // in a row
+let streamAgainAt = 0;
+let isGone = false;
 
-function setLive(state, text) {
-  live.dataset.state = state;
-  if (live.textContent !== text) {
-    live.textContent = text;
+// Taking in
+
+function setText(element, text) {
+  if (element.textContent !== text) {
+    element.textContent = text;
   }
 }
 
-function isInUse(part) {
+function say(state, text) {
+  live.dataset.state = state;
+  setText(live, text);
+}
+
+// What shows a text: a drawing's path, a place of its own within, such as a badge, or the element itself.
+function setFigure(element, text) {
+  if (element.dataset.path !== undefined) {
+    element.querySelector("path").setAttribute("d", text);
+    return;
+  }
+  const place = element.querySelector("[data-text]") ?? element;
+  if (place.textContent !== text) {
+    place.textContent = text;
+    element.classList.toggle("zero", text === "0" || text === "–");
+  }
+}
+
+function isSelected(element) {
   const selection = document.getSelection();
+  return selection !== null && !selection.isCollapsed && selection.containsNode(element, true);
+}
+
+function isInUse(element) {
   return (
-    part.contains(document.activeElement) ||
-    part.querySelector("details[open]") !== null ||
-    (selection !== null && !selection.isCollapsed && selection.containsNode(part, true))
+    element.contains(document.activeElement) || element.querySelector("details[open]") !== null || isSelected(element)
   );
 }
 
-// What a form is about must not change under somebody's hands: a tube that is paused or resumed elsewhere shows in
-// the parts that are live, and its form is that of the page as it was asked for.
-function show(page) {
-  for (const part of parts) {
-    const news = page.querySelector(`[data-live="${part.dataset.live}"]`);
-    if (news !== null && news.innerHTML !== known.get(part.dataset.live) && !isInUse(part)) {
-      known.set(part.dataset.live, news.innerHTML);
-      part.replaceChildren(...document.importNode(news, true).childNodes);
+// A part is replaced once nobody is at work in it: with the newest there is by then.
+class Part {
+  constructor(element) {
+    this.element = element;
+    this.html = null;
+  }
+
+  settle() {
+    if (this.html !== null && !isInUse(this.element)) {
+      const page = new DOMParser().parseFromString(this.html, "text/html");
+      this.element.replaceChildren(...document.importNode(page.body, true).childNodes);
+      this.html = null;
     }
   }
 }
 
+class Table {
+  constructor(body) {
+    this.body = body;
+    this.template = document.querySelector(`template[data-row="${body.dataset.rows}"]`).content.firstElementChild;
+    this.rows = new Map([...body.rows].map((row) => [row.dataset.key, row]));
+    this.keys = [...this.rows.keys()];
+    this.texts = new Map(); // of rows that are to be shown so
+  }
+
+  show(news) {
+    const changed = Array.isArray(news) ? news : news.changed;
+    for (const [key, ...texts] of changed) {
+      this.texts.set(key, texts);
+    }
+    this.keys = Array.isArray(news) ? news.map((row) => row[0]) : (news.order ?? this.keys);
+    this.settle();
+  }
+
+  settle() {
+    for (const [key, texts] of this.texts) {
+      const row = this.rows.get(key) ?? this.add(key);
+      if (!isSelected(row)) {
+        this.fill(row, texts);
+        this.texts.delete(key);
+      }
+    }
+    this.order();
+  }
+
+  // The cells take the texts in their order, but for that with the key, which is the first of them, and such as are kept.
+  fill(row, texts) {
+    const cells = [...row.cells].filter((cell) => cell.dataset.keep === undefined).slice(1);
+    texts.forEach((text, at) => setFigure(cells[at], text));
+  }
+
+  // It joins the table when that is put in order.
+  add(key) {
+    const row = this.template.cloneNode(true);
+    row.dataset.key = key;
+    const link = row.querySelector("a");
+    setText(link.querySelector("[data-text]") ?? link, key);
+    link.setAttribute("href", link.getAttribute("href") + encodeURIComponent(key)); // a template has no base for .search
+    if (link.hasAttribute("title")) {
+      link.title = key; // where there is no room for all of it
+    }
+    for (const other of row.querySelectorAll("a[data-keyed]")) {
+      other.setAttribute("href", other.getAttribute("href") + encodeURIComponent(key));
+    }
+    for (const input of row.querySelectorAll("[data-keep] input")) {
+      input.value = key;
+      input.setAttribute("aria-label", `${input.getAttribute("aria-label") ?? ""}${key}`);
+    }
+    this.rows.set(key, row);
+    return row;
+  }
+
+  order() {
+    const wanted = new Set(this.keys);
+    for (const [key, row] of this.rows) {
+      if (!wanted.has(key) && !isInUse(row)) {
+        row.remove();
+        this.rows.delete(key);
+        this.texts.delete(key);
+      }
+    }
+    const focused = document.activeElement;
+    let next = this.body.firstElementChild;
+    for (const key of this.keys) {
+      const row = this.rows.get(key);
+      if (row === next) {
+        next = row.nextElementSibling;
+      } else {
+        this.body.insertBefore(row, next);
+      }
+    }
+    if (focused !== document.activeElement && this.body.contains(focused)) {
+      focused.focus({ preventScroll: true }); // what moves loses it
+    }
+  }
+}
+
+const parts = new Map([...document.querySelectorAll("[data-part]")].map((part) => [part.dataset.part, new Part(part)]));
+const tables = new Map([...document.querySelectorAll("[data-rows]")].map((body) => [body.dataset.rows, new Table(body)]));
+
+function takeIn(news) {
+  if (news.fields !== undefined) {
+    for (const element of document.querySelectorAll("[data-field]")) {
+      const text = news.fields[element.dataset.field];
+      if (text !== undefined) {
+        setFigure(element, text);
+      }
+    }
+  }
+  for (const [name, rows] of Object.entries(news.rows ?? {})) {
+    tables.get(name)?.show(rows);
+  }
+  for (const [name, html] of Object.entries(news.parts ?? {})) {
+    if (parts.has(name)) {
+      parts.get(name).html = html;
+    }
+  }
+  for (const element of document.querySelectorAll("[data-shown]")) {
+    const isShown = news.shown?.[element.dataset.shown];
+    if (isShown !== undefined) {
+      element.hidden = !isShown;
+    }
+  }
+  settle();
+  document.dispatchEvent(new CustomEvent("live", { detail: news }));
+}
+
+function settle() {
+  parts.forEach((part) => part.settle());
+  tables.forEach((table) => table.settle());
+}
+
+// Asking
+
 // A page opened as http://user:password@host/ must not pass these on: fetch refuses such an address.
-function address() {
-  const url = new URL(location.pathname + location.search, location.origin);
-  url.searchParams.set("live", "1");
+function address(path) {
+  const url = new URL(path, location.origin);
+  url.search = new URLSearchParams([["page", main.dataset.live], ...args]);
   return url;
 }
 
-async function ask() {
+function stop() {
   clearTimeout(timer);
+  source?.close();
+  source = null;
   asking?.abort();
   asking = null;
-  if (document.hidden) {
+}
+
+function begin() {
+  stop();
+  if (document.hidden || isGone) {
     return;
   }
+  if (Date.now() >= streamAgainAt) {
+    stream();
+  } else {
+    poll();
+  }
+}
+
+function end() {
+  stop();
+  isGone = true; // an id is never used twice, and who waits for a tube to come back can reload
+  say("lost", "Gone by now");
+}
+
+function stream() {
+  const mine = new EventSource(address(main.dataset.eventsAt));
+  source = mine;
+  const watch = (patience) => {
+    clearTimeout(timer);
+    timer = setTimeout(() => giveUpStream(STREAM_AGAIN_MS), patience);
+  };
+  mine.addEventListener("message", (event) => {
+    watch(SILENT_MS);
+    failures = 0;
+    say("live", "Live");
+    takeIn(JSON.parse(event.data));
+  });
+  mine.addEventListener("gone", end);
+  mine.addEventListener("error", () => {
+    failures += 1;
+    if (mine.readyState === EventSource.CLOSED) {
+      giveUpStream(STREAM_AGAIN_MS); // refused
+    } else {
+      say("lost", "No answer, retrying");
+      watch(GIVE_UP_MS); // the browser tries again by itself
+      if (failures >= TRIES) {
+        giveUpStream(0);
+      }
+    }
+  });
+  watch(GIVE_UP_MS);
+}
+
+function giveUpStream(againIn) {
+  stop();
+  streamAgainAt = Date.now() + againIn;
+  failures = 0;
+  poll();
+}
+
+async function poll() {
   const mine = new AbortController();
   asking = mine;
   const late = setTimeout(() => mine.abort(), GIVE_UP_MS);
   try {
-    const response = await fetch(address(), { cache: "no-store", signal: mine.signal });
+    const response = await fetch(address(main.dataset.liveAt), { cache: "no-store", signal: mine.signal });
+    const news = response.ok ? await response.json() : null;
     if (asking !== mine) {
-      return;
+      return; // something else has been asked since
     }
     if (response.status === 404) {
-      setLive("lost", "Gone by now");
-      return; // an id is never used twice, and who waits for a tube to come back can reload
-    }
-    if (!response.ok) {
-      throw new Error(`status ${response.status}`);
-    }
-    const html = await response.text();
-    if (asking !== mine) {
+      end();
       return;
     }
-    show(new DOMParser().parseFromString(html, "text/html"));
+    if (news === null) {
+      throw new Error(`status ${response.status}`);
+    }
     failures = 0;
-    setLive("live", "Live");
+    say("polling", "Polling");
+    takeIn(news);
   } catch {
     if (asking !== mine) {
       return;
     }
     failures += 1;
-    setLive("lost", "No answer, retrying");
+    say("lost", "No answer, retrying");
   } finally {
     clearTimeout(late);
   }
-  timer = setTimeout(ask, Math.min(EVERY_MS * 2 ** failures, SLOWEST_MS));
+  timer = setTimeout(failures === 0 ? begin : poll, Math.min(POLL_MS * 2 ** failures, SLOWEST_MS));
+}
+
+// What a person changes
+
+function setArg(params, name, value) {
+  if (value.trim()) {
+    params.set(name, value);
+  } else {
+    params.delete(name);
+  }
+}
+
+// A field of the page that narrows down what it shows: it takes effect as it is typed, and stands in the address, and in
+// the links of the page that keep it.
+function narrow(input) {
+  const here = new URL(location.href);
+  setArg(here.searchParams, input.name, input.value);
+  history.replaceState(null, "", here.pathname + here.search);
+  for (const link of document.querySelectorAll("a[data-narrowed]")) {
+    const url = new URL(link.getAttribute("href"), here);
+    setArg(url.searchParams, input.name, input.value);
+    link.setAttribute("href", url.pathname + url.search);
+  }
+  setArg(args, input.name, input.value);
+  begin();
+}
+
+for (const form of document.querySelectorAll("form[data-narrows]")) {
+  let typing = 0;
+  form.addEventListener("input", (event) => {
+    clearTimeout(typing);
+    typing = setTimeout(() => narrow(event.target), TYPING_MS);
+  });
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    clearTimeout(typing);
+    narrow(form.querySelector("[type=search]"));
+  });
 }
 
 // What was done is said once: a reload, or a bookmark, is not to say it again.
 const here = new URL(location.href);
-for (const name of ["notice", "n", "late"]) {
+for (const name of NOTICE) {
   here.searchParams.delete(name);
 }
 history.replaceState(null, "", here.pathname + here.search);
 
-document.addEventListener("visibilitychange", ask);
-timer = setTimeout(ask, EVERY_MS / 4);
+document.documentElement.classList.add("scripted");
+document.addEventListener("visibilitychange", begin);
+document.addEventListener("refresh", begin);
+addEventListener("pagehide", stop);
+addEventListener("pageshow", (event) => event.persisted && begin());
+setInterval(settle, SETTLE_MS);
+begin();

@@ -1,15 +1,15 @@
 """The dashboard: a Flask app that looks into a broker of the same process.
 
-`create_app` makes it; it is served by gevent.pywsgi in the hub that serves the queue. So a view never switches
-greenlets, sees the broker between two commands, and must be done in a few milliseconds; an action, which changes
-something, may switch: it goes a slice at a time, and waits for the journal.
+`create_app` makes it; it is served by gevent.pywsgi in the hub that serves the queue. So a view sees the
+broker between two commands, and must be done in a few milliseconds, or rest in between (pace); an action, which changes
+something, goes a slice at a time, and waits for the journal.
 
 Reads the core's frozen snapshots. Knows no wire, no option and no socket.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
 from flask import Flask, request
@@ -17,58 +17,113 @@ from jinja2 import StrictUndefined
 
 from greenstalk_server.broker import Broker
 from greenstalk_server.clock import Clock
-from web import errors, guard, views
+from web import errors, guard, theme, views
+from web.access import visitor
 from web.actions import Actions
 from web.assets import static_folder, template_folder
+from web.audit import Audit
+from web.audit_pages import AuditPages
+from web.bulk import Bulk
+from web.charts import Charts
+from web.connections import ConnectionViews
+from web.export import Exports
+from web.fields import MAX_PUT
 from web.first_job import examples
+from web.history import History
+from web.live import LiveHub
+from web.metrics import Metrics
 from web.notices import notice
+from web.options import WebOptions
+from web.proxies import Prefix, TrustedProxies
+from web.request_times import RequestTimes
+from web.samples import Samples
+from web.search import Searches
+from web.store import Store
+from web.tasks import Tasks
 
-__all__ = ["create_app"]
+__all__ = ["WebOptions", "create_app", "warm_up"]
 
 MAX_REQUEST_BODY = 64 * 1024
-"""Bytes of a request, besides the body of a job that is put."""
-
-MAX_PUT = 1024 * 1024
-"""Bytes of a body that can be put from a page, if the queue takes as large a job; it is read in the loop."""
+"""Bytes of a request, besides the body of a job that is put or edited."""
 
 
 def create_app(
     broker: Broker,
     clock: Clock,
+    options: WebOptions | None = None,
     *,
-    password: str | None = None,
-    hosts: Collection[str] = (),
-    beanstalk: str = "127.0.0.1:11300",
     commit: Callable[[], bool] | None = None,
 ) -> Flask:
-    """Return the dashboard of *broker*.
+    """Return the dashboard of *broker*; None for the options is all as a WebOptions has it.
 
-    password        asked for by HTTP basic auth, with any user name; None or empty leaves the dashboard open.
-    hosts           names by which it may be visited, besides those that `guard.Guard` allows anyway: the host it
-                    is bound to.
-    beanstalk       where the queue listens, as an operator writes it (`127.0.0.1:11300`, `[::1]:11300`,
-                    `unix:PATH`): shown in the examples of an empty queue.
+    Its `extensions["live"]`, the LiveHub, is to be stopped before its server, and `extensions["audit"]`, the Audit,
+    flushed after it.
+
     commit          returns when every change made so far is as safe as one that a client was told of, or False if
                     that takes too long. May switch. None if there is nothing to wait for.
     """
+    options = options or WebOptions()
     app = Flask("web", template_folder=template_folder(), static_folder=static_folder())
-    app.config["MAX_CONTENT_LENGTH"] = MAX_REQUEST_BODY + min(broker.max_job_size, MAX_PUT)
+    # A body may come with each of its line ends as CRLF, or in base64.
+    app.config["MAX_CONTENT_LENGTH"] = MAX_REQUEST_BODY + 2 * min(broker.max_job_size, MAX_PUT)
     app.config["MAX_FORM_MEMORY_SIZE"] = app.config["MAX_CONTENT_LENGTH"]
     app.json.sort_keys = False  # type: ignore[attr-defined]  # an attribute of Flask's own provider
     app.jinja_env.undefined = StrictUndefined
     app.jinja_env.globals["zip"] = zip
     app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
-    guard.Guard({broker.facts.hostname, *hosts}, password).install(app)
-    views.Views(broker, clock, examples(beanstalk)).install(app)
-    Actions(broker, clock, commit if commit is not None else _nothing_to_wait_for).install(app)
+    audit = app.extensions["audit"] = Audit(clock, options.directory)
+    store = Store(options.directory)
+    requests = RequestTimes()
+    requests.install(app)
+    guard.Guard(options, broker.facts.hostname, clock, audit).install(app)
+    live = app.extensions["live"] = LiveHub(app, clock)
+    live.install()
+    history = app.extensions["history"] = History(broker, clock)
+    history.start()
+    Charts(broker, history).install(app)
+    views.Views(broker, clock, history, examples(options.beanstalk), store).install(app, live)
+    ConnectionViews(broker, clock).install(app, live)
+    Actions(broker, clock, commit if commit is not None else _nothing_to_wait_for, audit, store).install(app)
+    tasks = app.extensions["tasks"] = Tasks(clock, audit)
+    tasks.install(app, live)
+    Searches(broker, clock, tasks).install(app, live)
+    Bulk(broker, clock, commit if commit is not None else _nothing_to_wait_for, audit, tasks).install(app)
+    Exports(broker, clock).install(app)
     app.context_processor(_notice)
+    app.context_processor(_visitor)
+    app.context_processor(_navigation)
+    Samples(store, audit).install(app)
+    AuditPages(audit).install(app)
+    Metrics(broker, clock, requests).install(app)
+    theme.install(app)
     errors.install(app)
+    if options.url_prefix:
+        app.wsgi_app = Prefix(app.wsgi_app, options.url_prefix)  # type: ignore[method-assign]
+    if options.trusted_proxies:
+        app.wsgi_app = TrustedProxies(app.wsgi_app, options.trusted_proxies)  # type: ignore[method-assign]
     return app
+
+
+def warm_up(app: Flask) -> None:
+    """Compile every template, which takes 0.1 s altogether and would stall workers at the first visits."""
+    for name in app.jinja_env.list_templates(extensions=["html"]):
+        app.jinja_env.get_template(name)
 
 
 def _notice() -> dict[str, Any]:
     """Give every template `notice`: what the address says of the change that led there."""
     return {"notice": notice(request.args)}
+
+
+def _visitor() -> dict[str, Any]:
+    """Give every template `visitor`: who asks, and what they may."""
+    return {"visitor": visitor()}
+
+
+def _navigation() -> dict[str, Any]:
+    """Give every template `navigation`: the endpoint and label of the pages that the visitor may see."""
+    pages = [("overview", "Tubes"), ("connections", "Connections"), ("search", "Search")]
+    return {"navigation": [*pages, ("audit", "Audit")] if visitor().sees_audit else pages}
 
 
 def _nothing_to_wait_for() -> bool:

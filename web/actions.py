@@ -13,20 +13,32 @@ from typing import Final
 from urllib.parse import urlencode
 
 import gevent
-from flask import Flask, redirect, request, url_for
-from werkzeug.exceptions import BadRequest, Conflict, NotFound, ServiceUnavailable
+from flask import Flask, make_response, redirect, request, url_for
+from werkzeug.exceptions import BadRequest, Conflict, HTTPException, NotFound, ServiceUnavailable
 from werkzeug.wrappers import Response
 
-from greenstalk_server.broker import Broker
+from greenstalk_server.broker import DONE, NO_ROOM, Broker
 from greenstalk_server.clock import Clock
 from greenstalk_server.job import BURIED, DELAYED, READY, RESERVED, SECOND, STATE_NAMES, Job
 from greenstalk_server.tube import Tube
 from web import fields, text
+from web.access import visitor
+from web.audit import Audit
+from web.connections import find_client
+from web.details import reservation
+from web.edit import Changes, edit_page, given, read, version
 from web.fields import MAX_NUMBER
 from web.jobs import count
+from web.store import Store
 
 BULK_AT_MOST: Final = 20.0
 """Seconds that one request may go on; what is left after that takes another."""
+
+LONGEST_REASON: Final = 200
+"""Characters, of why a tube is paused."""
+
+CLOSED_WITHIN: Final = 1.0
+"""Seconds that a connection which is to be closed may take to be; it takes the next turn of the loop."""
 
 ACTIONS: Final = (
     "tube/pause",
@@ -36,7 +48,12 @@ ACTIONS: Final = (
     "tube/put",
     "job/kick",
     "job/bury",
+    "job/release",
     "job/delete",
+    "job/move",
+    "job/edit",
+    "job/copy",
+    "connection/close",
 )
 """Each the address, and with `_` for `/` the endpoint and the method."""
 
@@ -47,7 +64,9 @@ class Actions:
     *commit* returns when what has been changed is as safe as an acknowledged command's; False if it takes too long.
     """
 
-    def __init__(self, broker: Broker, clock: Clock, commit: Callable[[], bool]) -> None:
+    def __init__(self, broker: Broker, clock: Clock, commit: Callable[[], bool], audit: Audit, store: Store) -> None:
+        self._store: Store = store
+        self._audit: Audit = audit
         self._broker: Broker = broker
         self._clock: Clock = clock
         self._commit: Callable[[], bool] = commit
@@ -61,16 +80,24 @@ class Actions:
     # Tubes
 
     def tube_pause(self) -> Response:
-        """`tube`, `seconds`: let no job of the tube be reserved for so long."""
+        """`tube`, `seconds`, `reason`: let no job of the tube be reserved for so long. May switch."""
         tube = self._tube()
         seconds = fields.number(request.form, "seconds", 1, MAX_NUMBER)
-        self._broker.pause_tube(tube.name, seconds * SECOND, self._clock())
+        reason, now = fields.line(request.form, "reason", LONGEST_REASON), self._clock()
+        self._broker.pause_tube(tube.name, seconds * SECOND, now)
+        self._store.set_reason(tube.name.decode(), reason, tube.paused_until, now)
+        self._audit.note("tube/pause", tube=tube.name.decode(), seconds=seconds, reason=reason)
+        self._store.save()
         return self._to_tube(tube.name, "", "paused", seconds)
 
     def tube_resume(self) -> Response:
-        """`tube`: end its pause."""
+        """`tube`: end its pause. May switch."""
         tube = self._tube()
-        self._broker.pause_tube(tube.name, 0, self._clock())
+        now = self._clock()
+        self._broker.pause_tube(tube.name, 0, now)
+        self._store.set_reason(tube.name.decode(), "", 0, now)
+        self._audit.note("tube/resume", tube=tube.name.decode())
+        self._store.save()
         return self._to_tube(tube.name, "", "resumed", 0)
 
     def tube_kick(self) -> Response:
@@ -81,6 +108,7 @@ class Actions:
         if not request.form.get("all"):
             bound = min(bound, fields.number(request.form, "count", 1, MAX_NUMBER))
         kicked = self._in_slices(tube, bound, lambda found, left: self._broker.kick(found, state, left, self._clock()))
+        self._audit.note("tube/kick", tube=tube.name.decode(), state=STATE_NAMES[state], jobs=kicked)
         return self._to_tube(tube.name, STATE_NAMES[state], *_bulk_notice("kicked", kicked, tube, state, bound))
 
     def tube_clear(self) -> Response:
@@ -93,7 +121,12 @@ class Actions:
                 " Nothing was deleted."
             )
         bound, below = count(tube, state), self._broker.next_id
-        cleared = self._in_slices(tube, bound, lambda found, left: self._broker.clear(found, state, left, below))
+
+        def clear(found: Tube, left: int) -> int:
+            return self._broker.clear(found, state, left, below, self._clock())
+
+        cleared = self._in_slices(tube, bound, clear)
+        self._audit.note("tube/clear", tube=tube.name.decode(), state=STATE_NAMES[state], jobs=cleared)
         return self._to_tube(tube.name, STATE_NAMES[state], *_bulk_notice("cleared", cleared, tube, state, bound))
 
     def tube_put(self) -> Response:
@@ -114,6 +147,7 @@ class Actions:
         if not id:
             trouble = broker.journal.trouble or "there is no room for it on the disk"
             raise ServiceUnavailable(f"The journal cannot take the job: {trouble}. Nothing was put.")
+        self._audit.note("tube/put", tube=name.decode(), id=id, bytes=len(body))
         return self._to_tube(name, "delayed" if delay else "ready", "put", id)
 
     # Jobs
@@ -123,23 +157,92 @@ class Actions:
         job = self._job()
         if not self._broker.kick_job(job.id, self._clock()):
             raise Conflict(f"Job {job.id} is {STATE_NAMES[job.state]}. Only a buried or delayed job can be kicked.")
-        return self._to_job(job.id, "kicked-job")
+        self._audit.note("job/kick", id=job.id, tube=job.tube.name.decode())
+        return self._to_job(job, "kicked-job")
 
     def job_bury(self) -> Response:
-        """`id`: set it aside."""
+        """`id`, and `confirm` if it is reserved: set it aside."""
         job = self._job()
-        self._refuse_held(job, "buried")
-        if not self._broker.bury_job(job.id):
+        if job.state == BURIED:
             raise Conflict(f"Job {job.id} is buried already.")
-        return self._to_job(job.id, "buried-job")
+        self._broker.bury_job(job.id, self._clock(), self._is_forced(job, "buried"))
+        self._audit.note("job/bury", id=job.id, tube=job.tube.name.decode())
+        return self._to_job(job, "buried-job")
+
+    def job_release(self) -> Response:
+        """`id`, `confirm`: take it from the client that holds it, and make it ready."""
+        job = self._job()
+        if job.state != RESERVED:
+            raise Conflict(f"Job {job.id} is {STATE_NAMES[job.state]}. Only a reserved job can be released.")
+        self._is_forced(job, "released")
+        self._broker.release_job(job.id, self._clock())
+        self._audit.note("job/release", id=job.id, tube=job.tube.name.decode())
+        return self._to_job(job, "released-job")
 
     def job_delete(self) -> Response:
-        """`id`: remove it for good."""
+        """`id`, and `confirm` if it is reserved: remove it for good."""
         job = self._job()
-        self._refuse_held(job, "deleted")
+        is_forced = self._is_forced(job, "deleted")
         name, state = job.tube.name, STATE_NAMES[job.state]
-        self._broker.delete(None, job.id)
+        self._broker.delete_job(job.id, self._clock(), is_forced)
+        self._audit.note("job/delete", id=job.id, tube=name.decode())
         return self._to_tube(name, state, "deleted-job", job.id)
+
+    def job_move(self) -> Response:
+        """`id`, `tube`, and `confirm` if it is reserved: have it in that tube, in the state that it is in."""
+        job = self._job()
+        name, old = fields.tube_name(request.form), job.tube.name
+        if name == old:
+            raise Conflict(f"Job {job.id} is in the tube “{name.decode()}” already.")
+        is_forced = self._is_forced(job, "moved")
+        self._refuse_no_room(self._broker.edit_job(job.id, self._clock(), tube=name, is_forced=is_forced))
+        self._audit.note("job/move", id=job.id, tube=old.decode(), to=name.decode())
+        return self._to_job(job, "moved-job")
+
+    def job_edit(self) -> Response:
+        """`id`, `version`, `pri`, `ttr`, `delay`, `encoding`, `body`, and `confirm` if it is reserved: change those.
+
+        If it cannot be, the form comes back as it was sent, so that nothing that was typed is lost.
+        """
+        job = self._job()
+        try:
+            changes = self._changes(job)
+        except (BadRequest, Conflict) as error:
+            return make_response(self._form_again(job, error), error.code)
+        if not changes.names():
+            return self._to_job(job, "unchanged-job")
+        self._audit.note("job/edit", id=job.id, tube=job.tube.name.decode(), changed=changes.names())
+        return self._to_job(job, "edited-job")
+
+    def job_copy(self) -> Response:
+        """`id`, `delay`: put a job like it into its tube, with an id of its own."""
+        job = self._job()
+        delay = fields.number(request.form, "delay", 0, MAX_NUMBER) * SECOND
+        self._refuse_puts()
+        broker, name = self._broker, job.tube.name
+        id = broker.put_into(name, job.pri, delay, job.ttr, job.body, self._clock())
+        self._refuse_no_room(DONE if id else NO_ROOM)
+        self._audit.note("job/copy", id=id, of=job.id, tube=name.decode(), bytes=len(job.body))
+        return self._to_job(broker.jobs[id], "copied-job")
+
+    # Connections
+
+    def connection_close(self) -> Response:
+        """`number`, `confirm`: end that connection; the jobs that it holds turn ready. Switches."""
+        client = find_client(self._broker, request.form)
+        if request.form.get("confirm") != str(client.number):
+            raise BadRequest(
+                f"“confirm” is missing: tick the box on the page of connection {client.number} to close it."
+            )
+        held = len(client.reserved)
+        client.hang_up()
+        with gevent.Timeout(CLOSED_WITHIN, False):
+            while not client.is_closed:
+                gevent.sleep(CLOSED_WITHIN / 1000)
+        if not client.is_closed:
+            raise ServiceUnavailable(f"Connection {client.number} was told to close, and has not yet.")
+        self._audit.note("connection/close", number=client.number, address=client.address, jobs=held)
+        return _see("connections", self._query("closed", client.number))
 
     # What they share
 
@@ -149,13 +252,55 @@ class Actions:
     def _job(self) -> Job:
         return find_job(self._broker, request.form)
 
-    def _refuse_held(self, job: Job, done: str) -> None:
-        if job.state == RESERVED:
-            left = text.duration(max(0, job.deadline - self._clock()) // SECOND)
-            raise Conflict(
-                f"Job {job.id} cannot be {done} now: a client holds it, for {left} more at most. It can be once"
-                " that client is done with it, or its time is up."
+    def _changes(self, job: Job) -> Changes:
+        """Make the changes that the form asks for; raise BadRequest or Conflict if they cannot be made."""
+        form, sees_bodies = request.form, visitor().sees_bodies
+        if form.get("version") != version(job, sees_bodies):
+            raise Conflict(f"Job {job.id} has changed since you began, or has been taken. See what it is now.")
+        changes = read(form, job, self._broker.max_job_size, sees_bodies)
+        if changes.names():
+            is_forced = self._is_forced(job, "changed")
+            done = self._broker.edit_job(
+                job.id,
+                self._clock(),
+                pri=changes.pri,
+                delay=changes.delay,
+                ttr=changes.ttr,
+                body=changes.body,
+                is_forced=is_forced,
             )
+            self._refuse_no_room(done)
+        return changes
+
+    def _form_again(self, job: Job, error: HTTPException) -> str:
+        return edit_page(job, given(job, request.form, visitor().sees_bodies), self._clock(), error)
+
+    def _is_forced(self, job: Job, done: str) -> bool:
+        """Whether *job* is held, and to be changed all the same; raise Conflict if it is held and not.
+
+        What confirms it names the reservation that was seen: the job may be another worker's by now.
+        """
+        if job.state != RESERVED:
+            return False
+        if request.form.get("confirm") == reservation(job):
+            return True
+        left = text.duration(max(0, job.deadline - self._clock()) // SECOND)
+        since = "another client has reserved it since, and has it" if request.form.get("confirm") else (
+            "a client holds it,"
+        )  # fmt: skip
+        raise Conflict(
+            f"Job {job.id} was not {done}: {since} for {left} more at most. It can be once that client is done with"
+            " it, or its time is up; or at once, if you tick the box that says so, though its worker may be at it."
+        )
+
+    def _refuse_puts(self) -> None:
+        if self._broker.is_draining:
+            raise ServiceUnavailable("The server is draining: it takes no new jobs. Nothing was put.")
+
+    def _refuse_no_room(self, done: int) -> None:
+        if done == NO_ROOM:
+            trouble = self._broker.journal.trouble or "there is no room for it on the disk"
+            raise ServiceUnavailable(f"The journal cannot take the job: {trouble}. Nothing was changed.")
 
     def _in_slices(self, tube: Tube, bound: int, move: Callable[[Tube, int], int]) -> int:
         """Have *move* called with how many are left, until *bound* jobs have moved or none does. May switch."""
@@ -177,9 +322,13 @@ class Actions:
             return _see("overview", query)
         return _see("tube", {"tube": name.decode()} | ({"state": state} if state else {}) | query)
 
-    def _to_job(self, id: int, notice: str) -> Response:
-        """Redirect to the job's page. May switch."""
-        return _see("job", {"id": str(id)} | self._query(notice, id))
+    def _to_job(self, job: Job, notice: str) -> Response:
+        """Redirect to the job's page; to that of its tube if a worker is done with the job already. May switch."""
+        query = self._query(notice, job.id)
+        if job.id in self._broker.jobs:
+            return _see("job", {"id": str(job.id)} | query)
+        name = job.tube.name
+        return _see("tube", {"tube": name.decode()} | query) if name in self._broker.tubes else _see("overview", query)
 
     def _query(self, notice: str, number: int) -> dict[str, str]:
         is_late = not self._commit()

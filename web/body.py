@@ -1,4 +1,4 @@
-"""What a job's body is, told from its bytes: JSON, text, gzip, base64, or binary, which is shown in hexadecimal.
+"""What a job's body is, told from its bytes: JSON, text, gzip, zlib, base64, or binary, which is shown in hexadecimal.
 
 Nothing is ever unpickled or run. All work is bounded by PREVIEW and LAYOUT_AT_MOST, whatever the body, so that a
 look at one takes a few milliseconds at most.
@@ -37,9 +37,11 @@ UNPACK_AT_MOST: Final = 3
 """Wrappings looked through, as JSON in gzip in base64."""
 
 GZIP: Final = b"\x1f\x8b\x08"
+ZLIB_FIRST: Final = 0x78
+"""The first byte of zlib's format, for deflate with a window of 32 KiB; with the second it makes a multiple of 31."""
 
 _BASE64: Final = re.compile(rb"[A-Za-z0-9+/\r\n]{8,}={0,2}\s*")
-_CONTROL: Final = re.compile(r"[\x00-\x08\x0b\x0e-\x1a\x1c-\x1f\x7f]")
+_CONTROL: Final = bytes([*range(9), 11, *range(14, 27), *range(28, 32), 127])
 _TOKEN: Final = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{},:]|[^\s\[\]{},:"]+')
 _ASCII: Final = bytes(byte if 32 <= byte < 127 else ord(".") for byte in range(256))
 
@@ -72,7 +74,7 @@ def look(body: bytes) -> Look:
 def row_preview(body: bytes) -> str:
     """Return the beginning of *body* on one line."""
     part = body[:ROW_PREVIEW]
-    found = _decoded(part, is_cut=len(part) < len(body))
+    found = decoded(part, is_cut=len(part) < len(body))
     if found is None:
         return f"0x{part[:24].hex(' ')}{' …' if len(body) > 24 else ''}"
     return " ".join(found.split()) + ("…" if len(part) < len(body) else "")
@@ -86,31 +88,28 @@ def _look(body: bytes, wrappings: int) -> tuple[list[str], list[Pane]]:
     if unpacked is not None:
         kind, inner = unpacked
         kinds, panes = _look(inner, wrappings - 1)
-        found = _decoded(body[:PREVIEW_PACKED], is_cut=True)
+        found = decoded(body[:PREVIEW_PACKED], is_cut=True)
         as_it_came = found if found is not None else _hex(body[:PREVIEW_PACKED])
         is_packed_cut = len(body) > PREVIEW_PACKED
         note = f"The first {text.size(PREVIEW_PACKED)} are shown." if is_packed_cut else ""
         return [kind, *kinds], [*panes, Pane("As it came", as_it_came, note)]
-    decoded = _decoded(part, is_cut)
-    if decoded is None:
+    found = decoded(part, is_cut)
+    if found is None:
         return ["binary"], [Pane("Hexadecimal", _hex(part), note)]
-    if not decoded.lstrip().startswith(("{", "[")) or is_cut:
-        return ["text"], [Pane("Text", decoded, note)]
-    if sum([decoded.count(mark) for mark in ",:[{"]) > LAYOUT_AT_MOST:
-        return ["text"], [Pane("Text", decoded, "It looks like JSON, with too many values to be laid out.")]
-    if not _is_json(decoded):
-        return ["text"], [Pane("Text", decoded)]
-    return ["JSON"], [Pane("JSON", laid_out(decoded)), Pane("As it came", decoded)]
+    if not found.lstrip().startswith(("{", "[")) or is_cut:
+        return ["text"], [Pane("Text", found, note)]
+    if sum([found.count(mark) for mark in ",:[{"]) > LAYOUT_AT_MOST:
+        return ["text"], [Pane("Text", found, "It looks like JSON, with too many values to be laid out.")]
+    if not _is_json(found):
+        return ["text"], [Pane("Text", found)]
+    return ["JSON"], [Pane("JSON", laid_out(found)), Pane("As it came", found)]
 
 
 def _unpacked(body: bytes) -> tuple[str, bytes] | None:
     """Return what *body* is packed with and the beginning of what is in it, or None."""
-    if body.startswith(GZIP):
-        try:
-            inner = zlib.decompressobj(wbits=31).decompress(body[: 4 * PREVIEW], PREVIEW + 1)
-        except zlib.error:
-            return None
-        return ("gzip", inner) if inner else None
+    inflated = _inflated(body)
+    if inflated is not None:
+        return inflated
     if len(body) > 2 * PREVIEW or not _BASE64.fullmatch(body):
         return None
     try:
@@ -118,18 +117,35 @@ def _unpacked(body: bytes) -> tuple[str, bytes] | None:
     except binascii.Error:
         return None
     # Many a word is base64 as well. So it counts only if it holds what people pack, or nothing else looks like it.
-    if inner.startswith(GZIP) or _decoded(inner, is_cut=False) is not None or (b"=" in body and len(body) >= 64):
+    if _inflated(inner) or decoded(inner, is_cut=False) is not None or (b"=" in body and len(body) >= 64):
         return "base64", inner
     return None
 
 
-def _decoded(part: bytes, is_cut: bool) -> str | None:
+def _inflated(body: bytes) -> tuple[str, bytes] | None:
+    """Return `gzip` or `zlib` and the beginning of what is in *body*, or None."""
+    for kind, is_so, window in (("gzip", body.startswith(GZIP), 31), ("zlib", _is_zlib(body), 15)):
+        if is_so:
+            try:
+                inner = zlib.decompressobj(wbits=window).decompress(body[: 4 * PREVIEW], PREVIEW + 1)
+            except zlib.error:
+                return None
+            return (kind, inner) if inner else None
+    return None
+
+
+def _is_zlib(body: bytes) -> bool:
+    return len(body) > 2 and body[0] == ZLIB_FIRST and int.from_bytes(body[:2]) % 31 == 0
+
+
+def decoded(part: bytes, is_cut: bool) -> str | None:
     """Return *part* as UTF-8 text that a page can show, or None. If it *is_cut*, its last character may be too."""
+    if len(part.translate(None, _CONTROL)) < len(part):
+        return None
     try:
-        found = codecs.getincrementaldecoder("utf-8")().decode(part, final=not is_cut)
+        return codecs.getincrementaldecoder("utf-8")().decode(part, final=not is_cut)
     except UnicodeDecodeError:
         return None
-    return None if _CONTROL.search(found) else found
 
 
 def _is_json(source: str) -> bool:

@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Final
 
-from greenstalk_server.client import Client
-from greenstalk_server.job import RESERVED, STATE_NAMES, Job
+from greenstalk_server import life
+from greenstalk_server.broker import Broker
+from greenstalk_server.job import DELAYED, READY, RESERVED, SECOND, STATE_NAMES, URGENT_BELOW, Job
 from greenstalk_server.stats import JobStats, TubeStats, job_stats, tube_stats
 from greenstalk_server.tube import Tube
 from web import text
+from web.connections import Party, parties, tube_names
 from web.fields import STATES
 from web.jobs import count
 
-TUBES_NAMED: Final = 10
-"""Tubes that a client watches which are named; it may watch thousands."""
+EVENTS: Final[dict[int, tuple[str, str]]] = {
+    life.RESERVED: ("Reserved", "reserved"),
+    life.RELEASED: ("Released", "ready"),
+    life.BURIED: ("Buried", "buried"),
+    life.KICKED: ("Kicked", "ready"),
+    life.TIMED_OUT: ("Timed out: its time to run was up", "ready"),
+    life.RETURNED: ("Given back: the connection ended", "ready"),
+    life.EDITED: ("Edited", ""),
+    life.MOVED: ("Moved to another tube", ""),
+}
+"""What each kind of event is called, and the state that it led to, if to one."""
+
+BY_HAND: Final = frozenset({life.RELEASED, life.BURIED, life.EDITED, life.MOVED})
+"""Kinds that tell of an admin where they tell of nobody."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +57,8 @@ class TubeDetails:
 class Held:
     """Who holds a job: what is known of the client."""
 
+    by: Party
+    since: str
     time_left: str
     jobs: str
     watches: str
@@ -49,13 +66,42 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
+class Moment:
+    """Something that happened to a job: *by* is None if no connection did it, and *note* says what else is known."""
+
+    at: str
+    ago: str
+    what: str
+    state: str
+    by: Party | None
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
 class JobDetails:
-    """A job; *held* is None unless a client holds it."""
+    """A job.
+
+    held            who holds it, or None.
+    last_held       who held it last, if nobody does; None if that is not known.
+    reservation     tells this reservation of it from all others: what a forced change of it has to confirm.
+    moments         its life, from the put to now.
+    forgotten       what its counts tell of besides; empty if the moments are all there were.
+    kept_events     how many of its last events are kept.
+    was_held        it has been reserved before.
+    edited          tells what its last edit has made of it from what was there before.
+    """
 
     id: str
     tube: str
     state: str
     held: Held | None
+    last_held: Party | None
+    reservation: str
+    moments: list[Moment]
+    forgotten: str
+    kept_events: int
+    was_held: bool
+    edited: str
     figures: list[tuple[str, str, str]]
     entries: list[tuple[str, str]]
 
@@ -89,25 +135,36 @@ def tube_details(tube: Tube, now: int) -> TubeDetails:
     )
 
 
-def job_details(job: Job, now: int) -> JobDetails:
+def job_details(broker: Broker, job: Job, now: int) -> JobDetails:
     """Look at *job*."""
     stats = job_stats(job, now)
+    events = _events(job)
+    known = parties(broker, {event.client for event in events})
     return JobDetails(
         id=str(stats.id),
         tube=stats.tube,
         state=stats.state,
-        held=_held(job.holder, stats) if job.holder is not None else None,
+        held=_held(broker, job, stats, now),
+        last_held=_last_held(job, events, known),
+        reservation=reservation(job),
+        moments=_moments(job, events, known, now),
+        forgotten=_forgotten(job, events),
+        kept_events=life.KEPT,
+        was_held=job.reserves > 0,
+        edited=str(max((event.at for event in events if event.kind == life.EDITED), default=0)),
         figures=[
-            ("Priority", str(stats.pri), "urgent" if stats.pri < 1024 else ""),
+            ("Priority", str(stats.pri), "urgent" if stats.pri < URGENT_BELOW else ""),
             ("Age", text.duration(stats.age), ""),
-            _time_left(job, stats),
+            _state_time(job, stats, events, now),
             ("Reserves", text.number(stats.reserves), f"{text.number(stats.timeouts)} timed out"),
             ("Body", text.number(len(job.body)), "byte" if len(job.body) == 1 else "bytes"),
         ],
         entries=[
             ("Put at", text.instant(job.created_at)),
             ("Time to run", text.duration(stats.ttr)),
+            ("TTR left", text.duration(stats.time_left) if job.state == RESERVED else text.NONE),
             ("Delay", text.duration(stats.delay) if stats.delay else text.NONE),
+            ("Delay left", text.duration(stats.time_left) if job.state == DELAYED else text.NONE),
             ("Reserved", _times(stats.reserves)),
             ("Timed out", _times(stats.timeouts)),
             ("Released", _times(stats.releases)),
@@ -118,26 +175,88 @@ def job_details(job: Job, now: int) -> JobDetails:
     )
 
 
+def reservation(job: Job) -> str:
+    """What tells the reservation of *job* that goes on from all others of it; empty if there is none."""
+    return str(job.reserves) if job.state == RESERVED else ""
+
+
 def _pause_left(stats: TubeStats) -> str:
     return text.duration(stats.pause_time_left) if stats.pause else ""
 
 
-def _time_left(job: Job, stats: JobStats) -> tuple[str, str, str]:
-    if stats.state == "delayed":
+def _state_time(job: Job, stats: JobStats, events: list[life.Event], now: int) -> tuple[str, str, str]:
+    """The figure that tells how long *job* is in its state, or will be."""
+    if job.state == READY:
+        return "Ready for", _since(job.deadline, now), f"ttr {text.duration(stats.ttr)}"
+    if job.state == DELAYED:
         return "Ready in", text.duration(stats.time_left), ""
-    label = "TTR left" if job.state == RESERVED else "TTR"
-    of = f"of {text.duration(stats.ttr)}" if job.state == RESERVED else ""
-    return label, text.duration(stats.time_left if job.state == RESERVED else stats.ttr), of
+    if job.state == RESERVED:
+        return "TTR left", text.duration(stats.time_left), f"of {text.duration(stats.ttr)}"
+    buried_at = max((event.at for event in events if event.kind == life.BURIED), default=None)
+    return "Buried for", text.NONE if buried_at is None else _since(buried_at, now), ""
 
 
-def _held(client: Client, stats: JobStats) -> Held:
-    names = [name.decode() for name in list(client.watched)[:TUBES_NAMED]]
-    more = len(client.watched) - len(names)
+def _since(at: int, now: int) -> str:
+    return text.duration(max(0, now - at) // SECOND)
+
+
+def _held(broker: Broker, job: Job, stats: JobStats, now: int) -> Held | None:
+    client = job.holder
+    if client is None:
+        return None
     return Held(
+        by=parties(broker, {client.number})[client.number],
+        since=_since(job.reserved_at, now),
         time_left=text.duration(stats.time_left),
         jobs=text.counted(len(client.reserved), "job"),
-        watches=", ".join(names) + (f" and {text.counted(more, 'other tube')}" if more else ""),
+        watches=tube_names(client),
         uses=client.used.name.decode(),
+    )
+
+
+def _events(job: Job) -> list[life.Event]:
+    """The events of *job*, oldest first, with the reservation that goes on."""
+    events = life.unpack(job.events)
+    if job.holder is not None:
+        events.append(life.Event(job.reserved_at, life.RESERVED, job.holder.number))
+    # A reservation is noted when it ends, with the time it began; what was done to the job meanwhile stands before.
+    return sorted(events, key=lambda event: event.at)
+
+
+def _last_held(job: Job, events: list[life.Event], known: dict[int, Party]) -> Party | None:
+    if job.holder is not None:
+        return None
+    return next((known[event.client] for event in reversed(events) if event.kind == life.RESERVED), None)
+
+
+def _moments(job: Job, events: list[life.Event], known: dict[int, Party], now: int) -> list[Moment]:
+    put = _moment(job.created_at, "Put", "", None, "", now)
+    return [put, *[_event_moment(event, known, now) for event in events]]
+
+
+def _event_moment(event: life.Event, known: dict[int, Party], now: int) -> Moment:
+    what, state = EVENTS[event.kind]
+    if event.client != life.NOBODY:
+        return _moment(event.at, what, state, known[event.client], "", now)
+    return _moment(event.at, what, state, None, "from the dashboard" if event.kind in BY_HAND else "", now)
+
+
+def _moment(at: int, what: str, state: str, by: Party | None, note: str, now: int) -> Moment:
+    return Moment(text.instant(at), f"{_since(at, now)} ago", what, state, by, note)
+
+
+def _forgotten(job: Job, events: list[life.Event]) -> str:
+    """What the counts of *job* tell of and its *events* do not."""
+    kept = Counter(event.kind for event in events)
+    counted = {
+        life.RESERVED: job.reserves,
+        life.TIMED_OUT: job.timeouts,
+        life.RELEASED: job.releases,
+        life.BURIED: job.buries,
+        life.KICKED: job.kicks,
+    }
+    return ", ".join(
+        f"{life.KINDS[kind]} {_times(number - kept[kind])}" for kind, number in counted.items() if number > kept[kind]
     )
 
 

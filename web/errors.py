@@ -15,6 +15,7 @@ ADVICE: Final = {
     405: "This page cannot be asked for in that way. Nothing was changed.",
     409: "Nothing was changed.",
     413: "The request is larger than this dashboard accepts. Nothing was changed.",
+    429: "Nobody else is kept out. If this goes on, somebody or something there is trying wrong passwords.",
     421: "Nothing was shown, so that no other site can read this page through a name of its own.",
     503: "Nothing was changed. The overview tells how the server is.",
     500: "The dashboard failed to make this page; the queue itself goes on. The server's log has the details.",

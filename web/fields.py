@@ -15,6 +15,9 @@ from web import text
 MAX_NUMBER: Final = 2**32 - 1
 """The largest priority, and the largest count of seconds (protocol.txt)."""
 
+MAX_PUT: Final = 1024 * 1024
+"""Bytes of a body that can be put from a page, if the queue takes as large a job; it is read in the loop."""
+
 STATES: Final = (READY, RESERVED, DELAYED, BURIED)
 """In the order of a page."""
 
@@ -50,6 +53,14 @@ def number(fields: Fields, name: str, least: int, most: int) -> int:
         return int(given)
     said = f"not “{given[:40]}”" if given else "and is missing"
     raise BadRequest(f"“{name}” must be a whole number from {text.number(least)} to {text.number(most)}, {said}.")
+
+
+def line(fields: Fields, name: str, most: int) -> str:
+    """The field *name*, a line of text of at most *most* characters, or none."""
+    given = " ".join(fields.get(name, "").split())
+    if len(given) > most:
+        raise BadRequest(f"“{name}” must have at most {most} characters, and has {text.number(len(given))}.")
+    return given
 
 
 def state(fields: Fields, states: Sequence[int] = STATES, default: int | None = None) -> int:

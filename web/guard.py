@@ -1,20 +1,28 @@
 """Who may: what is asked of every request before a view sees it, and the headers that every response bears.
 
-In this order: the Host is one of ours, a change comes from our own pages, the password is right.
+In this order: the Host is one of ours, a change comes from our own pages, the password is right, the path is under
+the prefix, and who wants to change something is an admin.
 """
 
 from __future__ import annotations
 
 import hmac
+import logging
 import re
-from collections.abc import Collection
 from hashlib import sha256
 from ipaddress import ip_address
-from typing import Final
+from typing import Final, NoReturn
 
-from flask import Flask, Response, request
+from flask import Flask, Response, g, request
 from werkzeug.datastructures import WWWAuthenticate
-from werkzeug.exceptions import Forbidden, MisdirectedRequest, Unauthorized
+from werkzeug.exceptions import Forbidden, MisdirectedRequest, NotFound, TooManyRequests, Unauthorized
+
+from greenstalk_server.clock import Clock
+from web.access import Visitor, visitor
+from web.audit import Audit
+from web.logins import FAILURES, Logins
+from web.options import WebOptions
+from web.proxies import IS_OUTSIDE
 
 SECURITY_HEADERS: Final = {
     "Content-Security-Policy": (
@@ -32,13 +40,21 @@ SECURITY_HEADERS: Final = {
 
 SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 
-WITHOUT_PASSWORD: Final = frozenset({"static", "healthz", "readyz"})
+WITHOUT_PASSWORD: Final = frozenset({"static", "theme", "healthz", "readyz"})
 """Endpoints that tell nothing of the jobs: the look of the page that asks for a password, and health checks."""
 
 ANY_HOST: Final = frozenset({"healthz", "readyz"})
 """Endpoints for platforms, which call them by whatever name they like."""
 
+WITHOUT_PREFIX: Final = ANY_HOST | {"metrics"}
+"""Endpoints that are outside of the prefix too, where platforms and monitoring look for them."""
+
+FOR_EVERYBODY: Final = frozenset({"theme"})
+"""Endpoints that change nothing but a cookie."""
+
 _host_header: Final = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9._-]+))(?::[0-9]{1,5})?")
+
+log = logging.getLogger(__name__)
 
 
 class Guard:
@@ -46,13 +62,21 @@ class Guard:
 
     Host. A page of another site can have its own name resolve to our address, and then read us as same-origin
     (DNS rebinding). So while there is no password, a Host must be an IP literal, which needs no DNS; localhost; or
-    one of *hosts*. With a password any will do: a browser sends a password only to the name it was given for. And
-    so a dashboard behind a proxy needs no list of names.
+    one of the options' hosts. With a password any will do: a browser sends a password only to the name it was given
+    for. And so a dashboard behind a proxy needs no list of names.
     """
 
-    def __init__(self, hosts: Collection[str], password: str | None) -> None:
-        self._hosts: frozenset[str] = frozenset({"localhost", *(_plain(host) for host in hosts)})
-        self._password: bytes | None = _digest(password) if password else None
+    def __init__(self, options: WebOptions, hostname: str, clock: Clock, audit: Audit) -> None:
+        self._hosts: frozenset[str] = frozenset({"localhost", *(_plain(host) for host in (hostname, *options.hosts))})
+        self._user: bytes | None = _digest(options.user) if options.user else None
+        self._password: bytes | None = _digest(options.password) if options.password else None
+        self._viewer_password: bytes | None = _digest(options.viewer_password) if options.viewer_password else None
+        self._metrics_token: bytes | None = _digest(options.metrics_token) if options.metrics_token else None
+        self._asks: bool = self._password is not None or self._viewer_password is not None
+        self._options: WebOptions = options
+        self._logins: Logins = Logins(clock)
+        self._tokens: Logins = Logins(clock)  # a scraper that is set up wrongly locks out itself, and no people
+        self._audit: Audit = audit
 
     def install(self, app: Flask) -> None:
         """Have *app* ask this guard before each request, and put the headers on each response."""
@@ -60,13 +84,22 @@ class Guard:
         app.after_request(add_headers)
 
     def check(self) -> None:
-        """Raise the HTTPException that refuses the current request, if one does."""
-        if self._password is None and request.endpoint not in ANY_HOST:
+        """Raise the HTTPException that refuses the current request, if one does; else its Visitor is known."""
+        g.visitor = _stranger("")
+        is_change = request.method not in SAFE_METHODS
+        takes_token = request.endpoint == "metrics" and self._metrics_token is not None
+        if not self._asks and not takes_token and request.endpoint not in ANY_HOST:
             self._check_host()
-        if request.method not in SAFE_METHODS:
-            check_same_origin()
-        if self._password is not None and request.endpoint not in WITHOUT_PASSWORD:
-            self._check_password(self._password)
+        if is_change:
+            self._check_same_origin()
+        if takes_token:
+            g.visitor = self._check_token()
+        elif request.endpoint not in WITHOUT_PASSWORD:
+            g.visitor = self._log_in() if self._asks else self._visitor("", may_change=True)
+        if IS_OUTSIDE in request.environ and request.endpoint not in WITHOUT_PREFIX:
+            raise NotFound(f"This dashboard is at {request.script_root}/, and nothing is outside of that.")
+        if is_change and not visitor().is_admin and request.endpoint not in FOR_EVERYBODY:
+            self._refuse_change()
 
     def _check_host(self) -> None:
         host = request.headers.get("Host", "")
@@ -84,29 +117,95 @@ class Guard:
             return _is_ip_literal(match["v6"])
         return _plain(match["name"]) in self._hosts or _is_ip_literal(match["name"])
 
-    def _check_password(self, expected: bytes) -> None:
-        given = request.authorization
-        if given is not None and given.type == "basic" and given.password is not None:
-            # Digests, since compare_digest is constant-time only among equal lengths.
-            if hmac.compare_digest(_digest(given.password), expected):
-                return
-            message = "That is not this dashboard's password. The user name does not matter."
+    def _check_same_origin(self) -> None:
+        """Raise Forbidden unless the current request comes from a page of ours, as the browser's own headers tell."""
+        site = request.headers.get("Sec-Fetch-Site")
+        if site is None:  # as browsers have it on plain HTTP, other than to loopback
+            host = request.headers.get("Host", "")
+            is_ours = request.headers.get("Origin") in (f"http://{host}", f"https://{host}")
         else:
-            message = "This dashboard asks for a password; any user name will do."
-        challenge = WWWAuthenticate("basic", {"realm": "Greenstalk Server", "charset": "UTF-8"})
-        raise Unauthorized(message, www_authenticate=challenge)
+            is_ours = site == "same-origin"
+        if not is_ours:
+            origin = request.headers.get("Origin", "")
+            self._audit.note_refusal("refused/cross-site", path=request.path, origin=origin)
+            raise Forbidden(
+                "Only this dashboard's own pages may change something, and this request came from elsewhere."
+            )
+
+    def _log_in(self) -> Visitor:
+        """Return who the password tells that it is; raise Unauthorized, or TooManyRequests after many failures."""
+        address = _address()
+        _refuse_locked(self._logins, address)
+        given = request.authorization
+        if given is None or given.type != "basic" or given.password is None:
+            raise _challenge(f"This dashboard asks for {self._what_is_asked()}.")
+        name, password = given.username or "", _digest(given.password)
+        # Digests, since compare_digest is constant-time only among equal lengths; and every one is compared.
+        is_user = self._user is None or hmac.compare_digest(_digest(name), self._user)
+        is_admin = hmac.compare_digest(password, self._password or b"")
+        is_viewer = hmac.compare_digest(password, self._viewer_password or b"")
+        if not (is_admin and is_user) and not is_viewer:
+            self._fail(name, address)
+        return self._visitor(name, may_change=not is_viewer)
+
+    def _check_token(self) -> Visitor:
+        """Return who scrapes the metrics; raise as `_log_in` does without the token, unless a password is given."""
+        # Not request.authorization, which takes a token with an equals sign within for parameters.
+        kind, _, token = request.headers.get("Authorization", "").partition(" ")
+        address = _address()
+        if kind.lower() == "bearer":
+            _refuse_locked(self._tokens, address)
+            if hmac.compare_digest(_digest(token.strip()), self._metrics_token or b""):
+                return Visitor("metrics", address, is_admin=False, sees_bodies=False)
+            self._tokens.fail(address)
+            self._audit.note_refusal("refused/metrics")
+            raise _challenge("That is not the token of the metrics.", "bearer")
+        if self._asks and kind:
+            return self._log_in()
+        raise _challenge("The metrics ask for a token: “Authorization: Bearer TOKEN”.", "bearer")
+
+    def _fail(self, name: str, address: str) -> NoReturn:
+        """Note a failed login of *name*, and refuse it."""
+        g.visitor = _stranger(name)
+        is_locked = self._logins.fail(address)
+        self._audit.note_refusal("login/locked" if is_locked else "login/failed")
+        if is_locked:
+            log.warning("dashboard: %d failed logins from %s, which is refused for a minute", FAILURES, address)
+        known = "the name and password" if self._user is not None else "password. The user name does not matter"
+        raise _challenge(f"That is not this dashboard's {known}.")
+
+    def _what_is_asked(self) -> str:
+        return "a name and a password" if self._user is not None else "a password; any user name will do"
+
+    def _visitor(self, name: str, *, may_change: bool) -> Visitor:
+        """Return the Visitor of this name, who is an admin if *may_change*."""
+        return Visitor(
+            name[:200],
+            _address(),
+            is_admin=may_change and not self._options.is_read_only,
+            sees_bodies=not self._options.hides_bodies,
+            sees_audit=may_change,
+        )
+
+    def _refuse_change(self) -> NoReturn:
+        self._audit.note_refusal("refused/change", path=request.path)
+        if self._options.is_read_only:
+            raise Forbidden("This dashboard is read-only, as its server was told to be: it shows, and changes nothing.")
+        if self._password is None:
+            raise Forbidden("There is no admin's password here, so nobody can change anything.")
+        raise Forbidden("You are logged in as a viewer, who can look at everything and change nothing.")
 
 
-def check_same_origin() -> None:
-    """Raise Forbidden unless the current request comes from a page of ours, as the browser's own headers tell."""
-    site = request.headers.get("Sec-Fetch-Site")
-    if site is None:  # as browsers have it on plain HTTP, other than to loopback
-        host = request.headers.get("Host", "")
-        is_ours = request.headers.get("Origin") in (f"http://{host}", f"https://{host}")
-    else:
-        is_ours = site == "same-origin"
-    if not is_ours:
-        raise Forbidden("Only this dashboard's own pages may change something, and this request came from elsewhere.")
+def _refuse_locked(logins: Logins, address: str) -> None:
+    if left := logins.seconds_locked(address):
+        raise TooManyRequests(
+            f"Too many logins from {address} have failed. The next is possible in {left} s.", retry_after=left
+        )
+
+
+def _stranger(name: str) -> Visitor:
+    """Return who has not passed the guard, whatever the name."""
+    return Visitor(name[:200], _address(), is_admin=False, sees_bodies=False, is_known=False)
 
 
 def add_headers(response: Response) -> Response:
@@ -116,8 +215,20 @@ def add_headers(response: Response) -> Response:
     return response
 
 
-def _digest(password: str) -> bytes:
-    return sha256(password.encode(errors="surrogateescape")).digest()
+def _address() -> str:
+    """Where the current request comes from; a proxy may have told anything."""
+    return (request.remote_addr or "")[:100]
+
+
+def _challenge(message: str, kind: str = "basic") -> Unauthorized:
+    parameters: dict[str, str | None] = {"realm": "Greenstalk Server"}
+    if kind == "basic":
+        parameters["charset"] = "UTF-8"
+    return Unauthorized(message, www_authenticate=WWWAuthenticate(kind, parameters))
+
+
+def _digest(text: str) -> bytes:
+    return sha256(text.encode(errors="surrogateescape")).digest()
 
 
 def _plain(host: str) -> str:

@@ -19,6 +19,7 @@ from greenstalk_server.stats import JobStats, job_stats
 from greenstalk_server.tube import Tube
 from web import text
 from web.body import row_preview
+from web.pace import Pace
 
 PAGE: Final = 100
 """Jobs on a page, about 4 ms."""
@@ -48,6 +49,7 @@ _RESERVES: Final = JobColumn(
 )
 _SIZE: Final = JobColumn("Bytes", "size", "Size of the body", lambda _, job: text.number(len(job.body)))
 _BODY: Final = JobColumn("Body", "body", "How the body begins", lambda _, job: row_preview(job.body))
+_HOLDER: Final = JobColumn("Held by", "holder", "The client that reserved it", lambda _, job: _holder(job))
 _TIMEOUTS: Final = JobColumn(
     "Timeouts", "timeouts", "How often a worker's time ran out", lambda stats, _: text.number(stats.timeouts)
 )
@@ -60,7 +62,7 @@ _TTR_LEFT: Final = JobColumn(
 
 JOB_COLUMNS: Final = {
     READY: (_PRI, _AGE, _TTR, _RESERVES, _SIZE, _BODY),
-    RESERVED: (_TTR_LEFT, _PRI, _AGE, _RESERVES, _SIZE, _BODY),
+    RESERVED: (_TTR_LEFT, _HOLDER, _PRI, _AGE, _RESERVES, _SIZE, _BODY),
     DELAYED: (_READY_IN, _PRI, _AGE, _RESERVES, _SIZE, _BODY),
     BURIED: (_PRI, _AGE, _RESERVES, _TIMEOUTS, _SIZE, _BODY),
 }
@@ -93,25 +95,47 @@ class JobList:
     is_deepest: bool
 
 
-def list_jobs(broker: Broker, tube: Tube, state: int, after: tuple[int, int] | None, now: int) -> JobList:
-    """Return the page of the tube's jobs in *state* that begins after the rank and id *after*."""
+def job_columns(state: int, sees_bodies: bool) -> tuple[JobColumn, ...]:
+    """The columns of a list of jobs in *state*, for who may see their bodies or not."""
+    return tuple(column for column in JOB_COLUMNS[state] if sees_bodies or column is not _BODY)
+
+
+def in_order(broker: Broker, tube: Tube, state: int) -> Iterable[Job]:
+    """The tube's jobs in *state*, lazily, in the order of a list: all of them, or of reserved ones the first."""
+    return _reserved(broker, tube) if state == RESERVED else tube.walk(state)
+
+
+def job_row(job: Job, columns: Iterable[JobColumn], now: int) -> list[str]:
+    """The id of *job*, then its *columns*."""
+    stats = job_stats(job, now)
+    return [str(job.id), *[column.text(stats, job) for column in columns]]
+
+
+def job_rows(jobs: Iterable[Job], columns: Iterable[JobColumn], now: int) -> list[list[str]]:
+    """Return a row for each of *jobs*, with rests between. May switch."""
+    pace, rows = Pace(), []
+    for job in jobs:
+        rows.append(job_row(job, columns, now))
+        pace.rest()
+    return rows
+
+
+def list_jobs(
+    broker: Broker, tube: Tube, state: int, after: tuple[int, int] | None, now: int, sees_bodies: bool
+) -> JobList:
+    """Return the page of the tube's jobs in *state* that begins after the rank and id *after*. May switch."""
     present = count(tube, state)
-    jobs: Iterable[Job] = _reserved(broker, tube) if state == RESERVED else tube.walk(state)
-    listed = list(islice(jobs, DEEPEST + 1))
+    listed = list(islice(in_order(broker, tube, state), PAGE + 1 if after is None else DEEPEST + 1))
     begin = 0
     if after is not None:
         begin = next((at for at, job in enumerate(listed) if _rank(job, state) > after), len(listed))
     page = listed[begin : min(begin + PAGE, DEEPEST)]
     end = begin + len(page)
-    columns = JOB_COLUMNS[state]
-    rows = []
-    for job in page:
-        stats = job_stats(job, now)
-        rows.append([str(job.id), *[column.text(stats, job) for column in columns]])
+    columns = job_columns(state, sees_bodies)
     is_last = end >= min(len(listed), DEEPEST)
     return JobList(
         state=STATE_NAMES[state],
-        rows=rows,
+        rows=job_rows(page, columns, now),
         summary=_summary(begin, end, present, state) if page else "",
         following="" if is_last or not page else "{}-{}".format(*_rank(page[-1], state)),
         is_first=after is None,
@@ -141,6 +165,10 @@ def _reserved(broker: Broker, tube: Tube) -> list[Job]:
         found += [job for job in islice(client.reserved.values(), left) if job.tube is tube]
         left -= 1 + len(client.reserved)
     return nsmallest(DEEPEST + 1, found, key=lambda job: (job.deadline, job.id))
+
+
+def _holder(job: Job) -> str:
+    return (job.holder.address or f"connection {job.holder.number}") if job.holder is not None else text.NONE
 
 
 def _summary(begin: int, end: int, present: int, state: int) -> str:

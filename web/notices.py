@@ -14,10 +14,18 @@ _JOB_NOTICES: Final[dict[str, str]] = {
     "put": "Job {} was put.",
     "kicked-job": "Job {} was kicked: it is ready.",
     "buried-job": "Job {} was buried.",
+    "released-job": "Job {} was taken from its client: it is ready.",
+    "moved-job": "Job {} was moved.",
+    "edited-job": "Job {} was changed.",
+    "unchanged-job": "Job {} is as it was: nothing was changed.",
+    "copied-job": "Job {} was put, a copy.",
     "deleted-job": "Job {} was deleted.",
 }
 _NOTICES: Final[dict[str, Callable[[int], str]]] = {
+    "closed": lambda n: f"Connection {n} was closed. The jobs that it held are ready again.",
     "paused": lambda n: f"Paused for {text.duration(n)}.",
+    "saved-sample": lambda _: "The sample was saved.",
+    "deleted-sample": lambda _: "The sample was deleted.",
     "resumed": lambda _: "Resumed.",
     "kicked": lambda n: f"{text.counted(n, 'job')} kicked." if n else "There was no such job to kick.",
     "cleared": lambda n: f"{text.counted(n, 'job')} deleted." if n else "There was no such job to delete.",

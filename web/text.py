@@ -38,6 +38,23 @@ def size(count: int) -> str:
     return f"{number(count)} bytes"
 
 
+def rough_size(count: int) -> str:
+    """Return *count* bytes to three digits or so: `12.3 MB`."""
+    value, unit = float(count), "bytes"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if value < 1000:
+            break
+        value, unit = value / 1000, larger
+    return f"{value:.0f}{NBSP}{unit}" if unit == "bytes" or value >= 100 else f"{value:.1f}{NBSP}{unit}"
+
+
+def rate(value: float) -> str:
+    """Return how often something happens in a second: `0`, `0.1`, `12`, `1,234`."""
+    if 0 < value < 10:
+        return f"{max(value, 0.1):.1f}"
+    return f"{value:,.0f}"
+
+
 def instant(nanoseconds: int) -> str:
     """Return a time since the Unix epoch to the second: `2026-01-31 23:59:59 UTC`."""
     return datetime.fromtimestamp(nanoseconds // 1_000_000_000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

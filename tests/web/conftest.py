@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from flask import Flask
@@ -12,7 +13,7 @@ from greenstalk_server.broker import Broker
 from greenstalk_server.client import Client
 from greenstalk_server.job import SECOND
 from greenstalk_server.stats import ServerFacts
-from web import create_app
+from web import WebOptions, create_app
 
 STARTED_AT = 1_800_000_000 * SECOND
 
@@ -38,7 +39,12 @@ class Queue:
         return self.now
 
     def connect(self) -> Client:
-        return self.broker.connect(lambda: None)
+        """Connect a client, which can be hung up on as a real one can."""
+        client = self.broker.connect(lambda: None)
+        client.connected_at = self.now
+        client.address = f"10.0.0.{client.number}:4711"
+        client.hang_up = lambda: self.broker.disconnect(client, self.now)
+        return client
 
     def put(self, tube: str, *, pri: int = 2000, delay: int = 0, count: int = 1) -> list[int]:
         """Put *count* jobs by a client of their own, which then goes."""
@@ -50,8 +56,8 @@ class Queue:
         self.broker.disconnect(client, self.now)
         return ids
 
-    def app(self, **options: object) -> Flask:
-        return create_app(self.broker, self.clock, **options)
+    def app(self, commit: Callable[[], bool] | None = None, **options: Any) -> Flask:
+        return create_app(self.broker, self.clock, WebOptions(**options), commit=commit)
 
 
 @pytest.fixture

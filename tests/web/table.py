@@ -11,7 +11,7 @@ class Page(HTMLParser):
     """One page.
 
     tubes       a row each, the texts of its cells.
-    elements    every element: its tag and attributes.
+    elements    every element outside of templates: its tag and attributes.
     text        all text outside of templates.
     """
 
@@ -29,7 +29,8 @@ class Page(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         attributes = dict(attrs)
         assert len(attributes) == len(attrs), f"attribute twice in {tag}: {attrs}"
-        self.elements.append((tag, attributes))
+        if "template" not in self._open:
+            self.elements.append((tag, attributes))
         if tag not in VOID:
             self._open.append(tag)
         if attributes.get("id") == "tubes":
@@ -49,12 +50,18 @@ class Page(HTMLParser):
         if "template" in self._open:
             return
         self.text += data
-        if self._is_tubes and self._open[-1] in ("td", "th", "a"):
+        if self._is_tubes and self._open[-1] in ("td", "th", "a", "span"):
             self.tubes[-1][-1] += data
 
     def attribute(self, id: str, name: str) -> str | None:
         """The attribute *name* of the element with *id*."""
         return next(attributes for _, attributes in self.elements if attributes.get("id") == id).get(name)
+
+    def runs_only_our_scripts(self) -> bool:
+        """Whether every script is a file of ours, and no attribute has one in it."""
+        sources = [attributes.get("src") or "" for tag, attributes in self.elements if tag == "script"]
+        names = [name for _, attributes in self.elements for name in attributes]
+        return all(source.startswith("/static/") for source in sources) and not any(n.startswith("on") for n in names)
 
     def is_shown(self, id: str) -> bool:
         return "hidden" not in next(attributes for _, attributes in self.elements if attributes.get("id") == id)

@@ -15,6 +15,7 @@ from greenstalk_server.broker import SLICE
 from greenstalk_server.job import BURIED, DELAYED, READY, RESERVED, SECOND
 from greenstalk_server.journal import NullJournal
 from web.actions import ACTIONS
+from web.edit import version
 
 from .conftest import Queue
 from .table import Page
@@ -45,7 +46,7 @@ def ids(queue: Queue) -> list[int]:
     """A ready, a delayed, a buried and a reserved job, in this order, all in `mail`."""
     ready, buried, reserved = queue.put("mail", count=3)
     (delayed,) = queue.put("mail", delay=60)
-    queue.broker.bury_job(buried)
+    queue.broker.bury_job(buried, queue.now)
     queue.broker.reserve_job(queue.connect(), reserved, queue.now)
     return [ready, delayed, buried, reserved]
 
@@ -70,7 +71,7 @@ def test_pause_and_resume(queue: Queue, client: FlaskClient, ids: list[int]) -> 
 def test_kick_some(queue: Queue, client: FlaskClient, state: str, count: int, kicked: int) -> None:
     for id in queue.put("mail", count=5, delay=0 if state == "buried" else 60):
         if state == "buried":
-            queue.broker.bury_job(id)
+            queue.broker.bury_job(id, queue.now)
     assert done(post(client, "/tube/kick", tube="mail", state=state, count=count)) == ("kicked", kicked)
     assert queue.broker.tubes[b"mail"].ready.count == kicked
 
@@ -155,40 +156,10 @@ def test_put_is_refused_while_draining_and_without_room(queue: Queue, client: Fl
     assert b"new" not in queue.broker.tubes
 
 
-@pytest.mark.parametrize("at", [1, 2])
-def test_kick_job(queue: Queue, client: FlaskClient, ids: list[int], at: int) -> None:
-    assert done(post(client, "/job/kick", id=ids[at]), "/job") == ("kicked-job", ids[at])
-    assert states(queue, ids)[at] == READY
-
-
-@pytest.mark.parametrize("at", [0, 1])
-def test_bury_job(queue: Queue, client: FlaskClient, ids: list[int], at: int) -> None:
-    assert done(post(client, "/job/bury", id=ids[at]), "/job") == ("buried-job", ids[at])
-    assert states(queue, ids)[at] == BURIED
-
-
-@pytest.mark.parametrize("at", [0, 1, 2])
-def test_delete_job(queue: Queue, client: FlaskClient, ids: list[int], at: int) -> None:
-    assert done(post(client, "/job/delete", id=ids[at])) == ("deleted-job", ids[at])
-    assert states(queue, ids)[at] is None
-
-
-@pytest.mark.parametrize("action", ["delete", "bury"])
-def test_held_job_is_left_to_its_holder(queue: Queue, client: FlaskClient, ids: list[int], action: str) -> None:
-    response = post(client, f"/job/{action}", id=ids[3])
-    said = refused(response, 409)
-    assert "a client holds it, for 1\xa0min more at most" in said
-    assert f"Back to job {ids[3]}" in said
-    assert states(queue, ids) == UNTOUCHED
-
-
-@pytest.mark.parametrize(("action", "at", "said"), [("kick", 0, "is ready. Only"), ("kick", 3, "is reserved. Only"),
-                                                    ("bury", 2, "is buried already")])  # fmt: skip
-def test_change_that_makes_no_sense(
-    queue: Queue, client: FlaskClient, ids: list[int], action: str, at: int, said: str
-) -> None:
-    assert said in refused(post(client, f"/job/{action}", id=ids[at]), 409)
-    assert states(queue, ids) == UNTOUCHED
+def first_version() -> str:
+    """What the form that edits the first of the jobs `ids` bears."""
+    queue = Queue()
+    return version(queue.broker.jobs[queue.put("mail")[0]], sees_bodies=True)
 
 
 GOOD: dict[str, dict[str, str]] = {
@@ -200,11 +171,16 @@ GOOD: dict[str, dict[str, str]] = {
     "job/kick": {"id": "2"},
     "job/bury": {"id": "1"},
     "job/delete": {"id": "1"},
+    "job/release": {"id": "3", "confirm": "1"},
+    "job/move": {"id": "1", "tube": "other"},
+    "job/edit": {"id": "1", "version": first_version(), "pri": "9", "ttr": "60"},
+    "job/copy": {"id": "1", "delay": "0"},
+    "connection/close": {"number": "3", "confirm": "3"},
 }
 
 
 def look(queue: Queue) -> list[object]:
-    jobs = [(job.id, job.state, job.kicks, job.buries) for job in queue.broker.jobs.values()]
+    jobs = [(job.id, job.tube, job.pri, job.state, job.kicks, job.buries) for job in queue.broker.jobs.values()]
     return [jobs, [(tube.name, tube.cmd_pause_tube) for tube in queue.broker.tubes.values()]]
 
 
@@ -232,9 +208,7 @@ def test_every_change_waits_until_it_is_safe(
         seen.append(look(queue))
         return False
 
-    response = post(
-        visit(commit=commit), f"/{action}", **GOOD[action] | ({"id": str(ids[1])} if "job" in action else {})
-    )
+    response = post(visit(commit=commit), f"/{action}", **GOOD[action])
     assert response.status_code == 303
     assert len(seen) == 1
     assert seen != [before]
@@ -253,6 +227,11 @@ def test_every_change_waits_until_it_is_safe(
             "job/kick": {"id": "0"},
             "job/bury": {"id": "1e3"},
             "job/delete": {"id": ""},
+            "job/release": {"id": "x"},
+            "job/move": {"id": "-1", "tube": "a b"},
+            "job/edit": {"pri": "-1", "ttr": "0", "delay": "x"},
+            "job/copy": {"delay": ""},
+            "connection/close": {"number": "", "confirm": ""},
         }.items()
         for field, bad in bads.items()
     ],

@@ -94,7 +94,7 @@ def is_too_wide(tab: Tab) -> bool:
 def test_pause_and_resume(tab: Tab, clients: Clients) -> None:
     clients.put(b"x")
     tab.page.goto(clients.url)
-    tab.page.get_by_label("For").fill("5400")
+    tab.page.get_by_label("For", exact=True).fill("5400")
     press(tab, "Pause")
     assert said(tab) == "Paused for 1\xa0h 30\xa0min."
     assert "left" in tab.page.inner_text(".badge[data-state=paused]")
@@ -193,7 +193,7 @@ def test_pages_follow_the_queue(chromium: Browser, daemon: Daemon, clients: Clie
         job.page.goto(f"{daemon.dashboard}job?id={id}")
         tube.page.wait_for_selector("#live[data-state=live]")
         assert "notice" not in tube.page.url
-        tube.page.get_by_label("For").fill("77")
+        tube.page.get_by_label("For", exact=True).fill("77")
         held = clients.worker.reserve()
         job.page.wait_for_selector(".badge[data-state=reserved]")
         tube.page.wait_for_selector(".tab[data-state=ready] .zero")

@@ -5,13 +5,16 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Callable, Iterator
+from itertools import product
+from pathlib import Path
 
 import pytest
 from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
-from web import views
+from web.assets import static_folder
 from web.guard import SECURITY_HEADERS
+from web.overview import Lookout
 
 from .conftest import Queue
 from .table import Page
@@ -27,7 +30,8 @@ def basic(user: str, password: str) -> dict[str, str]:
 
 def responses(client: FlaskClient) -> Iterator[TestResponse]:
     """One response of every kind that this dashboard gives."""
-    for path in ("/", "/overview.json", "/healthz", "/readyz", STYLE, "/nowhere", "/static/nowhere", "/static/../web"):
+    paths = ("/", "/live?page=overview", "/healthz", "/readyz", STYLE, "/nowhere", "/static/nowhere", "/static/../web")
+    for path in paths:
         yield client.get(path, buffered=True)
         yield client.head(path, buffered=True)
     yield client.options("/")
@@ -64,13 +68,13 @@ def test_page_has_nothing_inline_and_nothing_from_elsewhere(client: FlaskClient,
         assert "style" not in attributes
         assert not any(name.startswith("on") for name in attributes)
         for name in ("href", "src", "action"):
-            assert (attributes.get(name) or "/").startswith(("/", "#")), (tag, attributes)
+            assert re.match(r"/(?!/)|[#?]", attributes.get(name) or "/"), (tag, attributes)
         assert tag not in ("style", "iframe", "object", "base")
         assert tag != "script" or attributes["src"]
 
 
 def test_static_files_load_nothing_from_elsewhere(client: FlaskClient) -> None:
-    for name in ("style.css", "overview.js", "favicon.svg"):
+    for name in sorted(path.name for path in Path(static_folder()).iterdir() if path.is_file()):
         response = client.get(f"/static/{name}", buffered=True)
         assert response.status_code == 200
         assert not re.search(r"@import|url\(|[\"']https?://(?!www\.w3\.org/2000/svg)", response.text)
@@ -95,7 +99,7 @@ def test_host_of_ours(visit: Callable[..., FlaskClient], host: str) -> None:
 )  # fmt: skip
 def test_other_host_is_refused(visit: Callable[..., FlaskClient], host: str) -> None:
     client = visit(hosts=["jobs.lan"])
-    for path in ("/", "/overview.json", "/static/style.css", "/nowhere"):
+    for path in ("/", "/live?page=overview", "/static/style.css", "/nowhere"):
         response = client.get(path, environ_overrides={"HTTP_HOST": host}, buffered=True)
         assert response.status_code == 421
         assert "Uptime" not in response.text
@@ -140,7 +144,7 @@ def test_password(visit: Callable[..., FlaskClient], user: str) -> None:
 )
 def test_without_the_password_nothing_is_told(visit: Callable[..., FlaskClient], headers: dict[str, str]) -> None:
     client = visit(password=PASSWORD)
-    for path in ("/", "/overview.json", "/nowhere"):
+    for path in ("/", "/live?page=overview", "/nowhere"):
         response = client.get(path, headers=headers)
         assert response.status_code == 401
         assert response.headers["WWW-Authenticate"] == 'Basic realm="Greenstalk Server", charset=UTF-8'
@@ -221,6 +225,25 @@ def test_change_from_elsewhere_is_refused(client: FlaskClient, headers: dict[str
         assert "came from elsewhere" in Page(response.text).text
 
 
+SITES = (None, "", "same-origin", "same-site", "cross-site", "none", "same-origin, cross-site")
+ORIGINS = (None, "", "null", "http://localhost:8080", "https://localhost:8080", "http://evil.example")
+
+
+@pytest.mark.parametrize(("site", "origin"), list(product(SITES, ORIGINS)))
+def test_every_change_comes_from_our_own_pages(queue: Queue, site: str | None, origin: str | None) -> None:
+    """Every action there is, so one that is added is asked the same."""
+    app = queue.app()
+    headers = {"Host": "localhost:8080"} | ({} if site is None else {"Sec-Fetch-Site": site})
+    headers |= {} if origin is None else {"Origin": origin}
+    is_ours = site == "same-origin" or (site is None and (origin or "").endswith("://localhost:8080"))
+    rules = [rule for rule in app.url_map.iter_rules() if "POST" in (rule.methods or ())]
+    assert len(rules) > 10
+    for rule in rules:
+        response = app.test_client().post(rule.rule, headers=headers)
+        is_refused = response.status_code == 403 and "came from elsewhere" in response.text
+        assert is_refused != is_ours, rule
+
+
 def test_page_not_found_says_so(client: FlaskClient) -> None:
     response = client.get("/tube/<script>")
     assert response.status_code == 404
@@ -235,8 +258,8 @@ def test_failure_of_a_view_is_a_page_and_a_log_entry(
     def fail(*_: object) -> None:
         raise RuntimeError("the secret inside")
 
-    monkeypatch.setattr(views, "overview", fail)
-    for path in ("/", "/overview.json"):
+    monkeypatch.setattr(Lookout, "look", fail)
+    for path in ("/", "/live?page=overview"):
         response = queue.app().test_client().get(path)
         assert response.status_code == 500
         assert "log has the details" in Page(response.text).text

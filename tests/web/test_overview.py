@@ -1,18 +1,32 @@
-"""The overview page and its JSON."""
+"""The overview page and its live state."""
 
 from __future__ import annotations
 
+import itertools
+import time
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
+from typing import Any
 
+import gevent
 import pytest
 from flask.testing import FlaskClient
 
 from greenstalk_server.broker import WAITING
 from greenstalk_server.job import BURIED, SECOND
-from greenstalk_server.stats import ServerStats
+from greenstalk_server.stats import JournalStats, ServerStats
 from web.first_job import examples
-from web.overview import COLUMNS, COMMANDS, GROUPS, TUBES_AT_MOST
+from web.history import History
+from web.overview import (
+    COLUMNS,
+    COMMANDS,
+    GROUPS,
+    TUBES_AT_MOST,
+    Lookout,
+    Order,
+    journal_texts,
+    memory_texts,
+)
 
 from .conftest import Queue
 from .table import Page
@@ -29,6 +43,29 @@ def page(client: FlaskClient, path: str = "/", **query: str) -> Page:
     return Page(response.text)
 
 
+def live(client: FlaskClient, **query: str) -> dict[str, Any]:
+    response = client.get("/live", query_string={"page": "overview"} | query)
+    assert response.status_code == 200
+    return response.json
+
+
+def tubes(client: FlaskClient, **query: str) -> dict[str, dict[str, str]]:
+    """The table of tubes as a page shows it: for each, the cells by the key of their column; drawings left out."""
+    return {
+        row[0]: {column.key: cell for column, cell in zip(COLUMNS, row[1:], strict=True) if column.kind != "path"}
+        for row in page(client, **query).tubes
+    }
+
+
+def names(client: FlaskClient, **query: str) -> list[str]:
+    return [row[0] for row in page(client, **query).tubes]
+
+
+CALM = {column.key: "0" for column in COLUMNS if column.kind == "text"} | {
+    "attention": "", "oldest": "–", "drain": "–", "pause": "–",
+}  # fmt: skip
+
+
 def test_each_count_stands_in_its_column(queue: Queue, client: FlaskClient) -> None:
     queue.put("mail", pri=5, count=7)
     queue.put("mail", count=1200)
@@ -37,48 +74,156 @@ def test_each_count_stands_in_its_column(queue: Queue, client: FlaskClient) -> N
     queue.broker.watch(worker, b"mail")
     taken = [queue.broker.reserve(worker, queue.now) for _ in range(3)]
     assert taken[0]
-    assert queue.broker.bury(worker, taken[0].id, 5)
+    assert queue.broker.bury(worker, taken[0].id, 5, queue.now)
     queue.broker.watch(waiter, b"other")
     queue.broker.ignore(waiter, b"default")
     assert queue.broker.wait(waiter, None, queue.now) == WAITING
     queue.broker.use(waiter, b"mail")
+    queue.now += 75 * SECOND
+    assert tubes(client) == {
+        "default": CALM,
+        "mail": CALM | {
+            "ready": "1,204", "urgent": "4", "reserved": "2", "delayed": "4", "buried": "1",
+            "oldest": "1\xa0min 15\xa0s",
+        },
+        "other": CALM | {"waiting": "1"},
+    }  # fmt: skip
 
-    shown = page(client)
-    names = ["Tube", *[column.label for column in COLUMNS]]
-    assert [dict(zip(names, row, strict=True)) for row in shown.tubes] == [
-        {
-            "Tube": "default", "Ready": "0", "Urgent": "0", "Reserved": "0", "Delayed": "0", "Buried": "0",
-            "Waiting": "0", "Watching": "1", "Using": "1", "Total": "0", "Pause": "–",
-        },
-        {
-            "Tube": "mail", "Ready": "1,204", "Urgent": "4", "Reserved": "2", "Delayed": "4", "Buried": "1",
-            "Waiting": "0", "Watching": "1", "Using": "1", "Total": "1,211", "Pause": "–",
-        },
-        {
-            "Tube": "other", "Ready": "0", "Urgent": "0", "Reserved": "0", "Delayed": "0", "Buried": "0",
-            "Waiting": "1", "Watching": "1", "Using": "0", "Total": "0", "Pause": "–",
-        },
-    ]  # fmt: skip
+
+def test_rates_and_what_follows_from_them(queue: Queue) -> None:
+    client = queue.app().test_client()
+    history: History = client.application.extensions["history"]
+    worker = queue.connect()
+    queue.broker.watch(worker, b"mail")
+    queue.put("mail", count=100)
+    for _ in range(12):
+        history.tick()
+        queue.now += SECOND
+        queue.put("mail", count=1)
+        for _ in range(4):
+            job = queue.broker.reserve(worker, queue.now)
+            assert job
+            queue.broker.delete(worker, job.id, queue.now)
+    history.tick()
+    row = tubes(client)["mail"]
+    assert (row["put-rate"], row["reserve-rate"], row["delete-rate"], row["bury-rate"]) == ("1.0", "4.0", "4.0", "0")
+    assert (row["ready"], row["drain"]) == ("64", "22\xa0s")  # three a second less
+    fields = live(client)["fields"]
+    assert (fields["rate-put"], fields["rate-delete"]) == ("1.0", "4.0")
+    assert fields["spark-put"].startswith("M")
+    drawn = dict(zip([column.key for column in COLUMNS], live(client)["rows"]["tubes"][1][1:], strict=True))["trend"]
+    assert drawn.startswith("M")
+    for _ in range(12):
+        queue.now += SECOND
+        queue.put("mail", count=2)
+        history.tick()
+    assert tubes(client)["mail"]["drain"] == "growing"
+
+
+def test_tube_that_nobody_watches_is_pointed_out(queue: Queue, client: FlaskClient) -> None:
+    queue.put("mail")
+    queue.put("later", delay=60)
+    assert {name: row["attention"] for name, row in tubes(client).items()} == {
+        "default": "", "later": "", "mail": "no consumers",
+    }  # fmt: skip
+    queue.broker.watch(queue.connect(), b"mail")
+    assert tubes(client)["mail"]["attention"] == ""
 
 
 def test_pause_counts_down(queue: Queue, client: FlaskClient) -> None:
     queue.broker.pause_tube(b"default", 3700 * SECOND, queue.now)
-    assert page(client).tubes[0][-1] == "1\xa0h 1\xa0min"
+    assert tubes(client)["default"]["pause"] == "1\xa0h 1\xa0min"
     queue.now += 3695 * SECOND - 1
-    assert page(client).tubes[0][-1] == "5\xa0s"
+    assert tubes(client)["default"]["pause"] == "5\xa0s"
     queue.now += 5 * SECOND + 1
     queue.broker.tick(queue.now)
-    assert page(client).tubes[0][-1] == "–"
+    assert tubes(client)["default"]["pause"] == "–"
 
 
-def test_every_figure_of_stats_is_shown_once(client: FlaskClient) -> None:
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ({}, ["a", "b", "c", "default"]),
+        ({"sort": "name", "desc": "1"}, ["default", "c", "b", "a"]),
+        ({"sort": "ready", "desc": "1"}, ["b", "c", "a", "default"]),
+        ({"sort": "ready"}, ["default", "a", "c", "b"]),
+        ({"sort": "oldest", "desc": "1"}, ["a", "b", "c", "default"]),
+        ({"sort": "oldest"}, ["c", "b", "a", "default"]),  # what has no age stands last either way
+        ({"sort": "pause", "desc": "1"}, ["c", "a", "b", "default"]),
+        ({"sort": "buried", "desc": "1"}, ["a", "b", "c", "default"]),  # all the same: by name
+        ({"sort": "attention", "desc": "1"}, ["b", "c", "a", "default"]),
+    ],
+)
+def test_sorted(queue: Queue, client: FlaskClient, query: dict[str, str], expected: list[str]) -> None:
+    for name, count in (("a", 2), ("b", 9), ("c", 4)):
+        queue.put(name, count=count)
+        queue.now += SECOND
+    queue.broker.pause_tube(b"c", 60 * SECOND, queue.now)
+    queue.broker.watch(queue.connect(), b"a")
+    assert names(client, **query) == expected
+    assert [row[0] for row in live(client, **query)["rows"]["tubes"]] == expected
+    shown = page(client, **query)
+    [head] = [attributes for _, attributes in shown.elements if "aria-sort" in attributes]
+    assert head["class"] == query.get("sort", "name")
+    assert head["aria-sort"] == ("descending" if query.get("desc") else "ascending")
+
+
+def test_links_that_sort_keep_the_filter_and_the_form_keeps_the_order(queue: Queue, client: FlaskClient) -> None:
+    queue.put("mail", count=3)
+    queue.put("mailbox", count=5)
+    shown = page(client, q="mail", sort="ready", desc="1")
+    links = [attributes["href"] for tag, attributes in shown.elements if tag == "a" and "data-narrowed" in attributes]
+    assert "/?q=mail&sort=ready" in links  # the other way round
+    assert "/?q=mail&sort=buried&desc=1" in links
+    assert "/?q=mail" in links
+    assert len(links) == 1 + sum(column.rank is not None for column in COLUMNS)
+    for link in links:
+        assert {row[0] for row in page(client, link).tubes} == {"mail", "mailbox"}
+    hidden = {a["name"]: a["value"] for tag, a in shown.elements if tag == "input" and a.get("type") == "hidden"}
+    assert hidden.items() >= {"sort": "ready", "desc": "1"}.items()
+
+
+@pytest.mark.parametrize("path", ["/?sort=nothing", "/live?page=overview&sort=trend", "/events?page=overview&sort=x"])
+def test_order_that_there_is_not_is_refused(client: FlaskClient, path: str) -> None:
+    response = client.get(path)
+    assert response.status_code == 400
+    assert "“sort” must be one of name, attention, ready" in response.text
+
+
+def test_every_figure_is_shown_and_lives(queue: Queue, client: FlaskClient) -> None:
+    queue.put("mail", count=3)
     tables = [field for _, entries in GROUPS for _, field in entries] + [field for _, field in COMMANDS]
-    assert sorted(tables) == sorted(field.name for field in fields(ServerStats))
+    assert len(set(tables)) == len(tables)
+    assert {field.name for field in fields(ServerStats)} < set(tables)
     shown = page(client)
-    placed = [attributes["data-field"] for _, attributes in shown.elements if "data-field" in attributes]
-    assert set(placed) == set(tables)
+    placed = {attributes["data-field"] for _, attributes in shown.elements if "data-field" in attributes}
+    state = live(client)
+    assert placed == set(state["fields"])
+    assert set(tables) < placed
+    assert {a["data-shown"] for _, a in shown.elements if "data-shown" in a} == set(state["shown"])
     for value in ("9.8.7", "4711", "0123456789abcdef", "queue-host", "pdp11", "1.50 s", "0.25 s", "65,535 bytes"):
         assert value in shown.text
+    assert state["rows"]["tubes"] == shown.tubes
+    assert state["fields"]["summary"] == "2 tubes"
+
+
+def test_memory_and_journal(queue: Queue, client: FlaskClient) -> None:
+    fields = live(client)["fields"]
+    assert (fields["memory"], fields["journal_size"]) == ("–", "–")
+    assert fields["journal_state"] == "none: jobs are in memory only"
+    stats = JournalStats(
+        is_on_disk=True, files=3, bytes_on_disk=20_971_520, bytes_recorded=8000, bytes_live=2000, synced_ago=61.9
+    )
+    assert journal_texts(stats, None) == {
+        "journal_state": "sound",
+        "journal_synced": "1\xa0min 1\xa0s ago",
+        "journal_size": "21.0\xa0MB",
+        "journal_live": "25% of 8.0\xa0kB",
+        "journal_files": "3",
+    }
+    assert journal_texts(stats, "on fire")["journal_state"] == "fails"
+    assert journal_texts(replace(stats, is_full=True, synced_ago=None), None)["journal_state"] == "disk full"
+    assert memory_texts((61_234_567, 999)) == {"memory": "61.2\xa0MB", "memory_private": "999\xa0bytes"}
 
 
 @pytest.mark.parametrize(
@@ -95,7 +240,7 @@ def test_every_figure_of_stats_is_shown_once(client: FlaskClient) -> None:
 )
 def test_uptime(queue: Queue, client: FlaskClient, seconds: int, text: str) -> None:
     queue.now += seconds * SECOND
-    assert client.get("/overview.json").json["server"]["uptime"].replace("\xa0", " ") == text
+    assert live(client)["fields"]["uptime"].replace("\xa0", " ") == text
 
 
 @pytest.mark.parametrize("name", HOSTILE_NAMES)
@@ -105,8 +250,8 @@ def test_hostile_name_is_shown_and_found(queue: Queue, client: FlaskClient, name
     shown = page(client, q=name)
     assert name in [row[0] for row in shown.tubes]
     assert shown.attribute("q", "value") == name
-    assert name in [row[0] for row in page(client).tubes]
-    assert name in [row[0] for row in client.get("/overview.json", query_string={"q": name}).json["tubes"]]
+    assert name in names(client)
+    assert name in [row[0] for row in live(client, q=name)["rows"]["tubes"]]
 
 
 @pytest.mark.parametrize("query", ['"><script>alert(1)</script>', "'onload=x", "&amp;", "<q", "\0", "é", "\ud800"])
@@ -114,8 +259,7 @@ def test_filter_is_escaped(client: FlaskClient, query: str) -> None:
     encoded = query.encode("utf-8", "surrogatepass")
     shown = page(client, "/?q=" + "".join(f"%{byte:02x}" for byte in encoded))
     assert shown.tubes == []
-    assert [tag for tag, _ in shown.elements].count("script") == 1
-    assert not any(name.startswith("on") for _, attributes in shown.elements for name in attributes)
+    assert shown.runs_only_our_scripts()
 
 
 def test_names_that_only_a_journal_could_bring_are_escaped(queue: Queue, client: FlaskClient) -> None:
@@ -137,6 +281,42 @@ def test_first_page_of_many_tubes_is_by_name(queue: Queue, client: FlaskClient) 
     assert "10 of 251 tubes" in found.text
 
 
+@pytest.mark.parametrize("query", [{}, {"q": "x09"}, {"sort": "oldest", "desc": "1"}])
+def test_others_have_their_turns_while_ten_thousand_tubes_are_looked_at(
+    queue: Queue, client: FlaskClient, query: dict[str, str]
+) -> None:
+    for number in range(10_000):
+        queue.put(f"x{number:05}")
+    client.get("/")  # which compiles the template
+    queue.now += SECOND
+    turns = []
+
+    def take_turns() -> None:
+        while True:
+            turns.append(time.perf_counter())
+            gevent.sleep(0)
+
+    other = gevent.spawn(take_turns)
+    assert len(page(client, **query).tubes) == TUBES_AT_MOST
+    other.kill()
+    rests = sum(after - before > 0.0002 for before, after in itertools.pairwise(turns))
+    assert rests >= 10  # so often it was their turn after a piece of work
+
+
+def test_tube_that_goes_while_others_are_looked_at_is_left_out(queue: Queue, client: FlaskClient) -> None:
+    ids = queue.put("a") + queue.put("b")
+    lookout = Lookout(queue.broker, client.application.extensions["history"])
+    first = lookout._first
+
+    def first_and_then_one_goes(*args: Any) -> Any:
+        found = first(*args)
+        queue.broker.delete(None, ids[1], queue.now)
+        return found
+
+    lookout._first = first_and_then_one_goes
+    assert [row[0] for row in lookout.look("", Order(), queue.now).tubes] == ["a", "default"]
+
+
 def test_filter_without_a_match_offers_the_way_back(queue: Queue, client: FlaskClient) -> None:
     queue.put("mail")
     shown = page(client, q=" nowhere ")
@@ -153,7 +333,7 @@ def test_unused_queue_says_how_to_put_a_first_job(queue: Queue, visit: Callable[
     assert 'greenstalk.Client(("127.0.0.1", 11399))' in shown.text
     [id] = queue.put("mail")
     assert not page(client).is_shown("unused")
-    queue.broker.delete(None, id)
+    queue.broker.delete(None, id, queue.now)
     assert not page(client).is_shown("unused")
 
 
@@ -186,24 +366,17 @@ def test_trouble_of_the_journal_is_said(queue: Queue, client: FlaskClient) -> No
     assert shown.is_shown("trouble")
     assert "Puts are refused" in shown.text
     assert "No space left on device: <disk>" in shown.text
-    assert client.get("/overview.json").json["trouble"] == queue.broker.journal.trouble
-
-
-def test_json_and_page_show_the_same_texts(queue: Queue, client: FlaskClient) -> None:
-    queue.put("mail", count=3)
-    look = client.get("/overview.json?q=a").json
-    shown = page(client, q="a")
-    assert look["tubes"] == shown.tubes
-    assert look["summary"] in shown.text
-    assert set(look["server"]) == {field.name for field in fields(ServerStats)}
+    state = live(client)
+    assert state["fields"]["trouble-reason"] == queue.broker.journal.trouble
+    assert state["shown"]["trouble"]
 
 
 def test_looking_changes_nothing(queue: Queue, client: FlaskClient) -> None:
     queue.put("mail", count=3)
     queue.put("mail", delay=9)
-    before = client.get("/overview.json").json
-    for path in ("/", "/?q=mail", "/overview.json?q=x", "/healthz", "/readyz", "/static/style.css", "/nowhere"):
+    before = live(client)
+    for path in ("/", "/?q=mail", "/live?page=overview&q=x", "/healthz", "/readyz", "/static/style.css", "/nowhere"):
         client.get(path, buffered=True)
-    assert client.get("/overview.json").json == before
+    assert live(client) == before
     assert queue.broker.kick(queue.broker.tubes[b"mail"], BURIED, 1, queue.now) == 0
     queue.broker.check()

@@ -47,7 +47,7 @@ def ids(shown: Page) -> list[int]:
 
 def next_page(shown: Page) -> str | None:
     links = [attributes.get("href") or "" for tag, attributes in shown.elements if tag == "a"]
-    return next((link for link in links if "after=" in link), None)
+    return next((link for link in links if link.startswith("/tube?") and "after=" in link), None)
 
 
 def test_ready_jobs_stand_in_the_order_they_will_be_reserved(queue: Queue, client: FlaskClient) -> None:
@@ -67,7 +67,7 @@ def test_delayed_jobs_stand_by_when_they_turn_ready(queue: Queue, client: FlaskC
 def test_buried_jobs_stand_as_they_were_buried(queue: Queue, client: FlaskClient) -> None:
     one, two, three = queue.put("mail", count=3)
     for id in (two, three, one):
-        assert queue.broker.bury_job(id)
+        assert queue.broker.bury_job(id, queue.now)
     assert ids(page(client, "/tube", tube="mail", state="buried")) == [two, three, one]
 
 
@@ -87,7 +87,7 @@ def test_pages_follow_one_another_though_jobs_leave(queue: Queue, client: FlaskC
     link = next_page(shown)
     assert link
     for id in put[: PAGE + 5 : 2]:
-        queue.broker.delete(None, id)
+        queue.broker.delete(None, id, queue.now)
     shown = page(client, link)
     assert ids(shown) == [id for id in put[PAGE:] if id in queue.broker.jobs][:PAGE]
     link = next_page(shown)
@@ -96,7 +96,7 @@ def test_pages_follow_one_another_though_jobs_leave(queue: Queue, client: FlaskC
     assert ids(shown) == put[-len(ids(shown)) :]
     assert next_page(shown) is None
     for id in put:
-        queue.broker.delete(None, id)
+        queue.broker.delete(None, id, queue.now)
     queue.broker.tube(b"mail").using = 1
     assert "There are no more ready jobs after those you saw." in page(client, link).text
 
@@ -107,7 +107,7 @@ def test_pages_end_at_the_deepest(queue: Queue, client: FlaskClient, state: str)
     worker = queue.connect()
     for id in put:
         if state == "buried":
-            queue.broker.bury_job(id)
+            queue.broker.bury_job(id, queue.now)
         elif state == "reserved":
             queue.broker.reserve_job(worker, id, queue.now)
     link: str | None = f"/tube?tube=mail&state={state}"
@@ -124,7 +124,7 @@ def test_reserved_jobs_are_looked_for_within_bounds(queue: Queue) -> None:
     worker = queue.connect()
     for id in [*queue.put("other", count=SCAN_AT_MOST + 1), *queue.put("mail")]:
         queue.broker.reserve_job(worker, id, queue.now)
-    found = list_jobs(queue.broker, queue.broker.tubes[b"mail"], 2, None, queue.now)
+    found = list_jobs(queue.broker, queue.broker.tubes[b"mail"], 2, None, queue.now, sees_bodies=True)
     assert found.rows == []
 
 
@@ -153,7 +153,7 @@ def test_no_ready_job_points_to_where_jobs_are(queue: Queue, client: FlaskClient
     (id,) = queue.put("mail", delay=9)
     assert "1 delayed" in page(client, "/tube", tube="mail").text
     queue.broker.reserve_job(worker := queue.connect(), id, queue.now)
-    queue.broker.bury(worker, id, 5)
+    queue.broker.bury(worker, id, 5, queue.now)
     assert "1 buried" in page(client, "/tube", tube="mail").text
 
 
@@ -182,7 +182,8 @@ def test_job_shows_all_that_stats_job_tells(queue: Queue, client: FlaskClient) -
     queue.broker.tick(queue.now)
     text = squeezed(page(client, "/job", id=id).text)
     for said in (
-        f"Job {id} ready", "Priority 8 urgent", "Age 1 min 40 s", "TTR 1 min", "Reserves 2 1 timed out",
+        f"Job {id} ready", "Priority 8 urgent", "Age 1 min 40 s", "Ready for 0 s ttr 1 min", "Reserves 2 1 timed out",
+        "Time to run 1 min",
         "Body 4 bytes", "Put at 2027-01-15 08:00:00 UTC", "Delay 30 s", "Released once", "Timed out once",
         "Reserved 2 times", "Buried never", "Kicked once", "Binlog file –",
     ):  # fmt: skip
@@ -197,17 +198,12 @@ def test_job_tells_who_holds_it(queue: Queue, client: FlaskClient) -> None:
     queue.broker.reserve_job(worker, id, queue.now)
     queue.now += 20 * SECOND
     text = squeezed(page(client, "/job", id=id).text)
-    assert squeezed("Held by a client It has 39 s left") in text
+    assert squeezed(f"Held by a client connection {worker.number}, {worker.address} It has 39 s left") in text
+    assert squeezed("Has held it for 20 s") in text
     assert squeezed("Holds 1 job") in text
     assert squeezed("tube-8 and 6 other tubes") in text
     assert squeezed("TTR left 39 s of 1 min") in text
-    assert "forgood" not in text
-
-
-def test_live_part_leaves_the_body_out(queue: Queue, client: FlaskClient) -> None:
-    (id,) = queue.put("mail")
-    assert "Download" in page(client, "/job", id=id).text
-    assert "Download" not in page(client, "/job", id=id, live=1).text
+    assert squeezed("another worker may get it while this one is still at it") in text
 
 
 @pytest.mark.parametrize(
@@ -219,9 +215,8 @@ def test_live_part_leaves_the_body_out(queue: Queue, client: FlaskClient) -> Non
 def test_hostile_body_is_only_text(queue: Queue, client: FlaskClient, body: bytes) -> None:
     id = queue.broker.put_into(b"mail", 5, 0, SECOND, body, queue.now)
     for shown in (page(client, "/job", id=id), page(client, "/tube", tube="mail")):
-        assert [tag for tag, _ in shown.elements].count("script") == 1
+        assert shown.runs_only_our_scripts()
         assert [attributes["src"] for tag, attributes in shown.elements if tag == "img"] == ["/static/favicon.svg"]
-        assert not any(name.startswith("on") for _, attributes in shown.elements for name in attributes)
     raw = client.get("/job/body", query_string={"id": id})
     assert raw.data == body
     assert raw.headers["Content-Type"] == "application/octet-stream"
@@ -275,7 +270,7 @@ def test_what_is_not_there_is_said(queue: Queue, client: FlaskClient) -> None:
     assert "it comes back with the next put" in refusal(client, "/tube?tube=nowhere", 404)
     assert "the next gets 1" in refusal(client, "/job?id=7", 404)
     (id,) = queue.put("mail")
-    queue.broker.delete(None, id)
+    queue.broker.delete(None, id, queue.now)
     for path in (f"/job?id={id}", f"/job/body?id={id}"):
         assert "it was deleted" in refusal(client, path, 404)
 
@@ -303,12 +298,12 @@ def test_made_up_notice_is_none(client: FlaskClient, query: str) -> None:
 
 def test_looking_changes_nothing(queue: Queue, visit: Callable[..., FlaskClient]) -> None:
     ids_put = queue.put("mail", count=SLICE)
-    queue.broker.bury_job(ids_put[0])
+    queue.broker.bury_job(ids_put[0], queue.now)
     changes: list[int] = []
     client = visit(commit=lambda: bool(changes.append(1)) or True)
-    before = client.get("/overview.json").json
+    before = client.get("/live?page=overview").json
     for path in ("/tube?tube=mail&state=buried", f"/job?id={ids_put[0]}", f"/job/body?id={ids_put[0]}"):
         assert client.get(path).status_code == 200
-    assert client.get("/overview.json").json == before
+    assert client.get("/live?page=overview").json == before
     assert changes == []
     assert queue.broker.jobs[ids_put[0]].state == BURIED

@@ -1,0 +1,283 @@
+// Draws the charts of a page with uPlot, in place of the pictures that came with it, and keeps them up to date while
+// the page is seen. The legend and the table are those of the page; their texts are written as web/charts.py does.
+"use strict";
+
+(() => {
+  const EVERY_MS = 10000;
+  const SLOWEST_MS = 60000;
+  const GIVE_UP_MS = 5000;
+  const HEIGHT = 176;
+  const NARROWEST = 600; // seconds: the history of a young server fills the width sooner than in an hour
+  const NONE = "–";
+  const DECADES = [1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1].flatMap((ten) => [ten, 2 * ten, 5 * ten]);
+  const LONGER = [10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200];
+  const STEPS = [...DECADES, ...LONGER, ...[1, 2, 5, 10, 20, 50, 100, 500, 1000, 10000].map((days) => days * 86400)]; // of a scale of seconds
+
+  const panel = document.getElementById("charts");
+  const when = document.getElementById("charts-when");
+  const seconds = Number(panel.dataset.seconds);
+  const isDay = panel.dataset.span === "day";
+
+  // How values and times are written
+
+  const whole = new Intl.NumberFormat("en-GB", { maximumFractionDigits: 0 });
+  const tenths = new Intl.NumberFormat("en-GB", { minimumFractionDigits: 1, maximumFractionDigits: 1 });
+  const hundredths = new Intl.NumberFormat("en-GB", { minimumFractionDigits: 2, maximumFractionDigits: 2 });
+  const short = new Intl.NumberFormat("en-GB", { maximumFractionDigits: 2 });
+  const toTheMinute = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit" });
+  const toTheSecond = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit" });
+  const units = [["d", 86400], ["h", 3600], ["min", 60], ["s", 1]];
+
+  function duration(value) {
+    const at = units.findIndex(([, size]) => value >= size);
+    const [unit, size] = units[at];
+    const text = `${whole.format(Math.floor(value / size))}\u00a0${unit}`;
+    if (unit === "s") {
+      return text;
+    }
+    const [smaller, smallerSize] = units[at + 1];
+    const rest = Math.floor((value % size) / smallerSize);
+    return rest ? `${text} ${rest}\u00a0${smaller}` : text;
+  }
+
+  const written = {
+    count: (value) => whole.format(value),
+    rate: (value) => (value === 0 ? "0" : (value < 1 ? hundredths : value < 100 ? tenths : whole).format(value)),
+    seconds(value) {
+      if (value < 0.9995) {
+        return `${(value > 0 && value < 0.01 ? tenths : whole).format(value * 1000)}\u00a0ms`;
+      }
+      return value < 59.95 ? `${tenths.format(value)}\u00a0s` : duration(Math.round(value));
+    },
+  };
+
+  function shown(value, unit) {
+    return value === null || value === undefined ? NONE : written[unit](value);
+  }
+
+  function time(at) {
+    return (isDay ? toTheMinute : toTheSecond).format(at * 1000);
+  }
+
+  // Colours are the stylesheet's: those of the legend's entries, and of a plot's text and border.
+
+  let colors = new WeakMap();
+
+  function colorsOf(element) {
+    if (!colors.has(element)) {
+      const { color, borderTopColor } = getComputedStyle(element);
+      colors.set(element, { color, borderTopColor });
+    }
+    return colors.get(element);
+  }
+
+  // A value between two unknown ones has no line; it is drawn as a dot.
+  function alone(plot, index) {
+    const values = plot.data[index];
+    const isKnown = (at) => values[at] !== null && values[at] !== undefined;
+    return [...values.keys()].filter((at) => isKnown(at) && !isKnown(at - 1) && !isKnown(at + 1));
+  }
+
+  // A series that the server leaves out: nothing all along, as far as anything is known. Of durations there were none.
+  function blank(series, unit, times) {
+    const [some] = Object.entries(series).filter(([key]) => !/_p[0-9]+$/.test(key));
+    return times.map((_, at) => (unit === "seconds" || (some && some[1][at] === null) ? null : 0));
+  }
+
+  // Where the scales of time begin: with the first thing that is known. Of a queue at rest nothing is sent at all.
+  function begin(series, times) {
+    const all = Object.values(series);
+    const first = times.findIndex((_, at) => all.some((values) => values[at] !== null));
+    return Math.max(times.at(-1) - seconds, Math.min(times[Math.max(first, 0)], times.at(-1) - NARROWEST));
+  }
+
+  // One chart
+
+  class Chart {
+    constructor(section) {
+      this.unit = section.dataset.unit;
+      this.box = section.querySelector(".plot");
+      this.lines = [...section.querySelectorAll("[data-line]")];
+      this.rows = [...section.querySelectorAll("tbody tr")];
+      this.plot = null;
+    }
+
+    update(history, times) {
+      const { series } = history;
+      const columns = this.lines.map((line) => series[line.dataset.line] ?? blank(series, this.unit, times));
+      const drawn = this.lines.map((line, at) => (line.dataset.line in series ? columns[at] : times.map(() => null)));
+      this.columns = columns;
+      this.times = times;
+      this.begin = begin(series, times);
+      if (this.plot === null) {
+        this.box.replaceChildren();
+        this.plot = new uPlot(this.options(), [times, ...drawn], this.box);
+        new ResizeObserver(() => this.resize()).observe(this.box);
+      } else {
+        this.plot.setData([times, ...drawn]);
+      }
+      this.label();
+      this.legend(this.plot.cursor.idx);
+      this.table();
+    }
+
+    options() {
+      const small = `${parseFloat(getComputedStyle(this.box).fontSize)}px ${getComputedStyle(this.box).fontFamily}`;
+      const axis = { stroke: () => colorsOf(this.box).color, font: small, ticks: { show: false } };
+      const grid = { stroke: () => colorsOf(this.box).borderTopColor, width: 1 };
+      return {
+        width: this.box.clientWidth,
+        height: HEIGHT,
+        padding: [8, 32, 0, 0], // half of the last time's text
+        legend: { show: false },
+        cursor: { sync: { key: "charts" }, y: false, drag: { x: false, y: false }, points: { size: 6 } },
+        scales: {
+          x: { time: true, range: () => [this.begin, this.times.at(-1)] },
+          y: { range: (plot, least, most) => [0, most > 0 ? most * 1.08 : 1] },
+        },
+        axes: [
+          { ...axis, grid: { show: false }, size: 30, space: 72, values: (plot, splits) => splits.map((at) => toTheMinute.format(at * 1000)) },
+          {
+            ...axis,
+            grid,
+            size: (plot, texts) => 16 + 7 * Math.max(3, ...(texts ?? []).map((text) => text.length)),
+            space: 32,
+            incrs: this.unit === "seconds" ? STEPS : undefined,
+            values: (plot, splits) => splits.map((value) => this.tick(value)),
+          },
+        ],
+        series: [{}, ...this.lines.map((line) => this.series(line))],
+        hooks: { setCursor: [(plot) => this.legend(plot.cursor.idx)] },
+      };
+    }
+
+    series(line) {
+      return {
+        label: line.dataset.line,
+        stroke: () => colorsOf(line).color,
+        width: 1.5,
+        dash: line.dataset.line.endsWith("p95") ? [4, 3] : undefined,
+        points: { show: true, size: 4, fill: () => colorsOf(line).color, filter: alone },
+      };
+    }
+
+    tick(value) {
+      if (this.unit === "seconds") {
+        const isLong = value >= 60;
+        return isLong ? duration(value) : value < 1 ? `${short.format(value * 1000)}\u00a0ms` : `${short.format(value)}\u00a0s`;
+      }
+      return this.unit === "count" && !Number.isInteger(value) ? "" : short.format(value); // there are no half jobs
+    }
+
+    resize() {
+      const width = this.box.clientWidth;
+      if (width > 0 && width !== this.plot.width) {
+        this.plot.setSize({ width, height: HEIGHT });
+      }
+    }
+
+    // The values under the cursor, or the last ones.
+    legend(index) {
+      const isPointed = index !== null && index !== undefined;
+      const at = isPointed ? index : this.times.length - 1;
+      this.lines.forEach((line, number) => {
+        line.querySelector(".legend-value").textContent = shown(this.columns[number][at], this.unit);
+      });
+      const ends = [this.begin, this.times.at(-1)].map((end) => toTheMinute.format(end * 1000));
+      when.textContent = isPointed ? time(this.times[at]) : ends.join(" to ");
+    }
+
+    label() {
+      const last = this.lines.map((line, at) => {
+        const name = line.querySelector(".legend-label").textContent;
+        return `${name} ${shown(this.columns[at].at(-1), this.unit)}`;
+      });
+      this.box.setAttribute("aria-label", `${this.box.dataset.title} Last: ${last.join(", ")}.`);
+    }
+
+    table() {
+      this.rows.forEach((row, back) => {
+        const at = this.times.length - 1 - back;
+        const label = row.querySelector("time");
+        label.dateTime = new Date(this.times[at] * 1000).toISOString();
+        label.textContent = time(this.times[at]);
+        this.columns.forEach((values, number) => {
+          row.cells[number + 1].textContent = shown(values[at], this.unit);
+        });
+      });
+    }
+  }
+
+  // All of them
+
+  const charts = [...panel.querySelectorAll(".chart")].map((section) => new Chart(section));
+  let timer = 0;
+  let asking = null; // the AbortController of the request under way
+  let failures = 0;
+
+  function show(history) {
+    const count = seconds / history.step;
+    const times = Array.from({ length: count }, (_, at) => history.end - (count - 1 - at) * history.step);
+    for (const chart of charts) {
+      chart.update(history, times);
+    }
+  }
+
+  // The page says already that the server is away; a request more would only fill the browser's log.
+  function isServerAway() {
+    return document.getElementById("live")?.dataset.state === "lost";
+  }
+
+  // A page opened as http://user:password@host/ must not pass these on: fetch refuses such an address.
+  async function ask() {
+    clearTimeout(timer);
+    asking?.abort();
+    asking = null;
+    if (document.hidden) {
+      return;
+    }
+    if (isServerAway()) {
+      timer = setTimeout(ask, EVERY_MS);
+      return;
+    }
+    const mine = new AbortController();
+    asking = mine;
+    const late = setTimeout(() => mine.abort(), GIVE_UP_MS);
+    try {
+      const response = await fetch(new URL(panel.dataset.source, location.origin), { cache: "no-store", signal: mine.signal });
+      if (response.status === 404) {
+        return; // the tube is gone, and so is its history
+      }
+      if (!response.ok) {
+        throw new Error(`status ${response.status}`);
+      }
+      const history = await response.json();
+      if (asking !== mine) {
+        return; // another question has been asked since
+      }
+      show(history);
+      failures = 0;
+    } catch {
+      if (asking !== mine) {
+        return;
+      }
+      failures += 1; // the charts stay as they are; the next try comes later
+    } finally {
+      clearTimeout(late);
+    }
+    timer = setTimeout(ask, Math.min(EVERY_MS * 2 ** failures, SLOWEST_MS));
+  }
+
+  function recolor() {
+    colors = new WeakMap();
+    for (const { plot } of charts) {
+      plot?.redraw(true);
+    }
+  }
+
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", recolor);
+  new MutationObserver(recolor).observe(document.documentElement, { attributeFilter: ["data-theme"] });
+  document.addEventListener("visibilitychange", ask);
+  document.addEventListener("refresh", ask);
+  ask();
+})();

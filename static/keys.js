@@ -1,0 +1,118 @@
+// Keyboard shortcuts, as the dialog of every page lists them. None works while somebody types, or with a modifier, and
+// all of them can be turned off there, as who speaks to a computer may type letters without meaning to.
+"use strict";
+
+(() => {
+  const GO_MS = 1500; // between `g` and the letter of a page
+  const OFF = "shortcuts-off"; // in the browser's own storage
+
+  const help = document.getElementById("keys");
+  const opener = document.getElementById("keys-open");
+  const choice = document.getElementById("keys-on");
+
+  let goUntil = 0;
+
+  // A browser may be set to keep nothing, and then refuses even to be asked.
+  function isOff() {
+    try {
+      return localStorage.getItem(OFF) !== null;
+    } catch {
+      return false;
+    }
+  }
+
+  function keep(isOn) {
+    try {
+      if (isOn) {
+        localStorage.removeItem(OFF);
+      } else {
+        localStorage.setItem(OFF, "1");
+      }
+    } catch {
+      // it holds for this page
+    }
+  }
+
+  function isTyping(element) {
+    return element.closest("input:not([type=checkbox], [type=radio]), select, textarea") !== null;
+  }
+
+  function page(letter) {
+    return document.querySelector(`.pages [data-go="${letter}"]`);
+  }
+
+  function open() {
+    choice.checked = isOn;
+    help.showModal();
+  }
+
+  function find() {
+    const fields = [...document.querySelectorAll("main input[type=search]")];
+    const field = fields.find((one) => one.offsetParent !== null);
+    if (field === undefined) {
+      page("s").click();
+    } else {
+      field.focus();
+      field.select();
+    }
+  }
+
+  function links() {
+    const rows = [...document.querySelectorAll("main table.tubes tbody tr")];
+    const found = rows.map((row) => row.querySelector("th a") ?? row.querySelector("a"));
+    return found.filter((link) => link !== null && link.offsetParent !== null);
+  }
+
+  function move(step) {
+    const there = links();
+    const at = there.findIndex((link) => link.closest("tr").contains(document.activeElement));
+    const next = at < 0 ? 0 : Math.min(Math.max(at + step, 0), there.length - 1);
+    there[next]?.focus();
+  }
+
+  // A page that is live asks anew for all it shows; another is loaded again.
+  function reload() {
+    if (document.getElementById("live") === null) {
+      location.reload();
+    } else {
+      document.dispatchEvent(new Event("refresh"));
+    }
+  }
+
+  const actions = {
+    "/": find,
+    "?": open,
+    j: () => move(1),
+    k: () => move(-1),
+    r: reload,
+    g: () => {
+      goUntil = Date.now() + GO_MS;
+    },
+  };
+
+  let isOn = !isOff();
+
+  document.addEventListener("keydown", (event) => {
+    if (!isOn || help.open || event.ctrlKey || event.altKey || event.metaKey || event.isComposing) {
+      return;
+    }
+    if (isTyping(event.target)) {
+      return;
+    }
+    const link = Date.now() < goUntil ? page(CSS.escape(event.key)) : null;
+    goUntil = 0;
+    const act = link === null ? actions[event.key] : () => link.click();
+    if (act !== undefined) {
+      event.preventDefault();
+      act();
+    }
+  });
+
+  choice.addEventListener("change", () => {
+    isOn = choice.checked;
+    keep(isOn);
+  });
+  opener.addEventListener("click", open);
+  document.getElementById("keys-close").addEventListener("click", () => help.close());
+  opener.hidden = false;
+})();

@@ -1,0 +1,280 @@
+"""Roles: admins change things, viewers look on; nobody changes anything where all is read-only, and bodies can hide.
+
+Every rule of the app is gone through, so that a page or an action that is added is asked the same.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Iterator
+
+import pytest
+from flask import Flask
+from flask.testing import FlaskClient
+
+from greenstalk_server.job import SECOND
+
+from .conftest import Queue
+from .table import Page
+from .test_guard import basic
+
+ADMIN = "change-it"
+VIEWER = "look-on"
+OURS = {"Sec-Fetch-Site": "same-origin"}
+
+MARKER = b'{"marker":"tHe-mArKeR"}'
+TRACES = ("tHe-mArKeR", MARKER.hex(), MARKER.hex(" "), base64.b64encode(MARKER).decode(), "bWFya2Vy")
+"""How the body would show: as it is, in hexadecimal, in base64."""
+
+FOR_EVERYBODY = "/theme"
+
+
+def posts(app: Flask) -> list[str]:
+    return sorted(rule.rule for rule in app.url_map.iter_rules() if "POST" in (rule.methods or ()))
+
+
+def gets(app: Flask) -> set[str]:
+    return {rule.rule for rule in app.url_map.iter_rules() if "GET" in (rule.methods or ())}
+
+
+@pytest.fixture
+def ids(queue: Queue) -> dict[str, int]:
+    """A job in each state with the marker as its body."""
+    client, now = queue.connect(), queue.now
+    queue.broker.use(client, b"mail")
+    ids = {state: queue.broker.allocate_id() for state in ("ready", "reserved", "buried", "delayed")}
+    for state, id in ids.items():
+        delay = 60 * SECOND if state == "delayed" else 0
+        assert queue.broker.put(client, id, 10, delay, 60 * SECOND, MARKER, now)
+    queue.broker.reserve_job(queue.connect(), ids["reserved"], now)
+    queue.broker.bury_job(ids["buried"], now)
+    return ids
+
+
+def states(queue: Queue) -> dict[int, tuple[int, bytes, int]]:
+    queue.broker.check()
+    return {job.id: (job.state, job.body, job.pri) for job in queue.broker.jobs.values()}
+
+
+# Who is who
+
+
+def status(client: FlaskClient, name: str, password: str, path: str = "/audit") -> int:
+    """200 for an admin and 403 for a viewer, since only admins see the audit log."""
+    return client.get(path, headers=basic(name, password)).status_code
+
+
+def test_the_password_makes_the_role(queue: Queue) -> None:
+    client = queue.app(password=ADMIN, viewer_password=VIEWER).test_client()
+    assert [status(client, name, ADMIN) for name in ("", "ada", "wörker")] == [200] * 3
+    assert [status(client, name, VIEWER) for name in ("", "ada", "wörker")] == [403] * 3
+    assert status(client, "ada", VIEWER, "/") == 200
+    assert status(client, "ada", "else") == 401
+    assert client.get("/").status_code == 401
+
+
+def test_the_user_goes_with_the_admins_password_alone(queue: Queue) -> None:
+    client = queue.app(user="ada", password=ADMIN, viewer_password=VIEWER).test_client()
+    assert status(client, "ada", ADMIN) == 200
+    assert [status(client, name, ADMIN) for name in ("", "Ada", "ada ", "bob")] == [401] * 4
+    assert [status(client, name, VIEWER) for name in ("ada", "bob")] == [403] * 2
+    assert "asks for a name and a password" in client.get("/").text
+    assert "That is not the name and password" not in client.get("/").text
+
+
+def test_a_wrong_name_is_not_told_from_a_wrong_password(queue: Queue) -> None:
+    client = queue.app(user="ada", password=ADMIN).test_client()
+    wrong = [client.get("/", headers=basic(*said)).text for said in (("bob", ADMIN), ("ada", "x"), ("bob", "x"))]
+    assert len(set(wrong)) == 1
+    assert "the name and password" in wrong[0]
+
+
+def test_who_is_logged_in_is_on_each_page(queue: Queue) -> None:
+    client = queue.app(password=ADMIN, viewer_password=VIEWER).test_client()
+    admin, viewer = (Page(client.get("/", headers=basic("<ada>", password)).text).text for password in (ADMIN, VIEWER))
+    assert "Logged in as <ada>" in admin
+    assert "Logged in as <ada>" in viewer
+    assert "change nothing" in viewer
+    assert "change nothing" not in admin
+    assert "Logged in" not in client.get("/", headers=basic("<ada>", "wrong")).text
+
+
+# Viewers, and read-only
+
+NOT_ADMINS = {
+    "viewer": ({"password": ADMIN, "viewer_password": VIEWER}, VIEWER, "You are logged in as a viewer"),
+    "viewers alone": ({"viewer_password": VIEWER}, VIEWER, "There is no admin's password here"),
+    "read-only": ({"is_read_only": True}, "", "This dashboard is read-only"),
+    "read-only, admin": ({"is_read_only": True, "password": ADMIN}, ADMIN, "This dashboard is read-only"),
+    "read-only, viewer": ({"is_read_only": True, "viewer_password": VIEWER}, VIEWER, "This dashboard is read-only"),
+}
+
+
+@pytest.fixture(params=NOT_ADMINS)
+def not_admin(request: pytest.FixtureRequest, queue: Queue) -> tuple[Flask, dict[str, str], str]:
+    """An app, the headers of somebody who may not change anything there, and why not."""
+    options, password, why = NOT_ADMINS[request.param]
+    return queue.app(**options), basic("eve", password) if password else {}, why
+
+
+def test_nobody_but_an_admin_changes_anything(
+    queue: Queue, ids: dict[str, int], not_admin: tuple[Flask, dict[str, str], str]
+) -> None:
+    app, headers, why = not_admin
+    was = states(queue)
+    form = {"tube": "mail", "id": str(ids["ready"]), "seconds": "9", "state": "ready", "confirm": "mail", "all": "1",
+            "pri": "1", "ttr": "1", "delay": "0", "body": "x", "name": "n", "count": "1", "number": "1"}  # fmt: skip
+    for rule in [*posts(app), "/nowhere"]:
+        if rule == FOR_EVERYBODY:
+            continue
+        response = app.test_client().post(rule, data=form, headers=OURS | headers)
+        assert response.status_code == 403, rule
+        assert why in Page(response.text).text
+        assert "Nothing was changed." in response.text
+    assert states(queue) == was
+    assert not queue.broker.tubes[b"mail"].paused_until
+
+
+def test_an_admin_is_refused_none_of_it(queue: Queue, ids: dict[str, int]) -> None:
+    app = queue.app(password=ADMIN, viewer_password=VIEWER)
+    for rule in posts(app):
+        response = app.test_client().post(rule, headers=OURS | basic("ada", ADMIN))
+        assert response.status_code in (303, 400, 404), rule
+
+
+def test_who_may_not_change_anything_is_shown_no_form_for_it(
+    queue: Queue, ids: dict[str, int], not_admin: tuple[Flask, dict[str, str], str]
+) -> None:
+    app, headers, _ = not_admin
+    seen = {}
+    for path, response in pages(app.test_client(), ids, headers):
+        for tag, attributes in Page(response).elements:
+            if tag == "form":
+                seen[attributes["action"], attributes.get("method")] = path
+            assert "formaction" not in attributes, path
+    assert {action for action, method in seen if method == "post"} == {FOR_EVERYBODY}
+
+
+def test_an_admin_is_shown_forms(queue: Queue, ids: dict[str, int]) -> None:
+    """Else the test before this one shows nothing."""
+    actions = set()
+    for _, page in pages(queue.app().test_client(), ids, {}):
+        actions |= {attributes["action"] for tag, attributes in Page(page).elements if tag == "form"}
+    assert actions >= {"/tube/pause", "/tube/kick", "/tube/put", "/tube/clear", "/job/delete", "/connection/close"}
+
+
+@pytest.mark.parametrize("options", [{"password": ADMIN, "viewer_password": VIEWER}, {"is_read_only": True}])
+def test_everybody_may_choose_a_theme(queue: Queue, options: dict[str, object]) -> None:
+    client = queue.app(**options).test_client()
+    response = client.post("/theme", data={"theme": "dark"}, headers=OURS | basic("eve", VIEWER))
+    assert response.status_code == 303
+
+
+def test_an_admin_sees_the_audit_log_of_a_read_only_dashboard(queue: Queue) -> None:
+    client = queue.app(is_read_only=True, password=ADMIN, viewer_password=VIEWER).test_client()
+    assert [status(client, "", password) for password in (ADMIN, VIEWER)] == [200, 403]
+    assert [status(client, "", password, "/audit/export?format=csv") for password in (ADMIN, VIEWER)] == [200, 403]
+    assert '"/audit"' not in client.get("/", headers=basic("", VIEWER)).text
+    assert '"/audit"' in client.get("/", headers=basic("", ADMIN)).text
+
+
+# Hidden bodies
+
+
+def addresses(client: FlaskClient, ids: dict[str, int], headers: dict[str, str]) -> dict[str, list[str]]:
+    """Every rule for GET, and the addresses to look at."""
+    found = client.get("/search?q=pri:10&tube=mail", headers=headers)
+    assert found.status_code in (200, 302, 303), found.text
+    tasks = re.findall(r"task\?id=(\w+)", client.get("/task", headers=headers).text)
+    assert tasks
+    each, by_state = ids.values(), [f"tube=mail&state={state}" for state in ids]
+    live = [f"page={page}" for page in ("overview", "connections")] + [f"page=tube&{query}" for query in by_state]
+    live += [f"page=job&id={id}" for id in each] + [f"page=tube&{by_state[0]}&q=pri:10", "page=connection&number=2"]
+    return {
+        "/": ["/"],
+        "/audit": ["/audit"],
+        "/audit/export": ["/audit/export?format=jsonl", "/audit/export?format=csv"],
+        "/bulk": [f"/bulk?task={id}" for id in tasks],
+        "/connection": ["/connection?number=1", "/connection?number=2"],
+        "/connections": ["/connections"],
+        "/events": [f"/events?{query}" for query in live],
+        "/export": [f"/export?{query}&format={form}" for query in by_state for form in ("jsonl", "csv", "json")],
+        "/healthz": ["/healthz"],
+        "/job": [f"/job?id={id}" for id in each],
+        "/job/body": [f"/job/body?id={id}" for id in each],
+        "/job/form": [f"/job/form?id={id}&encoding={encoding}" for id in each for encoding in ("", "utf-8", "base64")],
+        "/job/holder": [f"/job/holder?id={id}" for id in each],
+        "/live": [f"/live?{query}" for query in live],
+        "/metrics": ["/metrics"],
+        "/readyz": ["/readyz"],
+        "/search": ["/search", "/search?q=pri:10", f"/search?task={tasks[0]}", "/search?q=tHe-mArKeR&tube=mail"],
+        "/server/history": ["/server/history"],
+        "/static/<path:filename>": [],
+        "/task": ["/task", *[f"/task?id={id}" for id in tasks]],
+        "/tube": [f"/tube?{query}{more}" for query in by_state for more in ("", "&q=pri:10", "&sample=mine")],
+        "/tube/history": ["/tube/history?tube=mail"],
+    }
+
+
+def pages(client: FlaskClient, ids: dict[str, int], headers: dict[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield the address and text of every page."""
+    for path in [path for paths in addresses(client, ids, headers).values() for path in paths]:
+        response = client.get(path, headers=headers)
+        if response.mimetype == "text/html" and response.status_code == 200:
+            yield path, response.text
+        response.close()
+
+
+def shown(client: FlaskClient, ids: dict[str, int]) -> dict[str, int]:
+    """Look at everything; return in how many answers of each rule the marker was."""
+    found = {}
+    for rule, paths in addresses(client, ids, {}).items():
+        found[rule] = 0
+        for path in paths:
+            response = client.get(path)
+            first = response.iter_encoded()
+            parts = [next(first), next(first)] if rule == "/events" and response.status_code == 200 else list(first)
+            text = b"".join(parts).decode()
+            response.close()
+            sought = text.replace("q=tHe-mArKeR", "").replace('value="tHe-mArKeR"', "")
+            found[rule] += any(trace in sought for trace in TRACES)
+    return found
+
+
+def save_sample(client: FlaskClient) -> None:
+    form = {"tube": "mail", "name": "mine", "pri": "1", "delay": "0", "ttr": "9", "body": MARKER.decode()}
+    assert client.post("/sample/save", data=form, headers=OURS).status_code == 303
+
+
+def test_every_page_is_looked_at(queue: Queue, ids: dict[str, int]) -> None:
+    app = queue.app()
+    assert set(addresses(app.test_client(), ids, {})) == gets(app)
+
+
+def test_hidden_bodies_show_nowhere(queue: Queue, ids: dict[str, int]) -> None:
+    client = queue.app(hides_bodies=True).test_client()
+    save_sample(client)
+    assert {rule for rule, times in shown(client, ids).items() if times} == set()
+
+
+def test_bodies_show_where_they_are_not_hidden(queue: Queue, ids: dict[str, int]) -> None:
+    """Else the test before this one shows nothing."""
+    client = queue.app().test_client()
+    save_sample(client)
+    places = {rule for rule, times in shown(client, ids).items() if times}
+    assert places >= {"/job", "/job/body", "/job/form", "/export", "/tube"}
+
+
+def test_a_hidden_body_is_not_given_as_a_file(queue: Queue, ids: dict[str, int]) -> None:
+    response = queue.app(hides_bodies=True).test_client().get(f"/job/body?id={ids['ready']}")
+    assert response.status_code == 403
+
+
+def test_a_hidden_body_does_not_come_back_with_a_refused_change(queue: Queue, ids: dict[str, int]) -> None:
+    client = queue.app(hides_bodies=True).test_client()
+    for rule in posts(client.application):
+        for state, id in ids.items():
+            form = {"id": str(id), "tube": "mail", "state": state, "version": "0", "pri": "1", "ttr": "0"}
+            response = client.post(rule, data=form, headers=OURS)
+            assert not any(trace in response.text for trace in TRACES), rule

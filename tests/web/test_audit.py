@@ -1,0 +1,495 @@
+"""The audit log: what is noted, how it is kept through crashes and failing disks, and what its page shows."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import logging
+import os
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import gevent
+import pytest
+from flask.testing import FlaskClient
+
+from greenstalk_server.job import SECOND
+from web import audit_files, audit_pages
+from web.audit import KEPT, REFUSALS, Audit
+from web.audit_files import BLOCK
+
+from .conftest import Queue
+from .table import Page
+from .test_guard import basic
+
+OURS = {"Sec-Fetch-Site": "same-origin"}
+
+
+@pytest.fixture
+def audit(queue: Queue, tmp_path: Path) -> Audit:
+    return Audit(queue.clock, str(tmp_path))
+
+
+@pytest.fixture(autouse=True)
+def context(queue: Queue) -> Iterator[None]:
+    """A request, for those who note without one."""
+    with queue.app().test_request_context():
+        yield
+
+
+def numbers(audit: Audit, before: int = 0) -> list[int]:
+    return [entry.number for entry in audit.back(before)]
+
+
+def fill(audit: Audit, count: int, **details: str | int) -> None:
+    """Note *count* entries, as many at a time as are kept in memory."""
+    for number in range(count):
+        audit.note("tube/pause", tube=f"t{number}", **details)
+        if number % 500 == 499:
+            audit.flush()
+    audit.flush()
+
+
+@contextmanager
+def failing(monkeypatch: pytest.MonkeyPatch, name: str, error: Callable[..., Any]) -> Iterator[None]:
+    """Have `os.NAME` be *error* for the audit log's files."""
+    with monkeypatch.context() as patch:
+        patch.setattr(audit_files.os, name, error)
+        yield
+
+
+def no_space(*_: object) -> int:
+    raise OSError(28, "No space left on device")
+
+
+# What is noted
+
+
+def test_a_change_is_noted_with_who_what_and_where_from(queue: Queue) -> None:
+    queue.put("mail")
+    app = queue.app(password="x")  # noqa: S106
+    form = {"tube": "mail", "seconds": "90", "reason": " a  migration "}
+    headers = OURS | basic("ada", "x")
+    app.test_client().post("/tube/pause", data=form, headers=headers, environ_overrides={"REMOTE_ADDR": "192.0.2.7"})
+    (entry,) = app.extensions["audit"].entries
+    assert (entry.who, entry.address, entry.what, entry.at) == ("ada", "192.0.2.7", "tube/pause", queue.now)
+    assert entry.details == {"tube": "mail", "seconds": 90, "reason": "a migration"}
+
+
+def test_refusals_are_noted(queue: Queue) -> None:
+    app = queue.app(password="x", viewer_password="y")  # noqa: S106
+    client = app.test_client()
+    client.post("/tube/put", headers={"Sec-Fetch-Site": "cross-site", "Origin": "http://evil.example"})
+    client.post("/tube/clear", headers=OURS | basic("eve", "y"))
+    for _ in range(10):
+        client.get("/", headers=basic("mallory", "guess"))
+    client.get("/")
+    noted = [(entry.what, entry.who, entry.details) for entry in app.extensions["audit"].entries]
+    assert noted == [
+        ("refused/cross-site", "", {"path": "/tube/put", "origin": "http://evil.example"}),
+        ("refused/change", "eve", {"path": "/tube/clear"}),
+        *[("login/failed", "mallory", {})] * 9,
+        ("login/locked", "mallory", {}),
+    ]
+
+
+def test_a_flood_of_refusals_is_counted_and_drives_no_change_out(queue: Queue) -> None:
+    audit = Audit(queue.clock)
+    audit.note("tube/pause")
+    for _ in range(5 * KEPT):
+        audit.note_refusal("login/failed")
+    assert [entry.what for entry in audit.entries] == ["tube/pause"] + ["login/failed"] * REFUSALS
+    queue.now += 60 * SECOND
+    audit.note_refusal("login/failed")
+    assert audit.entries[-1].details == {"omitted": 5 * KEPT - REFUSALS}
+    audit.note_refusal("login/failed")
+    assert audit.entries[-1].details == {}
+
+
+def test_long_texts_are_cut(queue: Queue) -> None:
+    audit = Audit(queue.clock)
+    audit.note("x", text="a" * 1_000_000, number=7, nothing="")
+    assert audit.entries[0].details == {"text": "a" * 300, "number": 7}
+
+
+def test_in_memory_the_latest_are_kept(queue: Queue) -> None:
+    audit = Audit(queue.clock)
+    fill(audit, KEPT + 5)
+    assert numbers(audit) == list(range(KEPT + 5, 5, -1))
+    assert numbers(audit, 8) == [7, 6]
+    assert not audit.is_kept
+
+
+# On disk
+
+
+def test_the_file_is_json_lines_for_its_owner_alone(queue: Queue, audit: Audit, tmp_path: Path) -> None:
+    audit.note("tube/pause", tube="mail", seconds=90)
+    audit.note("tube/resume", tube="mäil")
+    audit.flush()
+    path = tmp_path / "audit.jsonl"
+    assert [json.loads(line) for line in path.read_text().splitlines()] == [
+        {"n": 1, "at": "2027-01-15T08:00:00+00:00", "who": "", "address": "", "what": "tube/pause",
+         "details": {"tube": "mail", "seconds": 90}},
+        {"n": 2, "at": "2027-01-15T08:00:00+00:00", "who": "", "address": "", "what": "tube/resume",
+         "details": {"tube": "mäil"}},
+    ]  # fmt: skip
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_to_note_does_not_wait_for_the_disk(audit: Audit, tmp_path: Path) -> None:
+    audit.note("tube/pause")
+    assert not (tmp_path / "audit.jsonl").exists()
+    gevent.sleep(0.2)
+    assert (tmp_path / "audit.jsonl").read_text().count("\n") == 1
+
+
+def test_nothing_noted_leaves_no_file(audit: Audit, tmp_path: Path) -> None:
+    audit.flush()
+    assert numbers(audit) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_it_goes_on_after_a_restart(queue: Queue, audit: Audit, tmp_path: Path) -> None:
+    queue.now += 5_000
+    audit.note("tube/pause", tube="mail", seconds=90)
+    audit.flush()
+    again = Audit(queue.clock, str(tmp_path))
+    again.note("tube/resume")
+    assert list(again.back())[1] == audit.entries[0]
+    assert numbers(again) == [2, 1]
+
+
+def test_a_torn_last_line_is_passed_over(queue: Queue, audit: Audit, tmp_path: Path) -> None:
+    """Wherever a crash has torn it; and the next entry does not become part of it."""
+    fill(audit, 3)
+    path = tmp_path / "audit.jsonl"
+    whole = path.read_bytes()
+    last = whole.rstrip(b"\n").rfind(b"\n") + 1
+    for end in range(last, len(whole)):
+        path.write_bytes(whole[:end])
+        again = Audit(queue.clock, str(tmp_path))
+        is_there = end == len(whole) - 1  # all but its line end
+        assert numbers(again) == ([3, 2, 1] if is_there else [2, 1])
+        again.note("tube/resume")
+        again.flush()
+        after = Audit(queue.clock, str(tmp_path))
+        assert next(entry.what for entry in after.back()) == "tube/resume"
+        assert len(numbers(after)) == (4 if is_there else 3)
+
+
+@pytest.mark.parametrize(
+    "line", [b"", b"{}", b"[]", b"\xff\xfe", b'{"n":true}', b'{"n":"1"}', b"[" * 50_000, b'{"n":9,"at":5}', b"\0" * 999]
+)
+def test_other_lines_are_passed_over(queue: Queue, audit: Audit, tmp_path: Path, line: bytes) -> None:
+    fill(audit, 2)
+    path = tmp_path / "audit.jsonl"
+    first, second = path.read_bytes().splitlines()
+    path.write_bytes(b"\n".join((first, line, second, line, b"")))
+    assert [entry.details["tube"] for entry in Audit(queue.clock, str(tmp_path)).back()] == ["t1", "t0"]
+
+
+def test_every_entry_of_long_files_is_found_from_every_cursor(
+    queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Through several files and blocks; each page goes on where the one before has ended."""
+    monkeypatch.setattr(audit_files, "LARGEST_FILE", 8 * BLOCK)
+    audit = Audit(queue.clock, str(tmp_path))
+    fill(audit, 2500, note="x" * 290)
+    again = Audit(queue.clock, str(tmp_path))
+    assert numbers(again) == list(range(2500, 0, -1))
+    assert len(list(tmp_path.iterdir())) == 3
+    for before in (2, 3, 400, 401, 1200, 1999, 2500, 2501, 9999):
+        assert next(iter(again.back(before))).number == min(before - 1, 2500)
+    assert numbers(again, 1) == []
+    assert len(numbers(audit)) == 2500, "with the latest in memory"
+
+
+def test_three_old_files_are_kept(queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit_files, "LARGEST_FILE", 1000)
+    audit = Audit(queue.clock, str(tmp_path))
+    for _ in range(40):
+        fill(audit, 1)
+    names = ["audit.jsonl", "audit.jsonl.1", "audit.jsonl.2", "audit.jsonl.3"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
+    assert all(path.stat().st_size <= 1000 for path in tmp_path.iterdir())
+    found = numbers(Audit(queue.clock, str(tmp_path)))
+    assert found == list(range(40, 40 - len(found), -1))
+    assert 20 < len(found) < 40
+
+
+def test_a_rotation_while_one_reads_loses_and_repeats_nothing(
+    queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit_files, "LARGEST_FILE", 20_000)
+    fill(Audit(queue.clock, str(tmp_path)), 300)
+    audit = Audit(queue.clock, str(tmp_path))
+    seen = []
+    for entry in audit.back():
+        seen.append(entry.number)
+        if len(seen) in (10, 150):
+            fill(audit, 150)
+    assert seen == list(range(300, 300 - len(seen), -1))
+    assert len(seen) > 200
+
+
+def test_a_full_disk_is_told_once_and_overcome(
+    audit: Audit,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    fill(audit, 1)
+    with failing(monkeypatch, "fsync", no_space):
+        audit.note("tube/pause", tube="while-full")
+        gevent.sleep(0.1)
+        audit.note("tube/pause", tube="while-full-too")
+        gevent.sleep(0.1)
+        assert audit.trouble == "it cannot be written: [Errno 28] No space left on device"
+        assert (tmp_path / "audit.jsonl").read_text().count("\n") == 1, "all or nothing"
+        assert numbers(audit) == [3, 2, 1]
+    fill(audit, 1)
+    assert audit.trouble == ""
+    assert (tmp_path / "audit.jsonl").read_text().count("\n") == 4
+    assert [record.getMessage() for record in caplog.records] == [
+        "audit log: it cannot be written: [Errno 28] No space left on device"
+    ]
+    assert capfd.readouterr().err == ""
+
+
+def test_what_a_failing_disk_has_lost_is_told(
+    audit: Audit, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with failing(monkeypatch, "fsync", no_space):
+        for _ in range(KEPT + 5):
+            audit.note("tube/pause")
+        gevent.sleep(0.1)
+    audit.flush()
+    assert "audit log: 5 entries were lost while the disk failed" in [r.getMessage() for r in caplog.records]
+
+
+def test_a_half_written_line_is_taken_back(audit: Audit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(audit, 1)
+    real, calls = os.write, iter((20, 0))
+
+    def write(handle: int, data: bytes) -> int:
+        return real(handle, data[: next(calls)]) or no_space()
+
+    with failing(monkeypatch, "write", write):
+        audit.note("tube/pause")
+        gevent.sleep(0.1)
+    assert (tmp_path / "audit.jsonl").read_bytes().endswith(b"}\n")
+    audit.flush()
+    assert (tmp_path / "audit.jsonl").read_text().count("\n") == 2
+
+
+def test_a_directory_in_the_place_of_the_file_is_told(queue: Queue, tmp_path: Path) -> None:
+    (tmp_path / "audit.jsonl").mkdir()
+    audit = Audit(queue.clock, str(tmp_path))
+    assert "it cannot be read: [Errno 21] Is a directory" in audit.trouble
+    audit.note("tube/pause")
+    gevent.sleep(0.1)
+    assert [entry.what for entry in audit.back()] == ["tube/pause"]
+
+
+def test_the_end_comes_soon_though_the_disk_fails(
+    audit: Audit, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("web.audit.LAST_CHANCE", 0.1)
+    with failing(monkeypatch, "fsync", no_space):
+        audit.note("tube/pause")
+        audit.flush()
+    assert caplog.records[-1].getMessage() == "audit log: stopped with entries that are not on disk"
+
+
+# The page
+
+
+def rows(client: FlaskClient, path: str = "/audit", **headers: str) -> list[list[str]]:
+    """The cells of each row of the page, that it is in order."""
+    html = client.get(path, headers=headers).text
+    Page(html)
+    body = html.split("<tbody>", 1)[1].split("</tbody>", 1)[0] if "<tbody>" in html else ""
+    found = []
+    for row in body.split("</tr>")[:-1]:
+        cells = row.replace("</th>", "</td>").split("</td>")[:-1]
+        found.append([" ".join(Page(cell.split(">", 1)[1].partition(">")[2]).text.split()) for cell in cells[:1]])
+        found[-1] += [" ".join(Page(cell[cell.index("<td") :].partition(">")[2]).text.split()) for cell in cells[1:]]
+    return found
+
+
+def links(client: FlaskClient, path: str) -> dict[str, str]:
+    html = client.get(path).text
+    targets = [attributes["href"] for tag, attributes in Page(html).elements if tag == "a" and attributes.get("href")]
+    labels = [part.split("</a>")[0].split(">", 1)[1].strip() for part in html.split("<a ")[1:]]
+    return {label: target for label, target in zip(labels, targets, strict=True) if target}
+
+
+def do(client: FlaskClient, path: str, headers: dict[str, str] | None = None, **form: object) -> None:
+    assert client.post(path, data=form, headers=OURS | (headers or {})).status_code == 303
+
+
+def test_the_page_shows_the_newest_first_and_leads_to_tube_and_job(queue: Queue) -> None:
+    client = queue.app().test_client()
+    (id,) = queue.put("a+b")
+    do(client, "/tube/pause", tube="a+b", seconds=90, reason="<b>")
+    queue.now += 61 * SECOND
+    do(client, "/job/delete", id=id)
+    assert rows(client) == [
+        ["2027-01-15 08:01:01 UTC", "–", "127.0.0.1", "job/delete", "a+b job 1", ""],
+        ["2027-01-15 08:00:00 UTC", "–", "127.0.0.1", "tube/pause", "a+b", "seconds 90, reason <b>"],
+    ]
+    found = links(client, "/audit")
+    assert (found["a+b"], found["job 1"]) == ("/tube?tube=a%2Bb", "/job?id=1")
+
+
+def test_pages_of_a_hundred(queue: Queue) -> None:
+    app = queue.app()
+    fill(app.extensions["audit"], 250)
+    client, path, tubes, counts = app.test_client(), "/audit", [], []
+    while path:
+        found = rows(client, path)
+        counts.append(len(found))
+        tubes += [row[4] for row in found]
+        path = links(client, path).get("Older", "")
+    assert counts == [100, 100, 50]
+    assert tubes == [f"t{number}" for number in range(249, -1, -1)]
+
+
+def test_a_page_that_is_just_full_has_no_next(queue: Queue) -> None:
+    app = queue.app()
+    fill(app.extensions["audit"], 100)
+    assert "Older" not in links(app.test_client(), "/audit")
+
+
+def test_filters(queue: Queue) -> None:
+    queue.put("mail")
+    client = queue.app(password="x").test_client()  # noqa: S106
+    for name in ("Ada", "bob"):
+        do(client, "/tube/pause", basic(name, "x"), tube="mail", seconds=9)
+        do(client, "/tube/resume", basic(name, "x"), tube="mail")
+    ada = basic("Ada", "x")
+    assert [row[3] for row in rows(client, "/audit?who=ADA", **ada)] == ["tube/resume", "tube/pause"]
+    assert [row[1] for row in rows(client, "/audit?what=pause", **ada)] == ["bob", "Ada"]
+    assert len(rows(client, "/audit?what=Pause&who=bo", **ada)) == 1
+    nothing = client.get("/audit?who=eve", headers=ada).text
+    assert "No entry matches." in Page(nothing).text
+    assert "Show every entry" in nothing
+
+
+def test_the_filter_goes_on_to_the_next_page_and_into_the_export(queue: Queue) -> None:
+    app = queue.app()
+    fill(app.extensions["audit"], 101)
+    found = links(app.test_client(), "/audit?what=tube%2Fp")
+    assert found["Older"] == "/audit?what=tube/p&before=2"
+    assert found["Export CSV"] == "/audit/export?format=csv&what=tube/p"
+
+
+def test_a_long_search_ends_and_can_be_gone_on_with(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit_pages, "SCANNED_AT_MOST", 50)
+    app = queue.app()
+    app.extensions["audit"].note("tube/kick")
+    fill(app.extensions["audit"], 120)
+    client = app.test_client()
+    path, seen = "/audit?what=kick", 0
+    while "Older" in links(client, path):
+        assert "There is more to look through" in client.get(path).text
+        path, seen = links(client, path)["Older"], seen + 1
+    assert seen == 2
+    assert [row[3] for row in rows(client, path)] == ["tube/kick"]
+
+
+def test_an_empty_log_says_so(client: FlaskClient) -> None:
+    text = Page(client.get("/audit").text).text
+    assert "Nothing has been changed through the dashboard yet." in text
+    assert "in memory only, and gone at a restart" in text
+
+
+def test_a_log_that_is_kept_does_not_say_that_it_is_not(queue: Queue, tmp_path: Path) -> None:
+    assert "in memory only" not in queue.app(directory=str(tmp_path)).test_client().get("/audit").text
+
+
+def test_trouble_is_on_the_page(queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue.put("mail")
+    client = queue.app(directory=str(tmp_path)).test_client()
+    with failing(monkeypatch, "fsync", no_space):
+        do(client, "/tube/pause", tube="mail", seconds=9)
+        gevent.sleep(0.1)
+        page = Page(client.get("/audit").text).text
+        assert "it cannot be written: [Errno 28] No space left on device." in page
+        assert "tube/pause" in page
+    client.application.extensions["audit"].flush()
+
+
+@pytest.mark.parametrize("query", ["before=0", "before=x", "before=-1", f"before={2**64}"])
+def test_a_cursor_that_is_none_is_refused(client: FlaskClient, query: str) -> None:
+    assert client.get(f"/audit?{query}").status_code == 400
+
+
+# The export
+
+
+def test_export_as_json_lines(queue: Queue) -> None:
+    app = queue.app()
+    app.extensions["audit"].note("tube/pause", tube="mäil", seconds=9)
+    app.extensions["audit"].note("job/kick", id=7)
+    response = app.test_client().get("/audit/export?format=jsonl")
+    assert response.mimetype == "application/x-ndjson"
+    assert response.headers["Content-Disposition"] == 'attachment; filename="audit.jsonl"'
+    common = {"at": "2027-01-15 08:00:00 UTC", "who": "", "address": ""}
+    assert [json.loads(line) for line in response.text.splitlines()] == [
+        {**common, "what": "job/kick", "details": {"id": 7}},
+        {**common, "what": "tube/pause", "details": {"tube": "mäil", "seconds": 9}},
+    ]
+
+
+def test_export_as_csv_runs_no_formula(queue: Queue) -> None:
+    app = queue.app(password="x")  # noqa: S106
+    client = app.test_client()
+    for name in ("=1+1", "+1", "-1", "@SUM(A1)", "\tx", 'a"b,c', "plain"):
+        client.get("/", headers=basic(name, "wrong"), environ_overrides={"REMOTE_ADDR": name})
+    with client.application.test_request_context():
+        app.extensions["audit"].note("tube/kick", tube="+a", id=7, jobs=3)
+    text = client.get("/audit/export?format=csv", headers=basic("", "x")).text
+    head, kick, *failed = csv.reader(io.StringIO(text))
+    assert head == ["at", "who", "address", "what", "tube", "id", "details"]
+    assert kick[3:] == ["tube/kick", "'+a", "7", '{"jobs": 3}']
+    assert [row[1] for row in failed] == ["plain", 'a"b,c', "'\tx", "'@SUM(A1)", "'-1", "'+1", "'=1+1"]
+    assert {row[1] == row[2] for row in failed} == {True}
+
+
+def test_an_empty_export(client: FlaskClient) -> None:
+    assert client.get("/audit/export?format=jsonl").text == ""
+    assert client.get("/audit/export?format=csv").text == "at,who,address,what,tube,id,details\r\n"
+    assert client.get("/audit/export").status_code == 400
+    assert client.get("/audit/export?format=xml").status_code == 400
+
+
+def test_an_export_is_streamed_and_lets_others_run(queue: Queue, tmp_path: Path) -> None:
+    fill(Audit(queue.clock, str(tmp_path)), 3000)
+    client = queue.app(directory=str(tmp_path)).test_client()
+    turns: list[int] = []
+
+    def others() -> None:
+        while True:
+            turns.append(1)
+            gevent.sleep(0)
+
+    other = gevent.spawn(others)
+    response = client.get("/audit/export?format=jsonl")
+    parts = list(response.iter_encoded())
+    other.kill()
+    assert len(parts) > 10
+    assert b"".join(parts).count(b"\n") == 3000
+    assert len(turns) > 10
+
+
+def test_notes_are_logged_nowhere_else(queue: Queue, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG):
+        Audit(queue.clock).note("tube/pause", tube="mail")
+    assert caplog.records == []

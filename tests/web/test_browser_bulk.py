@@ -1,0 +1,281 @@
+"""Searching and changing many jobs: a real browser, a real daemon, real clients, with and without a script."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import greenstalk
+import pytest
+from playwright.sync_api import expect
+
+from tests.daemon import Daemon
+
+from .browser import Browser, Tab, browser
+from .test_browser_pages import AXE, FLAGS, FOUND, Clients, is_too_wide, press
+
+MANY = 60_000
+HOSTILE = b"</td><script>document.title = 1</script>"
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    with browser() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    with Daemon(*FLAGS) as running:
+        yield running
+
+
+@pytest.fixture
+def clients(daemon: Daemon, request: pytest.FixtureRequest) -> Iterator[Clients]:
+    made = Clients(daemon, f"bulk.{abs(hash(request.node.name)) % 10**9}")
+    yield made
+    made.close()
+
+
+@pytest.fixture(params=[True, False], ids=["script", "no-script"])
+def tab(chromium: Browser, daemon: Daemon, request: pytest.FixtureRequest) -> Iterator[Tab]:
+    """A tab, with and without JavaScript; at the end nothing is wrong in it."""
+    with chromium.tab(daemon.dashboard, java_script_enabled=request.param) as opened:
+        yield opened
+        assert (opened.console, opened.elsewhere) == ([], [])
+
+
+def boxes(tab: Tab) -> Any:
+    return tab.page.locator("tbody td.tick input")
+
+
+def ticked(tab: Tab) -> list[int]:
+    return [at for at, box in enumerate(boxes(tab).all()) if box.is_checked()]
+
+
+def choose(tab: Tab, label: str) -> None:
+    if not tab.page.locator("#bulk-panel").evaluate("panel => panel.open"):
+        tab.page.get_by_text("Change many jobs").click()
+    tab.page.get_by_label("What", exact=True).select_option(label)
+
+
+def wait_done(tab: Tab) -> str:
+    """What the page of a task says, once that has ended; without a script the browser asks again by itself."""
+    tab.page.locator("[data-task-state]", has_text=re.compile("done|cancelled|failed")).wait_for()
+    return tab.page.inner_text("main")
+
+
+def test_ticked_jobs_are_deleted_after_a_dry_run_and_the_name(tab: Tab, clients: Clients) -> None:
+    ids = clients.put(*[HOSTILE] * 6)
+    tab.page.goto(clients.url)
+    for at in (1, 3):
+        boxes(tab).nth(at).check()
+    choose(tab, "Delete")
+    press(tab, "See what it would do")
+    said = tab.page.inner_text("main")
+    assert "Delete 2 jobs?" in said and f"2 ticked jobs of tube:{clients.tube} state:ready" in said
+    assert "<script>" in tab.page.inner_text("tbody tr:first-child td.body")
+    assert clients.states() == (6, 0, 0, 0)
+    tab.page.get_by_label("to confirm").fill("something")
+    press(tab, "Delete 2 jobs")
+    assert "Nothing was changed" in tab.page.inner_text("main")
+    tab.console.clear()  # the browser notes the status 400
+    tab.page.go_back()
+    tab.page.get_by_label("to confirm").fill(clients.tube)
+    press(tab, "Delete 2 jobs")
+    assert "2 changed" in wait_done(tab)
+    assert clients.states() == (4, 0, 0, 0)
+    for at, id in enumerate(ids):
+        if at in (1, 3):
+            with pytest.raises(greenstalk.NotFoundError):
+                clients.producer.peek(id)
+    tab.page.get_by_role("link", name="Go back").click()
+    assert tab.page.inner_text("h1") == clients.tube
+
+
+def test_all_that_match_are_moved_and_those_held_are_left_out(tab: Tab, clients: Clients) -> None:
+    clients.put(*[b"no route"] * 4, b"fine")
+    held = clients.worker.reserve(timeout=0)
+    tab.page.goto(clients.url)
+    tab.page.get_by_label("Only jobs that match").fill("size:8")
+    press(tab, "Filter")
+    assert boxes(tab).count() == 3
+    choose(tab, "Move to a tube")
+    tab.page.get_by_label("All ready jobs that match").check()
+    tab.page.get_by_label("To the tube").fill(f"{clients.tube}.retry")
+    press(tab, "See what it would do")
+    assert f"tube:{clients.tube} state:ready size:8" in tab.page.inner_text("main")
+    press(tab, "Move 3 jobs")
+    wait_done(tab)
+    assert clients.states() == (1, 1, 0, 0)
+    assert clients.producer.stats_tube(f"{clients.tube}.retry")["current-jobs-ready"] == 3
+    clients.worker.delete(held)
+
+
+def test_forced_kick_takes_a_job_from_its_worker(tab: Tab, clients: Clients) -> None:
+    clients.put(b"x", ttr=600)
+    held = clients.worker.reserve(timeout=0)
+    tab.page.goto(f"{clients.url}&state=reserved")
+    boxes(tab).first.check()
+    choose(tab, "Kick")
+    press(tab, "See what it would do")
+    assert "1 job held by a client: left out, unless you force it below" in tab.page.inner_text("main")
+    tab.page.get_by_role("checkbox", name="Force it").check()
+    tab.page.get_by_label("to confirm").fill(clients.tube)
+    press(tab, "Kick by force")
+    assert "1 changed" in wait_done(tab)
+    assert clients.states() == (1, 0, 0, 0)
+    with pytest.raises(greenstalk.NotFoundError):
+        clients.worker.touch(held)
+
+
+def test_search_finds_follows_and_leads_to_the_job(tab: Tab, clients: Clients) -> None:
+    [one, _, three] = clients.put(b"order 17", b"other", b"ORDER 18")
+    tab.page.goto(clients.url.replace("tube?", "search?"))
+    tab.page.get_by_label("Jobs that match").fill(f"tube:{clients.tube} ~order")
+    press(tab, "Search")
+    assert "scanned" in wait_done(tab)
+    assert tab.page.locator("tbody th.id a").all_text_contents() == [str(one), str(three)]
+    tab.page.locator("tbody th.id a").first.click()
+    assert tab.page.inner_text("h1") == f"Job {one}"
+
+
+def test_search_tells_what_is_wrong_and_how_to_ask(tab: Tab, daemon: Daemon) -> None:
+    tab.page.goto(f"{daemon.dashboard}search")
+    tab.page.get_by_label("Jobs that match").fill("age:soon")
+    press(tab, "Search")
+    assert "“age:soon” must compare with a number, as 30, 30s" in tab.page.get_by_role("alert").inner_text()
+    tab.console.clear()  # the browser notes the status 400
+    assert "reserves:>3" in tab.page.inner_text(".query-words")
+
+
+def test_export_saves_all_that_match(tab: Tab, clients: Clients) -> None:
+    ids = clients.put(*[HOSTILE] * 130)
+    tab.page.goto(f"{clients.url}&q=script")
+    with tab.page.expect_download() as download:
+        tab.page.get_by_role("link", name="JSONL").click()
+    assert download.value.suggested_filename == f"jobs-{clients.tube}-ready.jsonl"
+    lines = [json.loads(line) for line in Path(download.value.path()).read_text().splitlines()]
+    assert [line["id"] for line in lines] == ids and {line["body"] for line in lines} == {HOSTILE.decode()}
+
+
+def test_shift_ticks_a_range_and_the_head_ticks_all(chromium: Browser, daemon: Daemon, clients: Clients) -> None:
+    clients.put(*[b"x"] * 8)
+    with chromium.tab(daemon.dashboard) as tab:
+        tab.page.goto(clients.url)
+        boxes(tab).nth(1).click()
+        assert tab.page.locator("#bulk-panel").evaluate("panel => panel.open")
+        boxes(tab).nth(5).click(modifiers=["Shift"])
+        assert ticked(tab) == [1, 2, 3, 4, 5]
+        assert "5" in tab.page.inner_text("#ticked")
+        boxes(tab).nth(3).click()
+        boxes(tab).nth(2).click(modifiers=["Shift"])
+        assert ticked(tab) == [1, 4, 5]
+        assert tab.page.locator("#tick-all").evaluate("box => box.indeterminate")
+        tab.page.get_by_label("Tick all rows").click()
+        assert ticked(tab) == list(range(8))
+        tab.page.get_by_label("Tick all rows").click()
+        assert ticked(tab) == []
+        boxes(tab).nth(6).focus()
+        tab.page.keyboard.press("Space")
+        tab.page.keyboard.down("Shift")
+        boxes(tab).nth(7).focus()
+        tab.page.keyboard.press("Space")
+        tab.page.keyboard.up("Shift")
+        assert ticked(tab) == [6, 7]
+        tab.page.get_by_label("What", exact=True).select_option("Set the priority")
+        assert tab.page.get_by_label("To this value").is_visible()
+        assert not tab.page.get_by_label("To the tube").is_visible()
+        assert (tab.console, tab.elsewhere) == ([], [])
+
+
+def test_ticks_outlast_what_goes_on_in_the_queue(chromium: Browser, daemon: Daemon, clients: Clients) -> None:
+    ids = clients.put(*[b"x"] * 5, priority=10)
+    with chromium.tab(daemon.dashboard) as tab:
+        tab.page.goto(clients.url)
+        tab.page.wait_for_selector("#live[data-state=live]")
+        for at in (2, 4):
+            boxes(tab).nth(at).click()
+        clients.worker.delete(clients.worker.reserve_job(ids[2]))
+        [first] = clients.put(b"y", priority=1)
+        tab.page.wait_for_selector(f"tr[data-key='{first}'] td.tick input[value='{first}'][aria-label='Job {first}']")
+        tab.page.wait_for_selector(f"tr[data-key='{ids[2]}']", state="detached")
+        assert [boxes(tab).nth(at).get_attribute("value") for at in ticked(tab)] == [str(ids[4])]
+        assert tab.page.inner_text("#ticked") == ": 1"
+        tab.page.get_by_label("What", exact=True).select_option("Bury")
+        press(tab, "See what it would do")
+        press(tab, "Bury 1 job")
+        assert "1 changed" in wait_done(tab)
+        assert clients.states() == (4, 0, 0, 1)
+        assert (tab.console, tab.elsewhere) == ([], [])
+
+
+def put_many(daemon: Daemon, tube: str, count: int) -> None:
+    """Put *count* jobs, and wait for none of them but the last."""
+    with socket.create_connection(("127.0.0.1", daemon.port)) as sock, sock.makefile("rb") as replies:
+        sock.sendall(f"use {tube}\r\n".encode() + b"put 5 0 60 1\r\nx\r\n" * count)
+        assert replies.readline() == f"USING {tube}\r\n".encode()
+        assert all(replies.readline().startswith(b"INSERTED") for _ in range(count))
+
+
+def test_progress_is_live_and_cancel_ends_it_while_workers_go_on(
+    chromium: Browser, daemon: Daemon, clients: Clients
+) -> None:
+    put_many(daemon, clients.tube, MANY)
+    with chromium.tab(daemon.dashboard) as tab, chromium.tab(daemon.dashboard) as other:
+        tab.page.goto(clients.url)
+        choose(tab, "Bury")
+        tab.page.get_by_label("All ready jobs").check()
+        press(tab, "See what it would do")
+        press(tab, f"Bury {MANY:,} jobs")
+        address = tab.page.url
+        other.page.goto(address)
+        press(tab, "Cancel")
+        wait_done(tab)
+        buried = clients.states()[3]
+        assert 0 < buried < MANY
+        for page in (tab.page, other.page):
+            expect(page.locator("main")).to_contain_text(f"{buried:,} changed")
+            expect(page.locator("[data-task-state]")).to_have_text("cancelled")
+        assert other.page.locator("progress").is_hidden()
+        clients.worker.delete(clients.worker.reserve(timeout=0))
+        assert (tab.console, other.console) == ([], [])
+
+
+@pytest.mark.parametrize(("width", "theme"), [(1280, "light"), (360, "dark")])
+def test_pages_fit(chromium: Browser, daemon: Daemon, clients: Clients, width: int, theme: Any) -> None:
+    clients.put(*[HOSTILE * 20] * 3, b"")
+    clients.bury(1)
+    clients.producer.use("A" * 200)
+    clients.put(b"x")
+    with chromium.tab(daemon.dashboard, width, color_scheme=theme) as tab:
+        pages = [
+            "search?q=pri:x",
+            f"search?tube={clients.tube}",
+            f"tube?tube={clients.tube}&q=script",
+            "task",
+        ]
+        for path in [*pages, f"search?q=tube:{'A' * 200}"]:
+            tab.page.goto(daemon.dashboard + path)
+            check(tab, f"{path[:20]}-{width}-{theme}".replace("/", "_"))
+        tab.page.goto(clients.url)
+        choose(tab, "Delete")
+        tab.page.get_by_label("All ready jobs").check()
+        press(tab, "See what it would do")
+        check(tab, f"bulk-{width}-{theme}")
+        tab.page.get_by_label("to confirm").fill(clients.tube)
+        press(tab, "Delete 4 jobs")
+        wait_done(tab)
+        check(tab, f"task-{width}-{theme}")
+        assert (tab.console[1:], tab.elsewhere) == ([], [])  # the browser notes the status 400
+
+
+def check(tab: Tab, name: str) -> None:
+    tab.page.evaluate("document.querySelectorAll('#bulk-panel, #how').forEach((one) => { one.open = true; })")
+    tab.screenshot(name)
+    assert not is_too_wide(tab), name
+    assert tab.page.evaluate(f"{AXE};{FOUND}") == [], name

@@ -1,0 +1,488 @@
+"""Changes of many jobs: a dry run that changes nothing, then exactly what it said, once, and no job that is newer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import gevent
+import pytest
+from flask import Flask
+from flask.testing import FlaskClient
+
+from greenstalk_server.client import Client
+from greenstalk_server.job import BURIED, DELAYED, READY, RESERVED, SECOND, Job
+from greenstalk_server.journal import NullJournal
+from web import bulk
+from web.tasks import CANCELLED, DONE, FAILED, Task
+
+from .conftest import Queue
+from .table import Page
+from .test_actions import OURS, refused
+from .test_search import Watch, put
+
+
+@pytest.fixture
+def app(queue: Queue) -> Flask:
+    return queue.app()
+
+
+@pytest.fixture
+def client(app: Flask) -> FlaskClient:
+    return app.test_client()
+
+
+@pytest.fixture
+def ids(queue: Queue) -> list[int]:
+    """A ready, a delayed, a buried and a reserved job, in this order, all in `mail`; and a ready one in `other`."""
+    ready, buried, reserved = queue.put("mail", count=3)
+    (delayed,) = queue.put("mail", delay=60)
+    queue.broker.bury_job(buried, queue.now)
+    queue.broker.reserve_job(queue.connect(), reserved, queue.now)
+    queue.put("other")
+    return [ready, delayed, buried, reserved]
+
+
+UNTOUCHED = [READY, DELAYED, BURIED, RESERVED]
+
+
+def states(queue: Queue, ids: list[int]) -> list[int | None]:
+    queue.broker.check()
+    return [job.state if (job := queue.broker.jobs.get(id)) else None for id in ids]
+
+
+def preview(client: FlaskClient, scope: str = "all", **form: Any) -> str:
+    """The id of a dry run that has ended."""
+    response = client.post("/bulk/preview", data={"scope": scope, **form}, headers=OURS)
+    assert response.status_code == 303, Page(response.text).text
+    id = response.headers["Location"].removeprefix("/bulk?task=")
+    task(client, id).wait(10)
+    return id
+
+
+def look(client: FlaskClient, id: str) -> Page:
+    return Page(client.get(f"/bulk?task={id}").text)
+
+
+def task(client: FlaskClient, id: str) -> Task:
+    return client.application.extensions["tasks"].find({"task": id})  # type: ignore[no-any-return]
+
+
+@pytest.fixture(autouse=True)
+def context(app: Flask) -> Any:
+    """So that `task` may look at tasks."""
+    with app.test_request_context():
+        app.preprocess_request()
+        yield
+
+
+def run(client: FlaskClient, id: str, **form: str) -> Task:
+    """Carry out the dry run *id*, to its end."""
+    response = client.post("/bulk/run", data={"task": id, **form}, headers=OURS)
+    assert response.status_code == 303, Page(response.text).text
+    started = task(client, response.headers["Location"].removeprefix("/task?id="))
+    started.wait(10)
+    assert not started.is_running
+    return started
+
+
+def words(page: Page) -> str:
+    return " ".join(page.text.split())
+
+
+# What each does
+
+
+@pytest.mark.parametrize(
+    ("form", "after", "counts"),
+    [
+        ({"action": "kick"}, [READY, READY, READY, RESERVED], (2, 1, 1)),
+        ({"action": "bury"}, [BURIED, BURIED, BURIED, RESERVED], (2, 1, 1)),
+        ({"action": "delete"}, [None, None, None, RESERVED], (3, 1, 0)),
+        ({"action": "delay", "delay": "30"}, [DELAYED, DELAYED, BURIED, RESERVED], (2, 0, 2)),
+        ({"action": "delay", "delay": "0"}, [READY, READY, BURIED, RESERVED], (2, 0, 2)),
+        ({"action": "pri", "pri": "7"}, UNTOUCHED, (3, 1, 0)),
+        ({"action": "pri", "pri": "2000"}, UNTOUCHED, (0, 0, 4)),
+        ({"action": "move", "to": "new"}, UNTOUCHED, (3, 1, 0)),
+        ({"action": "move", "to": "mail"}, UNTOUCHED, (0, 0, 4)),
+    ],
+)
+def test_dry_run_counts_and_the_run_does_that(
+    queue: Queue, client: FlaskClient, ids: list[int], form: dict[str, str], after: list[int | None], counts: Any
+) -> None:
+    id = preview(client, tube="mail", **form)
+    assert states(queue, ids) == UNTOUCHED
+    plan = task(client, id).subject
+    assert isinstance(plan, bulk.Plan)
+    assert (plan.hit, plan.held, plan.others) == counts
+    done = run(client, id, confirm="mail")
+    assert (done.state, done.done) == (DONE, counts[0])
+    assert states(queue, ids) == after
+    assert len(queue.broker.tubes[b"other"].ready.entries) == 1
+
+
+@pytest.mark.parametrize(
+    ("form", "after"),
+    [
+        ({"action": "kick"}, [READY, READY, READY, READY]),
+        ({"action": "bury"}, [BURIED, BURIED, BURIED, BURIED]),
+        ({"action": "delete"}, [None, None, None, None]),
+        ({"action": "pri", "pri": "7"}, UNTOUCHED),
+        ({"action": "move", "to": "new"}, UNTOUCHED),
+    ],
+)
+def test_force_takes_held_jobs_too(
+    queue: Queue, client: FlaskClient, ids: list[int], form: dict[str, str], after: list[int | None]
+) -> None:
+    id = preview(client, tube="mail", **form)
+    page = look(client, id)
+    assert "1 job held by a client: left out, unless you force it" in words(page)
+    run(client, id, confirm="mail", force="1")
+    assert states(queue, ids) == after
+    if form["action"] == "move":
+        assert [queue.broker.jobs[id].tube.name for id in ids] == [b"new"] * 4
+    if form["action"] == "pri":
+        assert [queue.broker.jobs[id].pri for id in ids] == [7] * 4
+
+
+def test_move_and_edit_keep_what_a_job_is(queue: Queue, client: FlaskClient, ids: list[int]) -> None:
+    job = queue.broker.jobs[ids[2]]
+    was = (job.id, job.created_at, job.buries, job.ttr, job.body)
+    queue.now += 500 * SECOND
+    run(client, preview(client, tube="mail", state="buried", action="move", to="//x;y"))
+    run(client, preview(client, tube="//x;y", action="pri", pri="3"))
+    job = queue.broker.jobs[ids[2]]
+    assert (job.id, job.created_at, job.buries, job.ttr, job.body) == was
+    assert (job.tube.name, job.pri, job.state) == (b"//x;y", 3, BURIED)
+
+
+def test_page_says_by_what_predicate_and_what_will_happen(queue: Queue, client: FlaskClient, ids: list[int]) -> None:
+    page = look(client, preview(client, tube="mail", q="age:>=0", action="move", to="new"))
+    said = words(page)
+    assert "Counted by: tube:mail age:>=0" in said
+    assert "3 jobs would be moved: each goes to the tube “new”, in its state" in said
+    assert "the first 3 of 3 jobs" in said and "Nothing has been changed yet" in said
+    page = look(client, preview(client, tube="mail", state="buried", action="kick"))
+    assert "1 job would be kicked: each turns ready" in words(page) and "held" not in words(page)
+    page = look(client, preview(client, q="pri:5", action="kick"))
+    assert "0 jobs would be kicked" in words(page) and not any(
+        tag == "form" and "bulk" in str(a.get("action")) for tag, a in page.elements
+    )
+
+
+# Which jobs
+
+
+def test_ticked_jobs_alone_and_only_while_they_are_as_they_were_shown(
+    queue: Queue, client: FlaskClient, ids: list[int]
+) -> None:
+    more = queue.put("mail", count=5)
+    gone, kept = more[0], more[1]
+    queue.broker.delete_job(gone, queue.now)
+    chosen = [kept, gone, more[2], kept, ids[2]]  # one twice, one that is gone, one that is buried by now
+    id = preview(client, "ticked", tube="mail", state="ready", id=chosen, action="delete")
+    page = look(client, id)
+    assert "4 ticked jobs of tube:mail state:ready" in words(page) and "2 jobs would be deleted" in words(page)
+    queue.broker.bury_job(kept, queue.now)
+    assert run(client, id, confirm="mail").done == 1
+    assert more[2] not in queue.broker.jobs and {kept, more[3], ids[2]} <= set(queue.broker.jobs)
+
+
+def test_jobs_put_since_the_dry_run_are_spared(queue: Queue, client: FlaskClient) -> None:
+    old = queue.put("mail", count=3)
+    id = preview(client, tube="mail", action="delete")
+    new = queue.put("mail", count=2)
+    assert run(client, id, confirm="mail").done == 3
+    assert list(queue.broker.jobs) == new and not set(old) & set(new)
+
+
+def test_jobs_put_while_it_runs_are_spared(queue: Queue, client: FlaskClient) -> None:
+    queue.put("mail", count=3000)
+    id = preview(client, tube="mail", action="delete")
+    new: list[int] = []
+
+    def produce() -> None:
+        while len(queue.broker.jobs) > len(new) and len(new) < 50:
+            new.extend(queue.put("mail", pri=0))
+            gevent.sleep(0.0005)
+
+    producer = gevent.spawn(produce)
+    assert run(client, id, confirm="mail").done == 3000
+    producer.join()
+    assert new and list(queue.broker.jobs) == new
+    queue.broker.check()
+
+
+def test_ages_are_those_of_the_dry_run(queue: Queue, client: FlaskClient) -> None:
+    [old] = queue.put("mail")
+    queue.now += 100 * SECOND
+    [young] = queue.put("mail")
+    id = preview(client, q="tube:mail age:>50", action="bury")
+    queue.now += 1000 * SECOND
+    assert run(client, id).done == 1
+    assert states(queue, [old, young]) == [BURIED, READY]
+
+
+def test_hostile_names_and_bodies(queue: Queue, client: FlaskClient) -> None:
+    body = b"</td><script>document.title=1</script>"
+    [id] = put(queue, "$(reboot);//x", body)
+    response = client.get(f"/bulk?task={preview(client, tube='$(reboot);//x', q='document', action='bury')}")
+    assert "<script>document" not in response.text and "<script>document" in Page(response.text).text
+    form = {"scope": "all", "q": '"><script>alert(1)</script>', "action": "move", "to": "<b>"}
+    response = client.post("/bulk/preview", data=form, headers=OURS)
+    assert response.status_code == 400 and "<script>alert" not in response.text and "<b>" not in response.text
+    assert states(queue, [id]) == [READY]
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("form", "said"),
+    [
+        ({"action": "explode"}, "“action” must be one of kick"),
+        ({"action": ""}, "“action” must be one of kick"),
+        ({"action": "move"}, "“to” must name the tube"),
+        ({"action": "move", "to": "-x"}, "“to” must name the tube"),
+        ({"action": "pri", "pri": "-1"}, "“pri” must be a whole number"),
+        ({"action": "pri", "pri": str(2**32)}, "“pri” must be a whole number"),
+        ({"action": "delay"}, "“delay” must be a whole number"),
+        ({"action": "kick", "q": "pri:x"}, "“q” cannot be read"),
+        ({"action": "kick", "scope": "some"}, "“scope” must be"),
+        ({"action": "kick", "scope": "ticked"}, "No job was ticked"),
+        ({"action": "kick", "scope": "ticked", "id": "x"}, "“id” must be a whole number"),
+        ({"action": "kick", "scope": "ticked", "id": [str(n) for n in range(1, 1002)]}, "At most 1000"),
+        ({"action": "kick", "state": "done"}, "“state” must be one of"),
+    ],
+)
+def test_forms_that_make_no_sense_are_refused(
+    queue: Queue, client: FlaskClient, ids: list[int], form: dict[str, Any], said: str
+) -> None:
+    response = client.post("/bulk/preview", data={"scope": "all", "tube": "mail", **form}, headers=OURS)
+    assert said in refused(response, 400)
+    assert states(queue, ids) == UNTOUCHED
+
+
+@pytest.mark.parametrize(
+    ("action", "force", "confirm"), [("delete", "", ""), ("delete", "", "Mail"), ("kick", "1", ""), ("bury", "1", "x")]
+)
+def test_what_destroys_wants_the_name_typed(
+    queue: Queue, client: FlaskClient, ids: list[int], action: str, force: str, confirm: str
+) -> None:
+    id = preview(client, tube="mail", action=action)
+    response = client.post("/bulk/run", data={"task": id, "force": force, "confirm": confirm}, headers=OURS)
+    assert "“confirm” must be “mail”" in refused(response, 400)
+    assert states(queue, ids) == UNTOUCHED
+    assert run(client, id, force=force, confirm=" mail ").done > 0
+
+
+def test_what_destroys_jobs_of_several_tubes_wants_their_number(
+    queue: Queue, client: FlaskClient, ids: list[int]
+) -> None:
+    id = preview(client, q="id:>0", action="delete")
+    assert "Type the number 5 to confirm" in words(look(client, id))
+    for confirm in ("", "mail", "4"):
+        data = {"task": id, "confirm": confirm}
+        assert "“confirm” must be “5”" in refused(client.post("/bulk/run", data=data, headers=OURS), 400)
+    assert run(client, id, confirm="5").done == 4
+    assert list(queue.broker.jobs) == [ids[3]]
+
+
+def test_a_double_submit_runs_once(queue: Queue, client: FlaskClient, ids: list[int]) -> None:
+    id = preview(client, tube="mail", action="kick")
+    first, second = run(client, id), run(client, id)
+    assert first is second and first.done == 2
+    queue.broker.bury_job(ids[0], queue.now)
+    assert run(client, id) is first and run(client, first.id) is first
+    assert states(queue, ids)[0] == BURIED
+    assert "This has been started already" in words(look(client, id))
+
+
+def test_two_submits_at_once_run_once(queue: Queue, client: FlaskClient) -> None:
+    queue.put("mail", count=500)
+    id = preview(client, tube="mail", action="bury")
+    both = [gevent.spawn(client.post, "/bulk/run", data={"task": id}, headers=OURS) for _ in range(2)]
+    gevent.joinall(both, raise_error=True)
+    assert len({greenlet.value.headers["Location"] for greenlet in both}) == 1
+    run(client, id)
+    assert all(job.buries == 1 for job in queue.broker.jobs.values())
+
+
+def test_viewers_and_strangers_are_refused(queue: Queue, visit: Callable[..., FlaskClient], ids: list[int]) -> None:
+    admin = visit()
+    id = preview(admin, tube="mail", action="kick")
+    for path, data in (
+        ("/bulk/preview", {"scope": "all", "tube": "mail", "action": "kick"}),
+        ("/bulk/run", {"task": id}),
+    ):
+        assert admin.get(path).status_code == 405
+        assert admin.post(path, data=data).status_code == 403
+        viewer = visit(is_read_only=True)
+        assert viewer.post(path, data=data, headers=OURS).status_code == 403
+    assert states(queue, ids) == UNTOUCHED
+    page = viewer.get("/tube?tube=mail").text
+    assert "bulk" not in page and 'name="id" value' not in page and "select.js" not in page
+    assert "/export?" in page
+
+
+# How it ends
+
+
+def test_both_ends_are_noted(queue: Queue, app: Flask, client: FlaskClient, ids: list[int]) -> None:
+    id = preview(client, tube="mail", action="bury")
+    assert [entry.what for entry in app.extensions["audit"].entries] == []
+    done = run(client, id, confirm="mail", force="1")
+    begun, ended = app.extensions["audit"].entries
+    common = {"task": done.id, "action": "bury", "query": "tube:mail"}
+    assert (begun.what, begun.details) == ("bulk/run", common | {"jobs": 3, "forced": 1})
+    assert (ended.what, ended.details) == ("bulk/end", common | {"jobs": 3})
+
+
+def begin(queue: Queue, tube: str) -> None:
+    """Return when the first jobs of *tube* have been buried."""
+    while len(queue.broker.tubes[tube.encode()].buried) < 2:
+        gevent.sleep(0)
+
+
+class Room(NullJournal):
+    """A journal that takes so many edits."""
+
+    def __init__(self, room: int) -> None:
+        super().__init__()
+        self.room = room
+
+    def replace(self, old: Job, new: Job) -> bool:
+        self.room -= 1
+        return self.room >= 0
+
+
+def test_it_stops_when_the_journal_has_no_room(queue: Queue, client: FlaskClient) -> None:
+    queue.put("mail", count=10)
+    id = preview(client, tube="mail", action="move", to="new")
+    queue.broker.journal = Room(4)
+    done = run(client, id)
+    assert (done.state, done.done) == (FAILED, 4)
+    page = Page(client.get(f"/task?id={done.id}").text)
+    assert "The journal has no room for more. 4 jobs were changed before that." in page.text
+    queue.broker.check()
+
+
+def test_it_stops_when_the_journal_is_in_trouble(queue: Queue, client: FlaskClient) -> None:
+    queue.put("mail", count=10)
+    id = preview(client, tube="mail", action="delete")
+    queue.broker.journal.trouble = "No space left on device"
+    done = run(client, id, confirm="mail")
+    assert done.message == "The journal cannot be written: No space left on device. 0 jobs were changed before that."
+    assert len(queue.broker.jobs) == 10
+
+
+def test_it_stops_when_the_server_drains(queue: Queue, client: FlaskClient) -> None:
+    queue.put("mail", count=5000)
+    id = preview(client, tube="mail", action="bury")
+
+    def drain_soon() -> None:
+        begin(queue, "mail")
+        queue.broker.drain()
+
+    drain = gevent.spawn(drain_soon)
+    done = run(client, id)
+    drain.join()
+    assert done.state == FAILED and 0 < done.done < 5000
+    assert done.message == f"The server is draining. {done.done:,} jobs were changed before that."
+    again = preview(client, tube="mail", state="ready", action="bury")
+    data = {"task": again}
+    assert "The server is draining" in refused(client.post("/bulk/run", data=data, headers=OURS), 503)
+
+
+def test_it_waits_for_the_journal_and_says_if_that_fails(queue: Queue, visit: Callable[..., FlaskClient]) -> None:
+    waits: list[int] = []
+    queue.put("mail", count=10)
+
+    def commit() -> bool:
+        waits.append(sum(job.state == BURIED for job in queue.broker.jobs.values()))
+        return len(waits) < 2
+
+    client = visit(commit=commit)
+    assert run(client, preview(client, tube="mail", action="bury")).state == DONE
+    assert waits == [10]
+    failed = run(client, preview(client, tube="mail", action="kick"))
+    assert failed.state == FAILED and "The disk does not keep up" in failed.message
+    assert waits == [10, 0]
+
+
+def test_it_waits_in_between_so_that_little_is_unwritten(
+    queue: Queue, visit: Callable[..., FlaskClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bulk, "COMMIT_EVERY", 10 * bulk.RECORD)
+    waits: list[int] = []
+    client = visit(commit=lambda: not waits.append(len(queue.broker.jobs)))
+    queue.put("mail", count=25)
+    run(client, preview(client, tube="mail", action="delete"), confirm="mail")
+    assert waits == [15, 5, 0]
+
+
+def test_cancel_keeps_what_was_done_and_waits_for_the_journal(queue: Queue, visit: Callable[..., FlaskClient]) -> None:
+    waits: list[int] = []
+    client = visit(commit=lambda: not waits.append(1))
+    queue.put("mail", count=20_000)
+    id = preview(client, tube="mail", action="bury")
+    location = client.post("/bulk/run", data={"task": id}, headers=OURS).headers["Location"]
+    running = task(client, location.removeprefix("/task?id="))
+    begin(queue, "mail")
+    client.post("/task/cancel", data={"id": running.id}, headers=OURS)
+    running.wait(5)
+    buried = len(queue.broker.tubes[b"mail"].buried)
+    assert running.state == CANCELLED and 0 < running.done == buried < 20_000 and waits
+    queue.broker.check()
+    noted = [(entry.what, entry.details.get("jobs")) for entry in client.application.extensions["audit"].entries]
+    assert noted == [("bulk/run", 20_000), ("task/cancel", None), ("bulk/end", buried)]
+
+
+def test_a_dry_run_that_was_cancelled_cannot_be_carried_out(
+    queue: Queue, client: FlaskClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bulk, "FIRST_WAIT", 0.005)
+    queue.put("mail", count=50_000)
+    response = client.post("/bulk/preview", data={"scope": "all", "tube": "mail", "action": "delete"}, headers=OURS)
+    location = response.headers["Location"]
+    progress = client.get(location)
+    assert progress.status_code == 303 and progress.headers["Location"].startswith("/task?id=")
+    id = location.removeprefix("/bulk?task=")
+    assert "Dry run: delete tube:mail" in Page(client.get(f"/task?id={id}").text).text
+    client.post("/task/cancel", data={"id": id}, headers=OURS)
+    page = look(client, id)
+    assert "The dry run was cancelled" in words(page) and page.text.count("Type the tube") == 0
+    said = refused(client.post("/bulk/run", data={"task": id, "confirm": "mail"}, headers=OURS), 409)
+    assert "did not come to its end" in said and len(queue.broker.jobs) == 50_000
+
+
+def test_workers_are_granted_what_is_kicked(queue: Queue, client: FlaskClient) -> None:
+    found = queue.put("mail", count=3)
+    for id in found:
+        queue.broker.bury_job(id, queue.now)
+    worker: Client = queue.connect()
+    queue.broker.watch(worker, b"mail")
+    assert queue.broker.reserve(worker, queue.now) is None
+    queue.broker.wait(worker, None, queue.now)
+    run(client, preview(client, tube="mail", action="kick"))
+    assert list(worker.reserved) == found[:1]
+    assert states(queue, found) == [RESERVED, READY, READY]
+
+
+def test_the_page_leads_back_even_if_the_tube_is_gone(queue: Queue, client: FlaskClient) -> None:
+    queue.put("mail", count=2)
+    done = run(client, preview(client, tube="mail", action="delete"), confirm="mail")
+    assert b"mail" not in queue.broker.tubes
+    page = Page(client.get(f"/task?id={done.id}").text)
+    links = [str(a["href"]) for tag, a in page.elements if tag == "a" and a.get("class") == "button"]
+    assert [client.get(link).status_code for link in links] == [200] * len(links) and links
+
+
+def test_change_of_30000_jobs_holds_no_worker_up(queue: Queue, client: FlaskClient) -> None:
+    queue.put("mail", count=30_000)
+    id = preview(client, tube="mail", action="bury")
+    watch = Watch()
+    done = run(client, id)
+    held = watch.stop()
+    assert (done.state, done.done) == (DONE, 30_000)
+    assert held < 0.05

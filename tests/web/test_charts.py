@@ -1,0 +1,417 @@
+"""The charts: the sparkline's path, the JSON, the pages without a script, and with one in a real browser."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from html import unescape
+from math import nan
+from typing import Any, Self
+from urllib.parse import quote, urlsplit
+
+import gevent
+import pytest
+from flask.testing import FlaskClient
+from gevent.pywsgi import WSGIServer
+
+from greenstalk_server.job import SECOND
+from tests.daemon import Daemon
+from web.charts import OF_A_TUBE, TABLED, shown
+from web.history import History
+from web.rings import SERIES, SPANS
+from web.sparkline import path
+
+from .browser import Browser, Tab, browser
+from .conftest import Queue
+from .test_browser_pages import AXE, FOUND
+
+HOSTILE_NAMES = ("//x", "..", "/", ";", "$(reboot)", "a+b", "A" * 200)
+NO_NAMES = ("", "<b>", "-x", "a b", "ä", "x\0", "A" * 201, '"><img src=x>')
+
+
+def lived(hours: float = 0.1, tube: str = "mail") -> tuple[Queue, FlaskClient]:
+    """A queue in which a tube has seen everything, and its dashboard."""
+    queue = Queue()
+    app = queue.app()
+    client = app.test_client()
+    work(queue, app.extensions["history"], hours, tube)
+    return queue, client
+
+
+def work(queue: Queue, history: History, hours: float, tube: str) -> None:
+    """Put six jobs each ten seconds, more at times; reserve most, and delete, bury or release those."""
+    broker, worker = queue.broker, queue.connect()
+    broker.watch(worker, tube.encode())
+    for at in range(int(hours * 360)):
+        queue.put(tube, count=6 + at // 40 % 3 * 4)
+        for turn in range(5 + at // 60 % 2 * 4):
+            job = broker.reserve(worker, queue.now - SECOND)
+            assert job is not None
+            if turn == 1:
+                broker.bury(worker, job.id, 0, queue.now)
+            elif turn == 2:
+                broker.release(worker, job.id, 9, 0, queue.now)
+            else:
+                broker.delete(worker, job.id, queue.now)
+        for _ in range(5):
+            queue.now += 2 * SECOND
+            history.tick()
+
+
+# The path
+
+
+def test_path() -> None:
+    assert path([0, 5, 10], 20, 12) == "M0.0 11.0L10.0 6.0L20.0 1.0"
+    assert path([0, 5], 20, 12, top=20) == "M0.0 11.0L20.0 8.5"
+    assert path([0, 0], 20, 12) == "M0.0 11.0L20.0 11.0"
+
+
+def test_path_breaks_where_nothing_is_known() -> None:
+    assert path([1, 2, nan, 2, 1], 4, 4) == "M0.0 2.0L1.0 1.0M3.0 1.0L4.0 2.0"
+    assert path([nan, 2, nan], 4, 4) == "M2.0 1.0h0"
+    assert path([3], 4, 4) == "M0.0 1.0h0"
+
+
+@pytest.mark.parametrize("values", [[], [nan, nan]])
+def test_path_of_nothing(values: list[float]) -> None:
+    assert path(values, 20, 12) == ""
+
+
+# The JSON
+
+
+def test_json_of_a_tube() -> None:
+    queue, client = lived(hours=0.25)
+    history = client.get("/tube/history?tube=mail&span=hour").get_json()
+    assert list(history) == ["step", "end", "series"]
+    assert (history["step"], history["end"]) == (10, queue.now // SECOND)
+    series = history["series"]
+    assert {len(values) for values in series.values()} == {360}
+    assert set(series) < set(SERIES)
+    assert "kick" not in series and "delayed" not in series, "what never was is left out"
+    assert series["put"][:270] == [None] * 270
+    assert series["put"][-90:] == [(6 + at // 40 % 3 * 4) / 10 for at in range(90)]
+    assert series["buried"][-90:] == list(range(1, 91))
+    assert client.get("/tube/history?tube=mail").get_json() == history, "an hour unless said otherwise"
+    day = client.get("/tube/history?tube=mail&span=day").get_json()
+    assert (day["step"], {len(values) for values in day["series"].values()}) == (300, {288})
+    assert day["series"]["buried"][-3:] == [30, 60, 90]
+
+
+def test_json_of_the_server() -> None:
+    queue, client = lived()
+    queue.put("other", count=5)
+    one = client.get("/server/history").get_json()
+    assert one["series"]["put"][-36:] == client.get("/tube/history?tube=mail").get_json()["series"]["put"][-36:]
+
+
+def test_json_of_a_tube_that_is_gone() -> None:
+    queue, client = lived()
+    history = client.application.extensions["history"]
+    queue.put("gone")
+    queue.broker.clear(queue.broker.tubes[b"gone"], 1, 1, queue.broker.next_id, queue.now)
+    assert b"gone" not in queue.broker.tubes
+    queue.now += SECOND
+    history.tick()
+    response = client.get("/tube/history?tube=gone")
+    assert response.status_code == 200
+    assert client.get("/tube/history?tube=never").status_code == 404
+
+
+def test_json_of_a_tube_without_history(queue: Queue) -> None:
+    """It is there, and nothing has happened in it."""
+    client = queue.app().test_client()
+    assert client.get("/tube/history?tube=default").get_json()["series"] == {}
+
+
+@pytest.mark.parametrize("name", HOSTILE_NAMES)
+def test_odd_names(name: str) -> None:
+    _, client = lived(tube=name)
+    history = client.get(f"/tube/history?tube={quote(name, safe='')}").get_json()
+    assert history["series"]["put"][-1] == 0.6
+    html = client.get(f"/tube?tube={quote(name, safe='')}").text
+    source = re.search(r'data-source="([^"]*)"', html)
+    assert source is not None
+    assert client.get(unescape(source[1])).get_json() == history
+
+
+@pytest.mark.parametrize("name", NO_NAMES)
+def test_no_names(client: FlaskClient, name: str) -> None:
+    response = client.get("/tube/history", query_string={"tube": name})
+    assert response.status_code == 400
+    assert "“tube”" in response.text
+    assert "<b>" not in response.text and "<img src=x>" not in response.text
+
+
+def test_other_links_of_the_page_keep_the_span(queue: Queue, client: FlaskClient) -> None:
+    queue.put("mail", delay=9)
+    kept = "/tube?tube=mail&amp;span=day&amp;state="
+    assert client.get("/tube?tube=mail&span=day").text.count(kept) == 5
+    assert kept in client.get("/live?page=tube&tube=mail&span=day").get_json()["parts"]["no_jobs"]
+    assert "span=" not in client.get("/live?page=tube&tube=mail").get_json()["parts"]["no_jobs"]
+
+
+def test_wrong_span(client: FlaskClient) -> None:
+    assert client.get("/server/history?span=week").status_code == 400
+    assert client.get("/tube?tube=default&span=week").status_code == 200
+
+
+def test_numbers_are_no_longer_than_they_are_worth() -> None:
+    _, client = lived(hours=0.5)
+    text = client.get("/tube/history?tube=mail").text
+    assert max(len(number) for number in re.findall(r"[0-9.e-]+", text)) <= len("1800000000")
+    assert "NaN" not in text
+
+
+# The page without a script
+
+
+def test_page_draws_without_a_script() -> None:
+    _, client = lived(hours=0.5)
+    html = client.get("/tube?tube=mail").text
+    drawn = dict(re.findall(r'<path class="line-(\w+)" d="([^"]*)"', html))
+    assert set(drawn) == set(client.get("/tube/history?tube=mail").get_json()["series"]) | {"run_p50", "run_p95"}
+    assert all(re.fullmatch(r"(M[\d.]+ [\d.]+(h0)?(L[\d.]+ [\d.]+)*)+", line) for line in drawn.values())
+    assert "style=" not in html
+
+
+def test_table_has_the_last_points() -> None:
+    _, client = lived(hours=0.5)
+    html = client.get("/tube?tube=mail").text
+    tables = re.findall(r'<table class="points">(.*?)</table>', html, re.DOTALL)
+    assert len(tables) == len(OF_A_TUBE)
+    rows = re.findall(r"<tr>\s*<th scope=\"row\">(.*?)</tr>", tables[0], re.DOTALL)
+    assert len(rows) == TABLED
+    assert re.findall(r">([^<>]*UTC)<", rows[0]) == ["08:30:00 UTC"]
+    assert re.findall(r"<td>([^<]*)</td>", rows[0])[:2] == ["1.0", "0.50"]
+
+
+def test_links_to_the_other_span_keep_the_rest() -> None:
+    _, client = lived()
+    html = client.get("/tube?tube=mail&state=buried&_scheme=javascript&notice=put&n=1").text
+    links = [unescape(link) for link in re.findall(r'<a class="button" href="(\?[^"]*)"', html)]
+    assert links == [f"?tube=mail&state=buried&_scheme=javascript&span={span}" for span in SPANS]
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [
+        (nan, "rate", "–"),
+        (0.0, "rate", "0"),
+        (0.1234, "rate", "0.12"),
+        (4.25, "rate", "4.2"),
+        (1234.5, "rate", "1,234"),
+        (1234567.0, "count", "1,234,567"),
+        (0.0, "seconds", "0\xa0ms"),
+        (0.0003, "seconds", "0.3\xa0ms"),
+        (0.27, "seconds", "270\xa0ms"),
+        (4.2, "seconds", "4.2\xa0s"),
+        (59.97, "seconds", "1\xa0min"),
+        (3700.0, "seconds", "1\xa0h 1\xa0min"),
+    ],
+)
+def test_how_values_are_written(value: float, unit: str, text: str) -> None:
+    assert shown(value, unit) == text
+
+
+# In a browser
+
+
+class Served:
+    """A dashboard over some hours of fake time, served by a hub of its own in a thread."""
+
+    def __init__(self, hours: float = 25) -> None:
+        self.queue = Queue()
+        self.url = ""
+        self._hours = hours
+        self._is_up = threading.Event()
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        app = self.queue.app()
+        work(self.queue, app.extensions["history"], self._hours, "mail")
+        server = WSGIServer(("127.0.0.1", 0), app, log=None)
+        server.start()
+        self.url = f"http://127.0.0.1:{server.server_port}/"
+        self._is_up.set()
+        while not self._is_over.is_set():
+            gevent.sleep(0.02)
+        server.stop(timeout=0.1)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        assert self._is_up.wait(30)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    with browser() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    with Served() as running:
+        yield running
+
+
+@contextmanager
+def quiet_tab(chromium: Browser, served: Served, **options: Any) -> Iterator[Tab]:
+    """A tab in which nothing goes wrong, and which asks nobody else."""
+    with chromium.tab(served.url, **options) as tab:
+        yield tab
+        assert (tab.console, tab.elsewhere) == ([], [])
+
+
+COLORS = """() => {
+    const found = new Set();
+    for (const canvas of document.querySelectorAll('.plot canvas')) {
+        const copy = new OffscreenCanvas(canvas.width, canvas.height).getContext('2d', { willReadFrequently: true });
+        copy.drawImage(canvas, 0, 0);
+        const { data } = copy.getImageData(0, 0, canvas.width, canvas.height);
+        for (let at = 0; at < data.length; at += 4) {
+            if (data[at + 3] === 255) {
+                found.add(`rgb(${data[at]}, ${data[at + 1]}, ${data[at + 2]})`);
+            }
+        }
+    }
+    return [...found];
+}"""
+LEGEND = "line => getComputedStyle(document.querySelector(`.legend .line-${line}`)).color"
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("page", ["tube?tube=mail", ""])
+def test_charts_draw(chromium: Browser, served: Served, theme: str, page: str) -> None:
+    with quiet_tab(chromium, served, color_scheme=theme) as tab:
+        tab.page.goto(f"{served.url}{page}")
+        tab.page.wait_for_selector(".plot canvas")
+        tab.page.wait_for_timeout(100)
+        colors = set(tab.page.evaluate(COLORS))
+        for line in ("put", "delete", "ready", "buried"):
+            assert tab.page.evaluate(LEGEND, line) in colors, line
+        assert tab.page.locator(".plot svg").count() == 0
+        tab.screenshot(f"charts-{theme}-{'tube' if page else 'overview'}")
+
+
+def test_theme_can_change(chromium: Browser, served: Served) -> None:
+    with quiet_tab(chromium, served, color_scheme="light") as tab:
+        tab.page.goto(f"{served.url}tube?tube=mail")
+        tab.page.wait_for_selector(".plot canvas")
+        seen = [tab.page.evaluate(LEGEND, "put")]
+        tab.page.emulate_media(color_scheme="dark")
+        tab.page.wait_for_timeout(100)
+        seen.append(tab.page.evaluate(LEGEND, "put"))
+        assert seen[1] in tab.page.evaluate(COLORS)
+        assert seen[0] not in tab.page.evaluate(COLORS)
+        tab.page.evaluate("document.documentElement.dataset.theme = 'light'")
+        tab.page.wait_for_timeout(100)
+        assert tab.page.evaluate(LEGEND, "put") == seen[0] != seen[1]
+        assert seen[0] in tab.page.evaluate(COLORS)
+
+
+def test_values_under_the_cursor(chromium: Browser, served: Served) -> None:
+    with quiet_tab(chromium, served) as tab:
+        tab.page.goto(f"{served.url}tube?tube=mail")
+        tab.page.wait_for_selector(".plot canvas")
+        buried = tab.page.locator(".legend .line-buried .legend-value")
+        assert buried.text_content() == "9,000"
+        tab.page.locator(".plot .u-over").first.hover(position={"x": 100, "y": 50})
+        assert buried.text_content() in {f"{count:,}" for count in range(8640, 8900)}, "all charts follow"
+        tab.page.mouse.move(0, 0)
+        assert buried.text_content() == "9,000"
+
+
+@pytest.mark.parametrize(("hours", "minutes"), [(0.05, 10), (0.5, 30)])
+def test_scale_of_a_young_server_is_short(chromium: Browser, hours: float, minutes: int) -> None:
+    with Served(hours) as young, quiet_tab(chromium, young, timezone_id="UTC", locale="en-GB") as tab:
+        tab.page.goto(young.url)
+        tab.page.wait_for_selector(".plot canvas")
+        ends = [time.split(":") for time in tab.page.inner_text("#charts-when").split(" to ")]
+        begin, end = (60 * int(hour) + int(minute) for hour, minute in ends)
+        assert abs((end - begin) % (24 * 60) - minutes) <= 1
+
+
+def test_span_is_switched_by_a_link(chromium: Browser, served: Served) -> None:
+    for script in (True, False):
+        with quiet_tab(chromium, served, java_script_enabled=script) as tab:
+            tab.page.goto(f"{served.url}tube?tube=mail")
+            assert tab.page.inner_text(".spans [aria-current]") == "Last hour"
+            tab.page.get_by_role("link", name="Last day").click()
+            assert tab.page.inner_text(".spans [aria-current]") == "Last day"
+            assert urlsplit(tab.page.url).query == "tube=mail&span=day"
+            image = tab.page.get_by_role("img", name="Jobs by state in the last day")
+            assert "buried 9,000" in (image.get_attribute("aria-label") or "")
+
+
+def test_tables_of_the_script_and_of_the_server_agree(chromium: Browser, served: Served) -> None:
+    def tables(script: bool) -> list[list[str]]:
+        with quiet_tab(chromium, served, java_script_enabled=script, timezone_id="UTC", locale="en-GB") as tab:
+            tab.page.goto(f"{served.url}tube?tube=mail")
+            if script:
+                tab.page.wait_for_selector(".plot canvas")
+            cells = [table.locator("td, time").all_text_contents() for table in tab.page.locator(".points").all()]
+            return [[cell.removesuffix(" UTC") for cell in table] for table in cells]
+
+    assert tables(True) == tables(False)
+    assert "" not in tables(True)[0]
+
+
+def test_charts_fit_and_are_accessible(chromium: Browser, served: Served) -> None:
+    with quiet_tab(chromium, served, width=360) as tab:
+        for page in ("", "tube?tube=mail&span=day"):
+            tab.page.goto(f"{served.url}{page}")
+            tab.page.wait_for_selector(".plot canvas")
+            for summary in tab.page.locator(".chart summary").all():
+                summary.click()
+            assert tab.page.evaluate("document.documentElement.scrollWidth") <= 360
+            tab.page.evaluate(AXE)
+            assert tab.page.evaluate(FOUND.replace("axe.run()", "axe.run('#charts')")) == []
+        tab.page.set_viewport_size({"width": 800, "height": 600})
+        tab.page.wait_for_function("document.querySelector('.plot canvas').getBoundingClientRect().width > 330")
+        tab.screenshot("charts-narrow")
+
+
+def test_charts_refresh_while_they_are_seen(chromium: Browser, served: Served) -> None:
+    with chromium.tab(served.url) as tab:
+        asked: list[str] = []
+        tab.page.clock.install()
+        tab.page.on("request", lambda request: asked.append(request.url) if "/history" in request.url else None)
+        with tab.page.expect_response("**/tube/history*"):
+            tab.page.goto(f"{served.url}tube?tube=mail")
+        tab.page.wait_for_selector(".plot canvas")
+        with tab.page.expect_response("**/tube/history*"):
+            tab.page.clock.run_for(10_000)
+        tab.page.evaluate("""() => {
+            Object.defineProperty(document, 'hidden', {value: true, configurable: true});
+            document.dispatchEvent(new Event('visibilitychange'));
+        }""")
+        before = len(asked)
+        tab.page.clock.run_for(60_000)
+        assert len(asked) == before == 2
+
+
+def test_nothing_is_said_when_the_server_is_away(chromium: Browser) -> None:
+    """A page that knows it asks no more; what is drawn stays."""
+    asked: list[str] = []
+    with Daemon("-l", "127.0.0.1", "-p", "0", "--web-port", "0") as daemon, chromium.tab(daemon.dashboard) as tab:
+        tab.page.goto(f"{daemon.dashboard}tube?tube=default")
+        tab.page.wait_for_selector(".plot canvas")
+        tab.page.wait_for_selector("#live[data-state=live]")
+        daemon.stop()
+        tab.page.wait_for_selector("#live[data-state=lost]")
+        tab.page.on("request", lambda request: asked.append(request.url) if "/history" in request.url else None)
+        tab.page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+        tab.page.wait_for_timeout(200)
+        assert asked == []
+        assert tab.page.locator(".plot canvas").count() == 3
+        assert not [said for said in tab.console if "history" in said or "uncaught" in said]

@@ -1,0 +1,401 @@
+"""The pages of connections, and the end of one: over a broker at a known time, and over real sockets."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import time
+from collections.abc import Callable
+from html import unescape
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode, urlsplit
+
+import gevent
+import pytest
+from flask.testing import FlaskClient
+
+from greenstalk_server.client import Client
+from greenstalk_server.job import READY, SECOND
+from tests.daemon import PATIENCE, Daemon
+from web.connections import CHUNK, JOBS_LISTED, LOOKED_AT, ROWS_AT_MOST, TUBES_LISTED
+
+from .conftest import Queue
+from .table import Page
+from .test_actions import done, post, refused
+from .test_overview import HOSTILE_NAMES
+
+NBSP = "\N{NO-BREAK SPACE}"
+
+
+def connect(
+    queue: Queue, *, uses: str = "", watches: tuple[str, ...] = (), address: str = "", name: str = ""
+) -> Client:
+    client = queue.connect()
+    client.address, client.name = address or client.address, name
+    if uses:
+        queue.broker.use(client, uses.encode())
+    for tube in watches:
+        queue.broker.watch(client, tube.encode())
+    return client
+
+
+def reserve(queue: Queue, client: Client, count: int = 1) -> list[int]:
+    """Have *client* reserve that many new jobs of a tube that it watches."""
+    tube = next(reversed(client.watched)).decode()
+    ids = queue.put(tube, count=count)
+    for id in ids:
+        assert queue.broker.reserve_job(client, id, queue.now)
+    queue.broker.note_worker(client)
+    return ids
+
+
+def look(client: FlaskClient, path: str = "/connections", **query: object) -> str:
+    response = client.get(path, query_string=query or None)
+    assert response.status_code == 200, response.text
+    return response.text
+
+
+def text(html: str) -> str:
+    return " ".join(Page(html).text.split())
+
+
+def squeezed(html: str) -> str:
+    return "".join(Page(html).text.split())
+
+
+def rows(html: str) -> list[str]:
+    """What each row of the list says, without the space."""
+    found = re.findall(r"<tr>\s*<th scope=\"row\".*?</tr>", html, re.DOTALL)
+    return [" ".join(unescape(re.sub(r"<[^>]*>", "", row)).split()) for row in found]
+
+
+def numbers(html: str) -> list[int]:
+    return [int(number) for number in re.findall(r'class="number" href="/connection\?number=(\d+)"', html)]
+
+
+# The list
+
+
+def test_list_tells_who_is_connected(queue: Queue, client: FlaskClient) -> None:
+    producer = connect(queue, uses="mail", address="10.0.0.1:4000")
+    queue.broker.note_producer(producer)
+    worker = connect(queue, watches=("a", "b", "c"), address="unix", name="python3, process 77")
+    queue.now += 90 * SECOND
+    ids = reserve(queue, worker, 5)
+    queue.now += 10 * SECOND
+    waiting = connect(queue, watches=("z",), address="[::1]:5000")
+    queue.broker.wait(waiting, queue.now + 60 * SECOND, queue.now)
+    queue.now += 4 * SECOND
+    one, two, three = rows(look(client))
+    assert one == f"1 10.0.0.1:4000 producer 1{NBSP}min 44{NBSP}s mail default – –".replace(NBSP, " ")
+    assert two.startswith("2 unix python3, process 77 worker")
+    assert "default a b and 1 more" in two
+    assert f"{ids[0]} 46 s {ids[1]} 46 s {ids[2]} 46 s and 2 more" in two
+    assert "[::1]:5000" in three
+    assert three.endswith("4 s 56 s more at most")
+    queue.now += 46 * SECOND
+    assert rows(look(client))[2].endswith("50 s 10 s more at most")
+    queue.now += 1
+    assert rows(look(client))[2].endswith(" 50 s"), "so short a rest is not worth saying"
+
+
+def test_list_links_to_connections_jobs_and_tubes(queue: Queue, client: FlaskClient) -> None:
+    worker = connect(queue, watches=("a/b;c",))
+    (id,) = reserve(queue, worker)
+    for link in re.findall(r'href="([^"]*)"', re.findall(r"<tbody>.*</tbody>", look(client), re.DOTALL)[0]):
+        assert client.get(unescape(link)).status_code == 200
+    assert f'<a href="/job?id={id}">' in look(client)
+
+
+def test_jobs_stand_by_the_time_left(queue: Queue, client: FlaskClient) -> None:
+    worker = connect(queue, watches=("mail",))
+    ids = reserve(queue, worker, 4)
+    queue.now += 10 * SECOND
+    queue.broker.touch(worker, ids[0], queue.now)
+    (row,) = rows(look(client))
+    assert f"{ids[1]} 50 s {ids[2]} 50 s {ids[3]} 50 s and 1 more" in row
+    shown = look(client, "/connection", number=worker.number)
+    assert [int(id) for id in re.findall(r'<th scope="row" class="id"><a href="/job\?id=(\d+)"', shown)] == [
+        *ids[1:],
+        ids[0],
+    ]
+
+
+def test_orders(queue: Queue, client: FlaskClient) -> None:
+    idle, late, early, second, first = [connect(queue, watches=(f"t{at}",)) for at in range(5)]
+    for worker in (early, late):
+        reserve(queue, worker)
+        queue.now += SECOND
+    reserve(queue, early)
+    for waiting in (first, second):
+        queue.broker.wait(waiting, None, queue.now)
+        queue.now += SECOND
+    by = {sort: numbers(look(client, sort=sort)) for sort in ("number", "held", "waiting")}
+    assert by["number"] == [client.number for client in (idle, late, early, second, first)]
+    assert by["held"][:3] == [early.number, late.number, idle.number]
+    assert by["waiting"][:3] == [first.number, second.number, idle.number]
+    assert numbers(look(client)) == by["number"]
+    assert "“sort” must be one of number, held, waiting" in refused(client.get("/connections?sort=x"), 400)
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [("10.9.8.7", [1]), ("RUBY", [2]), ("outgoing", [1, 3]), ("Mail", [1, 2, 3]), ("3", [3]), ("zzz", []), ("<b>", []),
+     ("\0", []), ("é", [])],
+)  # fmt: skip
+def test_filter(queue: Queue, client: FlaskClient, query: str, found: list[int]) -> None:
+    connect(queue, uses="mail.outgoing", address="10.9.8.7:11")
+    connect(queue, watches=("mail.incoming",), address="unix", name="ruby, process 9")
+    connect(queue, watches=("x", "mail.outgoing"), address="10.1.1.1:2")
+    html = look(client, q=query)
+    assert numbers(html) == found
+    assert Page(html).attribute("q", "value") == query
+    if not found:
+        assert "No connection matches" in text(html)
+    else:
+        assert f"{len(found)} of 3 connections" in text(html)
+
+
+def test_nobody_is_connected(client: FlaskClient) -> None:
+    assert "Nobody is connected" in text(look(client))
+
+
+def test_at_most_a_page_and_the_filter_finds_the_rest(queue: Queue, client: FlaskClient) -> None:
+    clients = [connect(queue) for _ in range(ROWS_AT_MOST + 20)]
+    html = look(client)
+    assert numbers(html) == [one.number for one in clients[:ROWS_AT_MOST]]
+    assert "first 100 of 120 connections, by number" in text(html)
+    assert numbers(look(client, q=clients[-1].address)) == [clients[-1].number]
+
+
+@pytest.mark.parametrize("name", HOSTILE_NAMES)
+def test_hostile_names_are_only_text(queue: Queue, client: FlaskClient, name: str) -> None:
+    evil = "<script>alert(1)</script>\" onload='x'"
+    worker = connect(queue, uses=name, watches=(name,), address=evil, name=evil)
+    reserve(queue, worker)
+    for path, query in (("/connections", {"q": name}), ("/connection", {"number": worker.number})):
+        html = look(client, path, **query)
+        assert name in Page(html).text
+        elements = Page(html).elements
+        assert [tag for tag, _ in elements].count("script") == 2, "live.js and keys.js"
+        assert not any(attribute.startswith("on") for _, attributes in elements for attribute in attributes)
+
+
+def test_many_connections_let_others_run(queue: Queue, client: FlaskClient) -> None:
+    for at in range(10_000):
+        connect(queue, watches=(f"tube-{at % 500}",))
+    turns: list[float] = []
+
+    def run() -> None:
+        while True:
+            gevent.sleep(0)
+            turns.append(time.perf_counter())
+
+    other = gevent.spawn(run)
+    for query in ({}, {"sort": "held"}, {"q": "tube-4"}, {"q": "nothing"}):
+        turns.clear()
+        html = look(client, **query)
+        assert "connections" in text(html)
+        looked_at = 10_000 // CHUNK
+        assert len(turns) > looked_at // 20, query
+    other.kill()
+
+
+# One connection
+
+
+def test_connection_tells_all(queue: Queue, client: FlaskClient) -> None:
+    worker = connect(queue, uses="out", watches=("a", "b"), address="unix", name="worker.py, process 7")
+    (id,) = reserve(queue, worker)
+    queue.now += 20 * SECOND
+    shown = squeezed(look(client, "/connection", number=worker.number))
+    for said in (
+        f"Connection {worker.number}", "Connected for 20 s", "Holds 1 job", "Waits –", "Watches 3 tubes",
+        "Program worker.py, process 7", "Role worker", "Connected at 2027-01-15 08:00:00 UTC",
+        f"{id} 40 s 20 s 2000 4 b", "Its puts go to out.", "take from 3 tubes: default a b",
+    ):  # fmt: skip
+        assert "".join(said.split()) in shown, said
+
+
+def test_lists_of_one_connection_are_bounded(queue: Queue, client: FlaskClient) -> None:
+    worker = connect(queue, watches=tuple(f"t{at}" for at in range(2 * TUBES_LISTED)))
+    reserve(queue, worker, LOOKED_AT + 1)
+    html = look(client, "/connection", number=worker.number)
+    assert html.count('<td class="left"') == JOBS_LISTED
+    assert "the first 100 of 5,001 jobs, the next to time out first, of the first 5,000 that it reserved" in text(html)
+    assert "the first 500 of 1,001 tubes" in text(html)
+    assert html.count("<li>") == TUBES_LISTED
+
+
+def test_connection_that_has_gone(queue: Queue, client: FlaskClient) -> None:
+    worker = connect(queue, address="10.7.7.7:1")
+    queue.broker.note_worker(worker)
+    queue.broker.disconnect(worker, queue.now)
+    assert "it came from 10.7.7.7:1, and has ended" in refused(client.get(f"/connection?number={worker.number}"), 404)
+    assert "never was" in refused(client.get("/connection?number=99"), 404)
+    assert "“number” must be" in refused(client.get("/connection?number=x"), 400)
+
+
+def test_live_states(queue: Queue, client: FlaskClient) -> None:
+    worker = connect(queue, watches=("mail",))
+    live = client.get("/live?page=connections&q=mail").json
+    assert live["fields"] == {"summary": "1 of 1 connection"}
+    assert live["shown"] == {"connections": True, "no-connections": False}
+    assert f"number={worker.number}" in live["parts"]["table"]
+    (id,) = reserve(queue, worker)
+    parts = client.get(f"/live?page=connection&number={worker.number}").json["parts"]
+    assert f"/job?id={id}" in parts["jobs"]
+    assert set(parts) == {"figures", "jobs", "tubes", "facts"}
+    queue.broker.disconnect(worker, queue.now)
+    assert client.get(f"/live?page=connection&number={worker.number}").status_code == 404
+    assert client.get("/live?page=connections").json["shown"] == {"connections": False, "no-connections": True}
+
+
+# Of a job
+
+
+def test_job_tells_who_holds_it_and_who_held_it(queue: Queue, client: FlaskClient) -> None:
+    worker = connect(queue, watches=("mail",), address="10.1.2.3:4")
+    (id,) = reserve(queue, worker)
+    queue.now += 5 * SECOND
+    html = look(client, "/job", id=id)
+    assert f'href="/connection?number={worker.number}"' in html
+    assert f"connection{worker.number},10.1.2.3:4" in squeezed(html)
+    assert client.get(f"/job/holder?id={id}").headers["Location"] == f"/connection?number={worker.number}"
+    listed = look(client, "/tube", tube="mail", state="reserved")
+    assert "10.1.2.3:4" in text(listed)
+    assert f'href="/job/holder?id={id}"' in listed
+    queue.broker.disconnect(worker, queue.now)
+    html = look(client, "/job", id=id)
+    assert f"Last held by connection {worker.number}, gone by now, from 10.1.2.3:4" in text(html)
+    assert f'href="/connection?number={worker.number}"' not in html
+    assert client.get(f"/job/holder?id={id}").headers["Location"] == f"/job?id={id}"
+
+
+# The end of one
+
+
+def test_close(queue: Queue) -> None:
+    app = queue.app()
+    client = app.test_client()
+    worker, other = connect(queue, watches=("mail",)), connect(queue, watches=("mail",))
+    ids = reserve(queue, worker, 3)
+    reserve(queue, other)
+    response = post(client, "/connection/close", number=worker.number, confirm=worker.number)
+    assert done(response, "/connections") == ("closed", worker.number)
+    assert worker.is_closed
+    assert not other.is_closed
+    assert [queue.broker.jobs[id].state for id in ids] == [READY] * 3
+    queue.broker.check()
+    (entry,) = app.extensions["audit"].entries
+    assert (entry.what, entry.details) == (
+        "connection/close", {"number": worker.number, "address": worker.address, "jobs": 3}
+    )  # fmt: skip
+    assert f"Connection {worker.number} was closed." in text(client.get(response.headers["Location"]).text)
+
+
+@pytest.mark.parametrize("confirm", [{}, {"confirm": ""}, {"confirm": "1"}, {"confirm": "on"}])
+def test_close_wants_confirmation(queue: Queue, client: FlaskClient, confirm: dict[str, str]) -> None:
+    connect(queue)
+    worker = connect(queue)
+    assert "tick the box" in refused(post(client, "/connection/close", number=worker.number, **confirm), 400)
+    assert not worker.is_closed
+
+
+def test_close_that_does_not_come_off_is_not_said_to(queue: Queue, client: FlaskClient) -> None:
+    worker = connect(queue)
+    worker.hang_up = lambda: None
+    said = refused(post(client, "/connection/close", number=worker.number, confirm=worker.number), 503)
+    assert "was told to close, and has not yet" in said
+
+
+def test_viewer_cannot_close(queue: Queue, visit: Callable[..., FlaskClient]) -> None:
+    worker, client = connect(queue), visit(is_read_only=True)
+    assert "/connection/close" not in look(client, "/connection", number=worker.number)
+    refused(post(client, "/connection/close", number=worker.number, confirm=worker.number), 403)
+    assert not worker.is_closed
+
+
+# Over real sockets
+
+
+class Dashboard:
+    """A daemon's dashboard, asked by plain HTTP."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._host = urlsplit(daemon.dashboard).netloc
+
+    def get(self, path: str, status: int = 200) -> str:
+        return self._ask("GET", f"/{path}", status)[1]
+
+    def post(self, path: str, **form: Any) -> str:
+        """Send a form, and return the page that its answer leads to."""
+        where, _ = self._ask("POST", f"/{path}", 303, urlencode(form))
+        return self._ask("GET", where, 200)[1]
+
+    def _ask(self, method: str, path: str, status: int, body: str | None = None) -> tuple[str, str]:
+        connection = HTTPConnection(self._host, timeout=PATIENCE)
+        headers = {"Sec-Fetch-Site": "same-origin", "Content-Type": "application/x-www-form-urlencoded"}
+        connection.request(method, path, body, headers)
+        response = connection.getresponse()
+        said = response.read().decode()
+        connection.close()
+        assert response.status == status, said
+        return response.headers.get("Location", ""), said
+
+
+def dial(address: Any) -> socket.socket:
+    family = socket.AF_UNIX if isinstance(address, str) else socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+    sock = socket.socket(family)
+    sock.settimeout(PATIENCE)
+    sock.connect(address)
+    return sock
+
+
+def say(sock: socket.socket, request: bytes, reply: bytes) -> bytes:
+    """Send *request*, and read until what has come ends with *reply*."""
+    sock.sendall(request)
+    came = b""
+    while not came.endswith(reply):
+        data = sock.recv(65536)
+        assert data, came
+        came += data
+    return came
+
+
+@pytest.mark.parametrize("kind", ["127.0.0.1", "::1", "unix"])
+def test_addresses_are_right_and_a_close_ends_the_socket(kind: str, tmp_path: Path) -> None:
+    path = str(tmp_path / "socket")
+    listen = f"unix:{path}" if kind == "unix" else kind
+    with Daemon("-l", listen, "-p", "0", "--web-port", "0") as daemon:
+        address: Any = path if kind == "unix" else (kind, daemon.port)
+        dashboard = Dashboard(daemon)
+        with dial(address) as worker, dial(address) as other:
+            say(worker, b"put 0 0 600 1\r\nx\r\nput 0 0 600 1\r\ny\r\n", b"INSERTED 2\r\n")
+            say(worker, b"reserve\r\nreserve\r\n", b"RESERVED 2 1\r\ny\r\n")
+            say(other, b"watch mail\r\n", b"WATCHING 2\r\n")
+            other.sendall(b"ignore default\r\nreserve\r\n")
+            say(other, b"", b"WATCHING 1\r\n")
+            own = worker.getsockname()
+            comm = Path("/proc/self/comm").read_text().strip()
+            shown = "unix" if kind == "unix" else f"[{own[0]}]:{own[1]}" if kind == "::1" else f"{own[0]}:{own[1]}"
+            one, two = rows(dashboard.get("connections"))
+            assert one.startswith(f"1 {shown} ")
+            assert (f"{comm}, process {os.getpid()}" in one) == (kind == "unix")
+            assert "producer and worker" in one
+            assert "until a job comes" in two
+            assert "9 min 59 s" in one.replace(NBSP, " ")
+            html = dashboard.post("connection/close", number=1, confirm=1)
+            assert "Connection 1 was closed. The jobs that it held are ready again." in text(html)
+            assert len(rows(html)) == 1
+            assert worker.recv(1) == b""
+            dashboard.post("connection/close", number=2, confirm=2)
+            assert other.recv(100) == b""
+            with dial(address) as next_one:
+                say(next_one, b"reserve-with-timeout 0\r\n" * 2, b"RESERVED 2 1\r\ny\r\n")
+                assert "Last held" not in text(dashboard.get("job?id=1"))
+                assert "Given back: the connection ended by connection 1" in text(dashboard.get("job?id=1"))
+            dashboard.get("connection?number=1", 404)

@@ -1,0 +1,203 @@
+"""Exports: every job that a list shows, each body whole, nothing that a spreadsheet runs, and little in memory."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+import json
+import tracemalloc
+from collections.abc import Callable
+from typing import Any
+
+import gevent
+import pytest
+from flask.testing import FlaskClient
+
+from greenstalk_server.job import SECOND
+from web.export import EXPORTS_AT_MOST, LARGE, encoded, harmless
+
+from .conftest import Queue
+from .test_actions import refused
+from .test_search import Watch, put
+
+BODIES = (
+    b"plain",
+    b"",
+    '{"to": "a@b", "snowman": "☃", "n": 123456789012345678901234567890}'.encode(),
+    b'quoted "text", with commas\r\nand lines\n',
+    b"\x00nul",
+    b"\xff\xfe not UTF-8",
+    b"=1+1",
+    b"+cmd|' /C calc'!A0",
+    b"-2+3",
+    b"@SUM(A1)",
+    b"\t=1+1",
+    b"\r\n=1+1",
+    "\uff1d1+1".encode(),
+    b"</script><script>alert(1)</script>",
+    b"\xfb\xef\xbe\xff",  # base64 that begins with a plus
+    b"x" * LARGE,
+    b"y" * (LARGE + 1),
+    b"\xfb\xff\xfe" * LARGE,
+)
+
+
+def rows(client: FlaskClient, form: str, **query: str) -> list[dict[str, Any]]:
+    response = client.get("/export", query_string={"format": form, **query})
+    assert response.status_code == 200
+    if form == "jsonl":
+        return [json.loads(line) for line in response.text.splitlines()]
+    csv.field_size_limit(10**8)
+    return list(csv.DictReader(io.StringIO(response.text, newline=""), strict=True))
+
+
+def body_of(row: dict[str, Any]) -> bytes:
+    return base64.b64decode(row["body"]) if row["encoding"] == "base64" else row["body"].encode()
+
+
+def test_json_lines_have_everything(queue: Queue, visit: Callable[..., FlaskClient]) -> None:
+    [id] = put(queue, "//x", b"body", pri=7)
+    queue.broker.bury_job(id, queue.now)
+    queue.now += 90 * SECOND
+    assert rows(visit(), "jsonl") == [
+        {
+            "id": id, "tube": "//x", "state": "buried", "pri": 7, "age": 90, "delay": 0, "ttr": 60, "time_left": 0,
+            "reserves": 0, "timeouts": 0, "releases": 0, "buries": 1, "kicks": 0, "size": 4,
+            "encoding": "utf-8", "body": "body",
+        }
+    ]  # fmt: skip
+
+
+def test_json_lines_have_each_body_whole(queue: Queue, client: FlaskClient) -> None:
+    put(queue, "mail", *BODIES)
+    found = rows(client, "jsonl", tube="mail")
+    assert [body_of(row) for row in found] == list(BODIES)
+    assert [row["size"] for row in found] == list(map(len, BODIES))
+    assert {row["encoding"] for row in found if row["size"] > LARGE} == {"base64"}
+
+
+def test_csv_has_each_body_but_for_an_apostrophe_before_what_looks_like_a_formula(
+    queue: Queue, client: FlaskClient
+) -> None:
+    put(queue, "mail", *BODIES)
+    found = rows(client, "csv", tube="mail")
+    for row in found:
+        assert row["body"][:1] not in tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")
+        row["body"] = row["body"].removeprefix("'")
+    assert [body_of(row) for row in found] == list(BODIES)
+
+
+def test_csv_has_the_columns_in_its_head(queue: Queue, client: FlaskClient) -> None:
+    put(queue, "+x", b"body")
+    head, line = client.get("/export?format=csv").text.splitlines()
+    assert head == (
+        "id,tube,state,pri,age,delay,ttr,time_left,reserves,timeouts,releases,buries,kicks,size,encoding,body"
+    )
+    assert line == "1,'+x,ready,2000,0,0,60,0,0,0,0,0,0,4,utf-8,body"
+
+
+@pytest.mark.parametrize(
+    "text", ["=1", "+1", "-1", "@x", "\tx", "\rx", "\nx", "\uff1d1", "\uff0b1", "\uff0d1", "\uff20x"]
+)
+def test_formulas_are_disarmed(text: str) -> None:
+    assert harmless(text) == f"'{text}"
+
+
+@pytest.mark.parametrize("cell", ["", "x=1", "1", " =1", "'=1", -5, 0, "{", "☃"])
+def test_what_is_no_formula_stays(cell: str | int) -> None:
+    assert harmless(cell) == cell
+
+
+@pytest.mark.parametrize(
+    ("body", "encoding"), [(b"", "utf-8"), ("☃".encode(), "utf-8"), (b"a\0", "base64"), (b"\xed\xa0\x80", "base64")]
+)
+def test_encoding(body: bytes, encoding: str) -> None:
+    assert encoded(body)[0] == encoding
+
+
+def test_export_has_all_that_match_not_only_a_page(queue: Queue, client: FlaskClient) -> None:
+    found = queue.put("mail", count=2500)
+    queue.put("other", count=10)
+    for id in found[:1200]:
+        queue.broker.bury_job(id, queue.now)
+    assert [row["id"] for row in rows(client, "jsonl", tube="mail", state="buried", q="buries:1")] == found[:1200]
+    assert len(rows(client, "csv", tube="mail")) == 2500
+    assert rows(client, "jsonl", tube="nowhere") == rows(client, "csv", tube="nowhere") == []
+
+
+@pytest.mark.parametrize(
+    ("query", "name"),
+    [
+        ({"tube": "mail", "state": "buried"}, "jobs-mail-buried.csv"),
+        ({"tube": "../../etc/passwd"}, "jobs-etc-passwd.csv"),
+        ({"tube": "$(reboot);//x"}, "jobs-reboot-x.csv"),
+        ({"tube": ".."}, "jobs.csv"),
+        ({"tube": "a" * 200}, f"jobs-{'a' * 100}.csv"),
+        ({"q": '"\r\nX-Evil: 1"'}, "jobs.csv"),
+    ],
+)
+def test_file_has_a_safe_name(client: FlaskClient, query: dict[str, str], name: str) -> None:
+    response = client.get("/export", query_string={"format": "csv", **query})
+    assert response.headers["Content-Disposition"] == f'attachment; filename="{name}"'
+    assert response.headers["X-Content-Type-Options"] == "nosniff" and "X-Evil" not in response.headers
+    assert response.mimetype == "text/csv"
+
+
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [("", "“format” must be one of csv, jsonl"), ("format=xls", "not “xls”"), ("format=csv&q=pri:x", "cannot be read")],
+)
+def test_what_makes_no_sense_is_refused(client: FlaskClient, query: str, said: str) -> None:
+    assert said in refused(client.get(f"/export?{query}"), 400)
+
+
+def test_hidden_bodies_are_left_out(queue: Queue, visit: Callable[..., FlaskClient]) -> None:
+    put(queue, "mail", b"hunter2", b"hunter2" * LARGE)
+    client = visit(hides_bodies=True)
+    for form in ("csv", "jsonl"):
+        found = rows(client, form, tube="mail")
+        assert len(found) == 2 and "hunter2" not in client.get(f"/export?format={form}").text
+        assert not {"body", "encoding"} & set(found[0]) and int(found[0]["size"]) == 7
+
+
+def test_only_so_many_at_once_and_one_that_is_given_up_counts_no_more(queue: Queue, client: FlaskClient) -> None:
+    queue.put("mail", count=5000)
+    path = "/export?format=jsonl"
+    running = [client.get(path, buffered=False) for _ in range(EXPORTS_AT_MOST)]
+    for response in running:
+        next(iter(response.response))
+    assert "exports are running" in refused(client.get(path), 503)
+    running[0].close()
+    assert client.get(path).status_code == 200
+    for response in running[1:]:
+        response.close()
+
+
+def test_jobs_that_go_meanwhile_are_left_out(queue: Queue, client: FlaskClient) -> None:
+    found = queue.put("mail", count=3000)
+    response = client.get("/export?format=jsonl", buffered=False)
+    stream = iter(response.response)
+    first = next(stream)
+    for id in found[2000:]:
+        queue.broker.delete_job(id, queue.now)
+    lines = (first + b"".join(stream)).splitlines()
+    assert [json.loads(line)["id"] for line in lines] == found[:2000]
+
+
+def test_export_of_20000_jobs_is_flat_in_memory_and_holds_no_worker_up(queue: Queue, client: FlaskClient) -> None:
+    queue.put("mail", count=20_000)
+    watch = Watch()
+    gevent.sleep(0.01)
+    stream = iter(client.get("/export?format=csv", buffered=False).response)
+    count = sum(chunk.count(b"\r\n") for chunk in stream)
+    held = watch.stop()
+    assert count == 20_001 and watch.ticks > 50 and held < 0.05
+    tracemalloc.start()
+    try:
+        stream = iter(client.get("/export?format=jsonl", buffered=False).response)
+        largest = max(len(chunk) for chunk, _ in zip(stream, range(20), strict=False))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert largest < 64 * 1024 and peak < 2 * 1024 * 1024

@@ -1,0 +1,558 @@
+"""What the dashboard does to one job: in each of its states, forced or not, and with whatever is in it."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Callable
+from html import unescape
+from typing import Any
+
+import pytest
+from flask.testing import FlaskClient
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from werkzeug.test import TestResponse, encode_multipart
+
+from greenstalk_server.client import Client
+from greenstalk_server.job import BURIED, DELAYED, READY, RESERVED, SECOND, Job
+from greenstalk_server.journal import NullJournal
+from greenstalk_server.tube import is_tube_name
+from web.edit import as_lines, from_lines, line_ends
+from web.fields import MAX_PUT
+
+from .conftest import Queue
+from .table import Page
+from .test_actions import done, post, refused
+from .test_overview import HOSTILE_NAMES
+
+HELD = "reserved"
+OURS = {"Sec-Fetch-Site": "same-origin"}
+
+
+class Jobs:
+    """A job in each state, all in `mail`, and the worker that holds one of them."""
+
+    def __init__(self, queue: Queue) -> None:
+        self.queue = queue
+        ready, buried, reserved = queue.put("mail", count=3)
+        (delayed,) = queue.put("mail", delay=60)
+        queue.broker.bury_job(buried, queue.now)
+        self.worker: Client = queue.connect()
+        queue.broker.reserve_job(self.worker, reserved, queue.now)
+        self.ids = {"ready": ready, "delayed": delayed, "buried": buried, HELD: reserved}
+
+    def __getitem__(self, state: str) -> Job:
+        return self.queue.broker.jobs[self.ids[state]]
+
+    def confirm(self, state: str) -> dict[str, str]:
+        """What a form sends in which the box is ticked, if there is one."""
+        return {"confirm": "1"} if state == HELD else {}
+
+    def look(self) -> list[tuple[object, ...]]:
+        self.queue.broker.check()
+        return [
+            (job.id, job.tube.name, job.state, job.pri, job.ttr, job.delay, job.deadline, job.body)
+            for job in self.queue.broker.jobs.values()
+        ]
+
+
+@pytest.fixture
+def jobs(queue: Queue) -> Jobs:
+    return Jobs(queue)
+
+
+STATES = ("ready", "delayed", "buried", HELD)
+
+
+def edit(client: FlaskClient, id: int, **changed: str) -> TestResponse:
+    """Load the form, change some of it, and send it as a browser does: with CRLF between lines."""
+    form = load(client, id) | changed
+    if "body" in form:
+        form["body"] = form["body"].replace("\r\n", "\n").replace("\n", "\r\n")
+    boundary, data = encode_multipart(form)
+    kind = f"multipart/form-data; boundary={boundary}"
+    return client.post("/job/edit", data=data, headers=OURS, content_type=kind)
+
+
+def load(client: FlaskClient, id: int, **query: str) -> dict[str, str]:
+    """The fields of the form as they begin; the box is not ticked."""
+    response = client.get("/job/form", query_string={"id": id} | query)
+    assert response.status_code == 200
+    return form_of(response.text)
+
+
+def form_of(html: str) -> dict[str, str]:
+    """The fields of the page's form for a job, as a browser that reads it would send them."""
+    inputs = Page(html).elements
+    form = {
+        str(a["name"]): a.get("value") or ""
+        for tag, a in inputs
+        if tag == "input" and a.get("name") in ("id", "version", "pri", "ttr", "delay") and a.get("id") != "jump"
+    }
+    area = re.search(r"<textarea[^>]*>\n(.*?)</textarea>", html, re.DOTALL)
+    if area is not None:
+        form["body"] = unescape(area[1])
+        form["encoding"] = "base64" if 'value="base64" selected' in html else "text"
+    return form
+
+
+# Kick, bury, release, delete
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_kick(client: FlaskClient, jobs: Jobs, state: str) -> None:
+    before, job = jobs.look(), jobs[state]
+    response = post(client, "/job/kick", id=job.id, **jobs.confirm(state))
+    if state in ("delayed", "buried"):
+        assert done(response, "/job") == ("kicked-job", job.id)
+        assert jobs[state].state == READY
+    else:
+        assert f"is {state}. Only a buried or delayed job" in refused(response, 409)
+        assert jobs.look() == before
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_bury(client: FlaskClient, jobs: Jobs, state: str) -> None:
+    before, job = jobs.look(), jobs[state]
+    response = post(client, "/job/bury", id=job.id, **jobs.confirm(state))
+    if state == "buried":
+        assert "is buried already" in refused(response, 409)
+        assert jobs.look() == before
+    else:
+        assert done(response, "/job") == ("buried-job", job.id)
+        assert jobs[state].state == BURIED
+        assert jobs[state].holder is None
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_release(client: FlaskClient, jobs: Jobs, state: str) -> None:
+    before, job = jobs.look(), jobs[state]
+    response = post(client, "/job/release", id=job.id, confirm="1")
+    if state == HELD:
+        assert done(response, "/job") == ("released-job", job.id)
+        assert (jobs[state].state, jobs.worker.reserved) == (READY, {})
+    else:
+        assert f"is {state}. Only a reserved job" in refused(response, 409)
+        assert jobs.look() == before
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_delete(queue: Queue, client: FlaskClient, jobs: Jobs, state: str) -> None:
+    id = jobs[state].id
+    assert done(post(client, "/job/delete", id=id, **jobs.confirm(state))) == ("deleted-job", id)
+    assert id not in queue.broker.jobs
+    queue.broker.check()
+
+
+FORCED: dict[str, dict[str, str]] = {
+    "job/bury": {},
+    "job/release": {},
+    "job/delete": {},
+    "job/move": {"tube": "other"},
+}
+
+
+@pytest.mark.parametrize("action", FORCED)
+@pytest.mark.parametrize("confirm", [{}, {"confirm": ""}, {"confirm": "2"}, {"confirm": "yes"}])
+def test_held_job_is_left_to_its_holder(client: FlaskClient, jobs: Jobs, action: str, confirm: dict[str, str]) -> None:
+    before = jobs.look()
+    said = refused(post(client, f"/{action}", id=jobs[HELD].id, **FORCED[action], **confirm), 409)
+    assert "1\xa0min more at most" in said
+    assert f"Back to job {jobs[HELD].id}" in said
+    assert jobs.look() == before
+
+
+@pytest.mark.parametrize("action", FORCED)
+def test_confirmation_is_for_one_reservation(queue: Queue, client: FlaskClient, jobs: Jobs, action: str) -> None:
+    job, other = jobs[HELD], queue.connect()
+    shown = Page(client.get("/job", query_string={"id": job.id}).text).elements
+    (confirm,) = {a.get("value") for tag, a in shown if tag == "input" and a.get("name") == "confirm"}
+    queue.broker.release(jobs.worker, job.id, job.pri, 0, queue.now)
+    queue.broker.reserve_job(other, job.id, queue.now)
+    said = refused(post(client, f"/{action}", id=job.id, confirm=confirm, **FORCED[action]), 409)
+    assert "another client has reserved it since" in said
+    assert job.holder is other
+
+
+def test_edit_of_a_held_job_wants_confirmation(client: FlaskClient, jobs: Jobs) -> None:
+    job, before = jobs[HELD], jobs.look()
+    response = edit(client, job.id, pri="7", body="typed")
+    assert response.status_code == 409
+    assert form_of(response.text) | {"body": "typed", "pri": "7"} == form_of(response.text)
+    assert "a client holds it, for 1\xa0min more at most" in Page(response.text).text
+    assert jobs.look() == before
+    assert done(edit(client, job.id, pri="7", body="typed", confirm="1"), "/job") == ("edited-job", job.id)
+    new = jobs[HELD]
+    assert (new.pri, new.body, new.state, new.holder, new.deadline) == (
+        7,
+        b"typed",
+        RESERVED,
+        jobs.worker,
+        job.deadline,
+    )
+    assert jobs.worker.reserved == {job.id: new}
+    jobs.look()
+
+
+# Move
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_move_keeps_all_but_the_tube(queue: Queue, client: FlaskClient, jobs: Jobs, state: str) -> None:
+    was, holder = jobs[state], jobs[state].holder
+    queue.now += 5 * SECOND
+    assert done(post(client, "/job/move", id=was.id, tube="other", **jobs.confirm(state)), "/job")[0] == "moved-job"
+    job = jobs[state]
+    assert job.tube.name == b"other"
+    for fact in ("id", "pri", "ttr", "delay", "body", "created_at", "state", "reserves"):
+        assert getattr(job, fact) == getattr(was, fact), fact
+    assert job.holder is holder
+    if state in ("delayed", HELD):
+        assert job.deadline == was.deadline
+    jobs.look()
+
+
+def test_move_to_where_it_is(client: FlaskClient, jobs: Jobs) -> None:
+    assert "in the tube “mail” already" in refused(post(client, "/job/move", id=jobs["ready"].id, tube="mail"), 409)
+
+
+@pytest.mark.parametrize("name", [name for name in HOSTILE_NAMES if is_tube_name(name.encode())] + ["/;$().._-"])
+def test_move_to_any_name_and_back(queue: Queue, client: FlaskClient, jobs: Jobs, name: str) -> None:
+    id = jobs["ready"].id
+    response = post(client, "/job/move", id=id, tube=name)
+    assert done(response, "/job") == ("moved-job", id)
+    shown = Page(client.get(response.headers["Location"]).text)
+    links = [a["href"] for tag, a in shown.elements if tag == "a" and (a.get("href") or "").startswith("/tube?")]
+    listed = client.get(str(links[0])).text
+    assert f"/job?id={id}" in listed
+    assert queue.broker.jobs[id].tube.name == name.encode()
+    assert done(post(client, "/job/move", id=id, tube="mail"), "/job") == ("moved-job", id)
+    assert name.encode() not in queue.broker.tubes
+
+
+def test_move_and_copy_without_room_change_nothing(queue: Queue, client: FlaskClient, jobs: Jobs) -> None:
+    class Full(NullJournal):
+        trouble = "disk on fire"
+
+        def put(self, job: Job) -> bool:
+            return False
+
+        def replace(self, old: Job, new: Job) -> bool:
+            return False
+
+    before, id = jobs.look(), jobs["ready"].id
+    queue.broker.journal = Full()
+    queue.broker.journal.trouble = "disk on fire"
+    assert "disk on fire" in refused(post(client, "/job/move", id=id, tube="other"), 503)
+    assert "disk on fire" in refused(post(client, "/job/copy", id=id, delay="0"), 503)
+    assert "disk on fire" in refused(edit(client, id, pri="3"), 503)
+    assert jobs.look() == before
+    assert b"other" not in queue.broker.tubes
+
+
+# Copy
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_copy(queue: Queue, client: FlaskClient, jobs: Jobs, state: str) -> None:
+    was, before = jobs[state], jobs.look()
+    notice, id = done(post(client, "/job/copy", id=was.id, delay="0"), "/job")
+    assert notice == "copied-job"
+    assert id not in jobs.ids.values()
+    copy = queue.broker.jobs[id]
+    assert (copy.tube, copy.pri, copy.ttr, copy.body, copy.state) == (was.tube, was.pri, was.ttr, was.body, READY)
+    assert (copy.reserves, copy.delay, copy.events) == (0, 0, b"")
+    assert jobs.look()[:-1] == before
+
+
+def test_copy_with_a_delay(queue: Queue, client: FlaskClient, jobs: Jobs) -> None:
+    _, id = done(post(client, "/job/copy", id=jobs["buried"].id, delay="90"), "/job")
+    assert (queue.broker.jobs[id].state, queue.broker.jobs[id].deadline) == (DELAYED, queue.now + 90 * SECOND)
+
+
+def test_copy_is_refused_while_draining(queue: Queue, client: FlaskClient, jobs: Jobs) -> None:
+    before = jobs.look()
+    queue.broker.drain()
+    assert "is draining" in refused(post(client, "/job/copy", id=jobs["ready"].id, delay="0"), 503)
+    assert jobs.look() == before
+
+
+def test_job_that_is_done_before_the_page_comes(queue: Queue, jobs: Jobs, visit: Callable[..., FlaskClient]) -> None:
+    def commit() -> bool:
+        for id in list(queue.broker.jobs):
+            queue.broker.delete_job(id, queue.now, is_forced=True)
+        return True
+
+    response = post(visit(commit=commit), "/job/kick", id=jobs["buried"].id)
+    assert done(response, "/") == ("kicked-job", jobs.ids["buried"])
+    assert client_sees(visit(), response) == f"Job {jobs.ids['buried']} was kicked: it is ready."
+
+
+def client_sees(client: FlaskClient, response: TestResponse) -> str:
+    html = client.get(response.headers["Location"]).text
+    found = re.search(r'<p class="banner done"[^>]*>\s*(.*?)\n', html)
+    assert found is not None
+    return unescape(found[1])
+
+
+# Edit
+
+
+@pytest.mark.parametrize("state", ["ready", "delayed", "buried"])
+def test_edit_keeps_what_is_not_changed(queue: Queue, client: FlaskClient, jobs: Jobs, state: str) -> None:
+    was = jobs[state]
+    queue.now += 5 * SECOND
+    assert done(edit(client, was.id, pri="7", ttr="90", body="new é"), "/job") == ("edited-job", was.id)
+    job = jobs[state]
+    assert (job.pri, job.ttr, job.body) == (7, 90 * SECOND, "new é".encode())
+    for fact in ("id", "tube", "delay", "created_at", "state", "kicks", "buries"):
+        assert getattr(job, fact) == getattr(was, fact), fact
+    if state == "delayed":
+        assert job.deadline == was.deadline
+    jobs.look()
+
+
+@pytest.mark.parametrize(("state", "delay", "then"), [("ready", "30", DELAYED), ("delayed", "0", READY)])
+def test_edit_of_the_delay(queue: Queue, client: FlaskClient, jobs: Jobs, state: str, delay: str, then: int) -> None:
+    edit(client, jobs[state].id, delay=delay)
+    assert jobs[state].state == then
+    assert jobs[state].deadline == queue.now + int(delay) * SECOND
+
+
+@pytest.mark.parametrize("state", ["buried", HELD])
+def test_delay_is_refused_where_it_would_do_nothing(client: FlaskClient, jobs: Jobs, state: str) -> None:
+    before = jobs.look()
+    assert "delay" not in load(client, jobs[state].id)
+    assert "“delay” can be given" in refused(edit(client, jobs[state].id, delay="5", confirm="1"), 400)
+    assert jobs.look() == before
+
+
+def test_edit_that_changes_nothing(client: FlaskClient, jobs: Jobs) -> None:
+    before, events = jobs.look(), jobs["ready"].events
+    assert done(edit(client, jobs["ready"].id), "/job") == ("unchanged-job", jobs["ready"].id)
+    assert (jobs.look(), jobs["ready"].events) == (before, events)
+
+
+@pytest.mark.parametrize("meanwhile", ["edit", "move", "kick", "reserve"])
+def test_stale_edit_is_refused_and_shows_both(queue: Queue, client: FlaskClient, jobs: Jobs, meanwhile: str) -> None:
+    job, broker = jobs["delayed"], queue.broker
+    form = load(client, job.id) | {"body": "mine <b>", "pri": "77"}
+    if meanwhile == "edit":
+        broker.edit_job(job.id, queue.now, body=b"theirs <i>")
+    elif meanwhile == "move":
+        broker.edit_job(job.id, queue.now, tube=b"elsewhere")
+    elif meanwhile == "kick":
+        broker.kick_job(job.id, queue.now)
+    else:
+        broker.reserve_job(queue.connect(), job.id, queue.now)
+    before = jobs.look()
+    response = client.post("/job/edit", data=form, headers=OURS)
+    said = refused(response, 409)
+    assert "has changed since you began" in said
+    assert jobs.look() == before
+    again = form_of(response.text)
+    assert (again["body"], again["pri"]) == ("mine <b>", "77")
+    assert ("theirs <i>" if meanwhile == "edit" else "body") in said
+    assert {"move": "elsewhere", "kick": "ready", "reserve": "reserved", "edit": "10 bytes"}[meanwhile] in said
+    response = client.post("/job/edit", data=again | jobs.confirm("reserved"), headers=OURS)
+    assert done(response, "/job") == ("edited-job", job.id)
+    assert (jobs["delayed"].body, jobs["delayed"].pri) == (b"mine <b>", 77)
+
+
+def test_edit_without_a_version_is_stale(client: FlaskClient, jobs: Jobs) -> None:
+    form = load(client, jobs["ready"].id) | {"pri": "1"}
+    del form["version"]
+    refused(client.post("/job/edit", data=form, headers=OURS), 409)
+
+
+def test_refused_edit_gives_back_what_was_typed(client: FlaskClient, jobs: Jobs) -> None:
+    response = edit(client, jobs["ready"].id, body="long work\non it", pri="x")
+    assert "“pri” must be a whole number" in refused(response, 400)
+    again = form_of(response.text)
+    assert (again["body"].replace("\r\n", "\n"), again["pri"]) == ("long work\non it", "x")
+
+
+BODIES = {
+    "empty": b"",
+    "script": b"<script>alert(1)</script></textarea><script>",
+    "template": b"{{ 7*7 }}{% endblock %}&amp;&lt;",
+    "first line empty": b"\n\nx\n",
+    "crlf": b"one\r\ntwo\r\n",
+    "lf": b"one\ntwo\n",
+    "cr": b"one\rtwo",
+    "mixed": b"one\r\ntwo\nthree",
+    "tab": b"\tx\t",
+    "nul": b"a\0b",
+    "invalid": b"\xff\xfe<",
+    "escape": b"\x1b[31m",
+    "bom": "\ufeffx".encode(),
+    "surrogate": b"\xed\xa0\x80",
+    "noncharacter": "\ufffe\uffff\U0001ffff".encode(),
+    "separators": "\u2028\u2029\u0085\u202e".encode(),
+    "deep": b"[" * 30000 + b"]" * 30000,
+    "64 KiB of text": b"x" * 65535,
+    "64 KiB of lines": b"\n" * 65535,
+    "64 KiB of anything": bytes(range(256)) * 255 + bytes(255),
+    "big integers": b'{"id":123456789012345678901234567890,"id":2,"x":1.10}',
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_any_body_survives_edit_and_copy(queue: Queue, client: FlaskClient, name: str) -> None:
+    body = BODIES[name]
+    id = queue.broker.put_into(b"mail", 5, 0, SECOND, body, queue.now)
+    assert done(edit(client, id, pri="6"), "/job") == ("edited-job", id)
+    assert (queue.broker.jobs[id].body, queue.broker.jobs[id].pri) == (body, 6)
+    form = load(client, id, encoding="base64")
+    assert base64.b64decode(form["body"]) == body
+    form["pri"] = "7"
+    assert done(client.post("/job/edit", data=form, headers=OURS), "/job")[0] == "edited-job"
+    assert queue.broker.jobs[id].body == body
+    _, copy = done(post(client, "/job/copy", id=id, delay="0"), "/job")
+    assert queue.broker.jobs[copy].body == body
+    for path, scripts in (("/job/form", ["/static/keys.js"]), ("/job", ["/static/keys.js", "/static/live.js"])):
+        elements = Page(client.get(path, query_string={"id": id}).text).elements
+        assert [a.get("src") for tag, a in elements if tag == "script"] == scripts
+        assert not any(attribute.startswith("on") for _, a in elements for attribute in a)
+
+
+@pytest.mark.parametrize(
+    ("name", "encoding"),
+    [("crlf", "text"), ("lf", "text"), ("first line empty", "text"), ("separators", "text"), ("empty", "text"),
+     ("cr", "base64"), ("mixed", "base64"), ("nul", "base64"), ("invalid", "base64"), ("surrogate", "base64"),
+     ("escape", "text"), ("bom", "text")],
+)  # fmt: skip
+def test_body_is_text_only_if_it_comes_back_so(queue: Queue, client: FlaskClient, name: str, encoding: str) -> None:
+    id = queue.broker.put_into(b"mail", 5, 0, SECOND, BODIES[name], queue.now)
+    assert load(client, id)["encoding"] == encoding
+    offer = client.get("/job/form", query_string={"id": id, "encoding": "base64"}).text
+    assert ("Begin with it as text" in offer) == (encoding == "text")
+
+
+def test_line_ends_stay_what_they_were(queue: Queue, client: FlaskClient) -> None:
+    for body, said, then in (
+        (b"one\r\ntwo", "its lines end in CRLF, as they did", b"new\r\nlines\r\n"),
+        (b"one\ntwo", "its lines end in LF", b"new\nlines\n"),
+        (b"one", "its lines end in LF", b"new\nlines\n"),
+    ):
+        id = queue.broker.put_into(b"mail", 5, 0, SECOND, body, queue.now)
+        assert said in Page(client.get("/job/form", query_string={"id": id}).text).text
+        edit(client, id, body="new\nlines\n")
+        assert queue.broker.jobs[id].body == then
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary() | st.text().map(str.encode) | st.lists(st.sampled_from([b"\r", b"\n", b"\r\n", b"x"])).map(b"".join))
+def test_text_comes_back_as_it_was_or_is_no_text(body: bytes) -> None:
+    lines = as_lines(body)
+    if lines is not None:
+        assert "\r" not in lines
+        sent = lines.replace("\n", "\r\n")
+        assert from_lines(sent, line_ends(body)) == body
+
+
+@pytest.mark.parametrize("body", ["a", "=", "%%%%", "é", "YQ", "YQ==="])
+def test_body_that_is_no_base64(client: FlaskClient, jobs: Jobs, body: str) -> None:
+    before = jobs.look()
+    assert "“body” is not base64" in refused(edit(client, jobs["ready"].id, body=body, encoding="base64"), 400)
+    assert jobs.look() == before
+
+
+def test_encoding_is_one_of_two(client: FlaskClient, jobs: Jobs) -> None:
+    assert "“encoding” must be text or base64" in refused(edit(client, jobs["ready"].id, encoding="rot13"), 400)
+
+
+def test_binary_body_can_become_text(queue: Queue, client: FlaskClient) -> None:
+    id = queue.broker.put_into(b"mail", 5, 0, SECOND, b"\0\xff", queue.now)
+    assert done(edit(client, id, body="now text", encoding="text"), "/job") == ("edited-job", id)
+    assert queue.broker.jobs[id].body == b"now text"
+
+
+def test_largest_body_and_one_more(queue: Queue, client: FlaskClient, jobs: Jobs) -> None:
+    id = jobs["ready"].id
+    assert done(edit(client, id, body="x" * 65535), "/job")[0] == "edited-job"
+    said = refused(edit(client, id, body="x" * 65536), 400)
+    assert "“body” must be at most 65,535 bytes, and has 65,536" in said
+    queue.broker.max_job_size = 10  # as after a start with a smaller limit
+    assert done(edit(client, id, pri="3"), "/job")[0] == "edited-job"
+    assert len(queue.broker.jobs[id].body) == 65535
+
+
+def test_body_beyond_what_a_form_takes_stays(queue: Queue) -> None:
+    queue.broker.max_job_size = 8 * MAX_PUT
+    client = queue.app().test_client()
+    body = b"x" * (MAX_PUT + 1)
+    id = queue.broker.put_into(b"mail", 5, 0, SECOND, body, queue.now)
+    form = load(client, id)
+    assert "body" not in form
+    assert "larger than 1,048,576 bytes" in Page(client.get("/job/form", query_string={"id": id}).text).text
+    assert done(client.post("/job/edit", data=form | {"pri": "9"}, headers=OURS), "/job") == ("edited-job", id)
+    assert (queue.broker.jobs[id].body, queue.broker.jobs[id].pri) == (body, 9)
+    whole = queue.broker.put_into(b"mail", 5, 0, SECOND, b"\n" * MAX_PUT, queue.now)
+    assert done(edit(client, whole, pri="9"), "/job")[0] == "edited-job"
+    assert queue.broker.jobs[whole].body == b"\n" * MAX_PUT
+
+
+# Who may see what
+
+
+def test_hidden_bodies_stay_hidden(queue: Queue, jobs: Jobs, visit: Callable[..., FlaskClient]) -> None:
+    client, job = visit(hides_bodies=True), jobs["ready"]
+    queue.broker.edit_job(job.id, queue.now, body=b"c0nfidential")
+    for path in ("/job", "/job/form"):
+        response = client.get(path, query_string={"id": job.id})
+        assert response.status_code == 200
+        assert "c0nfidential" not in response.text
+    assert "hidden from you" in Page(client.get("/job", query_string={"id": job.id}).text).text
+    assert "c0nfidential" not in client.get("/tube?tube=mail").text
+    refused(client.get("/job/body", query_string={"id": job.id}), 403)
+    form = load(client, job.id) | {"pri": "4"}
+    assert "body" not in form
+    assert done(client.post("/job/edit", data=form, headers=OURS), "/job") == ("edited-job", job.id)
+    assert (jobs["ready"].pri, jobs["ready"].body) == (4, b"c0nfidential")
+    form = load(client, job.id)
+    refused(client.post("/job/edit", data=form | {"body": "x", "encoding": "text"}, headers=OURS), 403)
+    stale = client.post("/job/edit", data=form | {"version": "0", "body": "x"}, headers=OURS)
+    assert "c0nfidential" not in stale.text
+    assert jobs["ready"].body == b"c0nfidential"
+
+
+def test_version_tells_nothing_of_a_hidden_body(queue: Queue, visit: Callable[..., FlaskClient]) -> None:
+    client = visit(hides_bodies=True)
+    ids = [queue.broker.put_into(b"mail", 5, 0, SECOND, body, queue.now) for body in (b"one", b"two")]
+    assert len({load(client, id)["version"] for id in ids}) == 1
+
+
+def test_viewer_gets_no_forms(jobs: Jobs, visit: Callable[..., FlaskClient]) -> None:
+    client = visit(is_read_only=True)
+    for state in STATES:
+        shown = Page(client.get("/job", query_string={"id": jobs[state].id}).text).elements
+        actions = [a.get("action") or "" for tag, a in shown if tag == "form"]
+        assert not [action for action in actions if action.startswith("/job/")]
+    refused(post(client, "/job/delete", id=jobs["ready"].id), 403)
+
+
+AUDITED: dict[str, dict[str, Any]] = {
+    "job/kick": {},
+    "job/bury": {},
+    "job/delete": {},
+    "job/move": {"tube": "other"},
+    "job/copy": {"delay": "0"},
+}
+
+
+@pytest.mark.parametrize("action", AUDITED)
+def test_audit_tells_which_job(queue: Queue, jobs: Jobs, action: str) -> None:
+    app, id = queue.app(), jobs["delayed"].id
+    done(post(app.test_client(), f"/{action}", id=id, **AUDITED[action]), "/tube" if "delete" in action else "/job")
+    (entry,) = app.extensions["audit"].entries
+    assert (entry.what, entry.details["tube"]) == (action, "mail")
+    assert id in (entry.details["id"], entry.details.get("of"))
+
+
+def test_audit_tells_what_an_edit_changed(queue: Queue, jobs: Jobs) -> None:
+    app, id = queue.app(), jobs["ready"].id
+    edit(app.test_client(), id, pri="1", body="x")
+    (entry,) = app.extensions["audit"].entries
+    assert (entry.what, entry.details) == ("job/edit", {"id": id, "tube": "mail", "changed": "pri, body"})

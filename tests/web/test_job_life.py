@@ -1,0 +1,120 @@
+"""The life of a job, as its page tells it: what happened, when, and by whom; and what is not known any more."""
+
+from __future__ import annotations
+
+import re
+from html import unescape
+
+from flask.testing import FlaskClient
+
+from greenstalk_server import life
+from greenstalk_server.broker import PARTED_AT_MOST
+from greenstalk_server.job import SECOND
+from web.details import BY_HAND, EVENTS
+
+from .conftest import Queue
+from .table import Page
+
+
+def moments(client: FlaskClient, id: int) -> list[str]:
+    """What each entry of the job's life says."""
+    html = client.get("/job", query_string={"id": id}).text
+    entries = re.findall(r"<li.*?</li>", html[html.index('<ol class="life">') : html.index("</ol>")], re.DOTALL)
+    return [" ".join(unescape(re.sub(r"<[^>]*>", " ", entry)).replace("\xa0", " ").split()) for entry in entries]
+
+
+def test_life_from_the_put_to_now(queue: Queue, client: FlaskClient) -> None:
+    (id,) = queue.put("mail")
+    broker, worker = queue.broker, queue.connect()
+    queue.now += 10 * SECOND
+    broker.reserve_job(worker, id, queue.now)
+    queue.now += 5 * SECOND
+    broker.release(worker, id, 5, 30 * SECOND, queue.now)
+    broker.kick_job(id, queue.now)
+    broker.bury_job(id, queue.now)
+    queue.now += SECOND
+    broker.edit_job(id, queue.now, pri=9)
+    broker.edit_job(id, queue.now, tube=b"other")
+    by = f"by connection {worker.number} , {worker.address}"
+    assert moments(client, id) == [
+        "Put 2027-01-15 08:00:00 UTC, 16 s ago",
+        f"Reserved {by} 2027-01-15 08:00:10 UTC, 6 s ago",
+        f"Released {by} 2027-01-15 08:00:15 UTC, 1 s ago",
+        "Kicked 2027-01-15 08:00:15 UTC, 1 s ago",
+        "Buried from the dashboard 2027-01-15 08:00:15 UTC, 1 s ago",
+        "Edited from the dashboard 2027-01-15 08:00:16 UTC, 0 s ago",
+        "Moved to another tube from the dashboard 2027-01-15 08:00:16 UTC, 0 s ago",
+    ]
+    assert "Buried for 1 s" in " ".join(Page(client.get(f"/job?id={id}").text).text.replace("\xa0", " ").split())
+
+
+def test_reservation_that_goes_on_stands_where_it_began(queue: Queue, client: FlaskClient) -> None:
+    (id,) = queue.put("mail")
+    worker = queue.connect()
+    queue.now += SECOND
+    queue.broker.reserve_job(worker, id, queue.now)
+    queue.now += SECOND
+    queue.broker.edit_job(id, queue.now, pri=9, is_forced=True)
+    assert [said.split()[0] for said in moments(client, id)] == ["Put", "Reserved", "Edited"]
+    queue.now += SECOND
+    queue.broker.release(worker, id, 9, 0, queue.now)
+    assert [said.split()[0] for said in moments(client, id)] == ["Put", "Reserved", "Edited", "Released"]
+
+
+def test_reservations_that_their_workers_did_not_end(queue: Queue, client: FlaskClient) -> None:
+    (id,) = queue.put("mail")
+    slow, gone = queue.connect(), queue.connect()
+    queue.broker.reserve_job(slow, id, queue.now)
+    queue.now += 60 * SECOND
+    queue.broker.tick(queue.now)
+    queue.broker.reserve_job(gone, id, queue.now)
+    queue.broker.note_worker(gone)
+    queue.broker.disconnect(gone, queue.now)
+    said = moments(client, id)
+    assert said[2].startswith(f"Timed out: its time to run was up by connection {slow.number} , {slow.address} ")
+    assert said[4].startswith(f"Given back: the connection ended by connection {gone.number}, gone by now, from 10.")
+    for _ in range(PARTED_AT_MOST + 1):  # so many others come and go that its address is not kept any more
+        other = queue.connect()
+        queue.broker.note_worker(other)
+        queue.broker.disconnect(other, queue.now)
+    assert f"connection {gone.number}, gone by now 2027" in moments(client, id)[4]
+
+
+def test_what_is_forgotten_is_counted(queue: Queue, client: FlaskClient) -> None:
+    (id,) = queue.put("mail")
+    worker = queue.connect()
+    for _ in range(20):
+        queue.broker.reserve_job(worker, id, queue.now)
+        queue.broker.release(worker, id, 5, 0, queue.now)
+    said = moments(client, id)
+    assert said[1].startswith("Besides, it was reserved 12 times, released 12 times The last 16 events are kept.")
+    assert len(said) == 2 + life.KEPT
+    queue.broker.jobs[id].events = b""  # as a journal of an earlier version gives it back
+    said = moments(client, id)
+    assert said[1].startswith("Besides, it was reserved 20 times, released 20 times")
+    assert len(said) == 2
+    assert "Who held it last is not known any more" in client.get(f"/job?id={id}").text
+
+
+def test_nothing_is_forgotten_of_a_new_job(queue: Queue, client: FlaskClient) -> None:
+    (id,) = queue.put("mail")
+    assert [said.split()[0] for said in moments(client, id)] == ["Put"]
+    assert "No worker has reserved it yet." in client.get(f"/job?id={id}").text
+
+
+def test_live_life_and_the_hint_at_an_edit(queue: Queue, client: FlaskClient) -> None:
+    (id,) = queue.put("mail")
+    html = client.get(f"/job?id={id}").text
+    args = unescape(re.findall(r'data-live-args="([^"]*)"', html)[0])
+    assert client.get(f"/live?page=job&{args}").json["shown"] == {"edited": False}
+    queue.broker.edit_job(id, queue.now, body=b"other")
+    live = client.get(f"/live?page=job&{args}").json
+    assert live["shown"] == {"edited": True}
+    assert "Edited" in live["parts"]["life"]
+    again = unescape(re.findall(r'data-live-args="([^"]*)"', client.get(f"/job?id={id}").text)[0])
+    assert client.get(f"/live?page=job&{again}").json["shown"] == {"edited": False}
+
+
+def test_every_kind_of_event_has_its_words() -> None:
+    assert set(EVENTS) == set(range(1, len(life.KINDS)))
+    assert set(EVENTS) > BY_HAND

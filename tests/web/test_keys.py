@@ -1,0 +1,117 @@
+"""The keyboard shortcuts of every page, in a real browser."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import greenstalk
+import pytest
+
+from tests.daemon import Daemon
+
+from .browser import Browser, Tab, browser
+
+TUBES = ("alpha", "beta", "default")
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    with browser() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    with (
+        Daemon("-l", "127.0.0.1", "-p", "0", "--web-port", "0") as running,
+        greenstalk.Client(("127.0.0.1", running.port)) as client,
+    ):
+        for tube in TUBES:
+            client.use(tube)
+            client.put("body")
+        yield running
+
+
+@pytest.fixture
+def tab(chromium: Browser, daemon: Daemon) -> Iterator[Tab]:
+    with chromium.tab(daemon.dashboard) as found:
+        found.page.goto(daemon.dashboard)
+        yield found
+        assert (found.console, found.elsewhere) == ([], [])
+
+
+def focused(tab: Tab) -> Any:
+    return tab.page.evaluate("document.activeElement.id || document.activeElement.textContent.trim()")
+
+
+def press(tab: Tab, *keys: str) -> None:
+    for key in keys:
+        tab.page.keyboard.press(key)
+
+
+def test_g_and_a_letter_lead_to_the_pages(tab: Tab) -> None:
+    for letter, heading in (("c", "Connections"), ("s", "Search jobs"), ("a", "Audit log"), ("t", "Overview")):
+        press(tab, "g", letter)
+        tab.page.wait_for_selector(f"h1:text-is('{heading}')", state="attached")
+
+
+def test_rows_one_by_one(tab: Tab) -> None:
+    seen = []
+    for key in "jjjjkk":
+        press(tab, key)
+        seen.append(focused(tab))
+    assert seen == ["alpha", "beta", "default", "default", "beta", "alpha"]
+    press(tab, "Enter")
+    tab.page.wait_for_selector("h1:text-is('alpha')")
+
+
+def test_slash_is_for_the_filter_else_for_the_search(tab: Tab, daemon: Daemon) -> None:
+    press(tab, "/")
+    assert focused(tab) == "q"
+    press(tab, "g", "c", "?", "/")
+    assert tab.page.input_value("#q") == "gc?/", "they are letters where somebody types"
+    tab.page.goto(f"{daemon.dashboard}job?id=1")
+    press(tab, "/")
+    tab.page.wait_for_selector("h1:text-is('Search jobs')")
+
+
+def test_modifiers_belong_to_the_browser(tab: Tab) -> None:
+    press(tab, "Control+j", "Alt+j", "Control+/")
+    assert focused(tab) not in {*TUBES, "q"}
+
+
+def test_r_asks_anew(tab: Tab, daemon: Daemon) -> None:
+    tab.page.wait_for_selector("#live[data-state=live]")
+    with tab.page.expect_request("**/events?*"):
+        press(tab, "r")
+    tab.page.goto(f"{daemon.dashboard}audit")
+    with tab.page.expect_navigation():
+        press(tab, "r")
+
+
+def test_help_opens_and_closes(tab: Tab) -> None:
+    help = tab.page.get_by_role("dialog", name="Keyboard shortcuts")
+    press(tab, "?")
+    assert help.is_visible()
+    press(tab, "j")
+    assert focused(tab) not in TUBES, "nothing happens behind it"
+    press(tab, "Escape")
+    assert help.is_hidden()
+    tab.page.get_by_role("button", name="Keyboard shortcuts").click()
+    help.get_by_role("button", name="Close").click()
+    assert help.is_hidden()
+
+
+def test_they_can_be_turned_off(tab: Tab) -> None:
+    tab.page.get_by_role("button", name="Keyboard shortcuts").click()
+    tab.page.get_by_label("Shortcuts are on").uncheck()
+    press(tab, "Escape")
+    tab.page.reload()
+    press(tab, "j", "?")
+    assert focused(tab) not in TUBES
+    assert tab.page.get_by_role("dialog").is_hidden()
+    tab.page.get_by_role("button", name="Keyboard shortcuts").click()
+    tab.page.get_by_label("Shortcuts are on").check()
+    press(tab, "Escape", "j")
+    assert focused(tab) == "alpha"

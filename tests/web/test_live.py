@@ -1,0 +1,487 @@
+"""Live pages: what changes is told, by real streams over real sockets, and nobody who looks on costs too much."""
+
+from __future__ import annotations
+
+import gc
+import http.client
+import json
+import sys
+import time
+import tracemalloc
+from base64 import b64encode
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from typing import Any
+from urllib.parse import urlencode, urlsplit
+
+import gevent
+import pytest
+from flask.testing import FlaskClient
+from gevent import socket
+from gevent.pywsgi import WSGIServer
+from hypothesis import given
+from hypothesis import strategies as st
+
+from greenstalk_server.job import SECOND
+from tests.daemon import Daemon
+from web import live
+from web.live import LiveHub, difference
+
+from .conftest import Queue
+
+TICK = 0.02
+"""Seconds between two looks here."""
+
+PATIENCE = 10.0
+
+State = dict[str, Any]
+
+
+# What is sent
+
+
+def applied(changes: State, state: State) -> State:
+    """What a page shows that showed *state*, as static/live.js does it."""
+    result = {kind: dict(values) for kind, values in state.items()}
+    for kind, values in changes.items():
+        for name, value in values.items():
+            shown = result.setdefault(kind, {})
+            shown[name] = _table(shown[name], value) if kind == "rows" and isinstance(value, dict) else value
+    return result
+
+
+def _table(rows: list[list[str]], changes: State) -> list[list[str]]:
+    by_key = {row[0]: row for row in rows} | {row[0]: row for row in changes["changed"]}
+    return [by_key[key] for key in changes.get("order", [row[0] for row in rows])]
+
+
+FULL: State = {
+    "fields": {"ready": "1", "buried": "0"},
+    "rows": {"jobs": [["1", "a"], ["2", "b"], ["3", "c"]]},
+    "parts": {"badges": "<b>ready</b>"},
+    "shown": {"jobs": True},
+}
+
+
+@pytest.mark.parametrize(
+    ("new", "changes"),
+    [
+        (FULL, {}),
+        (FULL | {"fields": {"ready": "2", "buried": "0"}}, {"fields": {"ready": "2"}}),
+        (FULL | {"parts": {"badges": ""}}, {"parts": {"badges": ""}}),
+        (FULL | {"shown": {"jobs": False, "more": True}}, {"shown": {"jobs": False, "more": True}}),
+        (FULL | {"rows": {"jobs": [["1", "a"], ["2", ""], ["3", "c"]]}}, {"rows": {"jobs": {"changed": [["2", ""]]}}}),
+        (FULL | {"rows": {"jobs": [["3", "c"], ["1", "a"]]}}, {"rows": {"jobs": {"changed": [], "order": ["3", "1"]}}}),
+        (
+            FULL | {"rows": {"jobs": [["1", "a"], ["4", "d"], ["2", "b"], ["3", "c"]]}},
+            {"rows": {"jobs": {"changed": [["4", "d"]], "order": ["1", "4", "2", "3"]}}},
+        ),
+        (FULL | {"rows": FULL["rows"] | {"other": [["x"]]}}, {"rows": {"other": [["x"]]}}),
+        (FULL | {"series": {"put": [1, 2]}}, {"series": {"put": [1, 2]}}),
+    ],
+)
+def test_only_what_has_changed_is_sent(new: State, changes: State) -> None:
+    assert difference(FULL, new) == changes
+
+
+texts = st.text("ab", max_size=1)
+tables = st.dictionaries(st.sampled_from("123456"), texts, max_size=6).flatmap(
+    lambda cells: st.permutations([[key, cell] for key, cell in cells.items()])
+)
+states = st.fixed_dictionaries(
+    {"fields": st.fixed_dictionaries({"x": texts, "y": texts}), "rows": st.fixed_dictionaries({"jobs": tables})}
+)
+
+
+@given(states, states)
+def test_changes_lead_from_any_state_to_any_other(old: State, new: State) -> None:
+    assert applied(difference(old, new), old) == new
+
+
+# Over sockets
+
+
+class Stream:
+    """A reader of `/events`, with no more than it has read so far."""
+
+    def __init__(self, address: tuple[str, int], query: str, headers: Mapping[str, str], prefix: str = "") -> None:
+        self.sock = socket.create_connection(address, PATIENCE)
+        lines = [f"GET {prefix}/events?{query} HTTP/1.0", "Host: localhost"]
+        lines += [f"{name}: {value}" for name, value in headers.items()]
+        self.sock.sendall("\r\n".join([*lines, "", ""]).encode())
+        self._file = self.sock.makefile("rb")
+        self.status = int(self._file.readline().split()[1])
+        self.headers = {}
+        while line := self._file.readline().strip():
+            name, _, value = line.decode().partition(": ")
+            self.headers[name] = value
+
+    def block(self) -> list[str]:
+        """The lines up to the next empty one; none at the end."""
+        lines = []
+        while line := self._file.readline().decode().rstrip("\n"):
+            lines.append(line)
+        return lines
+
+    def event(self) -> tuple[str, State]:
+        """The next event that has data: its name, and the data."""
+        fields = dict(line.split(": ", 1) for line in self.block())
+        while "data" not in fields:
+            fields = dict(line.split(": ", 1) for line in self.block())
+        return fields.get("event", "message"), json.loads(fields["data"])
+
+    def changes(self) -> State:
+        """The next event that changes something."""
+        while True:
+            name, data = self.event()
+            assert name == "message"
+            if data:
+                return data
+
+    def close(self) -> None:
+        self._file.close()
+        self.sock.close()
+
+
+class Dashboard:
+    """A dashboard that is served, and its streams."""
+
+    def __init__(self, queue: Queue, **options: Any) -> None:
+        self.app = queue.app(**options)
+        self.hub: LiveHub = self.app.extensions["live"]
+        self.server = WSGIServer(("127.0.0.1", 0), self.app, log=None, error_log=None)
+        self.server.start()
+        self._at_exit = ExitStack()
+
+    def open(self, page: str, headers: Mapping[str, str] | None = None, prefix: str = "", **args: Any) -> Stream:
+        stream = Stream(self.server.address, urlencode({"page": page} | args), headers or {}, prefix)
+        self._at_exit.callback(stream.close)
+        return stream
+
+    def wait_for_streams(self, count: int) -> None:
+        with gevent.Timeout(PATIENCE):
+            while self.hub.stream_count != count:
+                gevent.sleep(0.005)
+
+    def close(self) -> None:
+        self._at_exit.close()
+        self.hub.stop()
+        self.server.stop(timeout=1)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "EVERY", TICK)
+
+
+@pytest.fixture
+def serve(queue: Queue) -> Iterator[Callable[..., Dashboard]]:
+    with ExitStack() as at_exit:
+
+        def make(**options: Any) -> Dashboard:
+            dashboard = Dashboard(queue, **options)
+            at_exit.callback(dashboard.close)
+            return dashboard
+
+        yield make
+
+
+def test_stream_tells_all_and_then_what_changes(queue: Queue, serve: Callable[..., Dashboard]) -> None:
+    dashboard = serve()
+    queue.put("mail", count=2)
+    stream = dashboard.open("tube", tube="mail")
+    assert stream.status == 200
+    assert stream.headers["Content-Type"].startswith("text/event-stream")
+    assert (stream.headers["Cache-Control"], stream.headers["X-Accel-Buffering"]) == ("no-store", "no")
+    assert "Content-Security-Policy" in stream.headers
+    assert stream.block() == ["retry: 2000"]
+    whole = stream.changes()
+    assert whole == dashboard.app.test_client().get("/live?page=tube&tube=mail").json
+    assert [row[0] for row in whole["rows"]["jobs"]] == ["1", "2"]
+    queue.put("mail", pri=1)
+    changes = stream.changes()
+    assert changes["fields"].items() >= {"count-ready": "3", "note-ready": "1 urgent"}.items()
+    assert "count-buried" not in changes["fields"]
+    assert changes["rows"]["jobs"]["order"] == ["3", "1", "2"]
+    assert [row[0] for row in changes["rows"]["jobs"]["changed"]] == ["3"]
+
+
+def test_stream_begins_with_what_is_so_now_and_not_with_what_others_were_sent(
+    queue: Queue, serve: Callable[..., Dashboard], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dashboard = serve()
+    monkeypatch.setattr(live, "EVERY", PATIENCE)
+    queue.put("mail")
+    first = dashboard.open("tube", tube="mail")
+    first.block()
+    assert first.changes()["fields"]["count-ready"] == "1"
+    queue.put("mail")
+    second = dashboard.open("tube", tube="mail")
+    second.block()
+    assert second.changes()["fields"]["count-ready"] == "2"
+
+
+def test_overview_and_its_stream_agree(queue: Queue, serve: Callable[..., Dashboard]) -> None:
+    dashboard = serve()
+    stream = dashboard.open("overview", q="ai", sort="ready", desc="1")
+    stream.block()
+    state = stream.changes()
+    assert state["shown"]["filtered-out"]
+    queue.put("mail", count=2)
+    queue.put("other", count=2)
+    state = applied(stream.changes(), state)
+    now = dashboard.app.test_client().get("/live?page=overview&q=ai&sort=ready&desc=1").json
+    with gevent.Timeout(PATIENCE):
+        while state != now:
+            state = applied(stream.changes(), state)
+    assert [row[0] for row in state["rows"]["tubes"]] == ["mail"]
+
+
+def test_page_whose_matter_is_gone_is_told_so(queue: Queue, serve: Callable[..., Dashboard]) -> None:
+    dashboard = serve()
+    (id,) = queue.put("mail")
+    stream = dashboard.open("job", id=id)
+    stream.block()
+    stream.changes()
+    queue.broker.delete(None, id, queue.now)
+    assert stream.event() == ("gone", {})
+    assert stream.block() == []  # and it ends
+    dashboard.wait_for_streams(0)
+    assert dashboard.open("job", id=id).status == 404
+    assert dashboard.app.test_client().get(f"/live?page=job&id={id}").status_code == 404
+
+
+def test_silent_stream_says_that_it_is_there(
+    queue: Queue, serve: Callable[..., Dashboard], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "HEARTBEAT", 0.05)
+    (id,) = queue.put("mail")
+    stream = serve().open("job", id=id)
+    stream.block()
+    stream.changes()
+    assert stream.block() == [": still there", "data: {}"]
+    assert stream.block() == [": still there", "data: {}"]
+
+
+@pytest.mark.parametrize("path", ["/live", "/events", "/live?page=nothing", "/events?page=", "/events?page=tube&tube="])
+def test_question_that_makes_no_sense_is_refused(client: FlaskClient, path: str) -> None:
+    assert client.get(path).status_code == 400
+
+
+def test_head_begins_no_stream(queue: Queue, client: FlaskClient) -> None:
+    response = client.head("/events?page=overview")
+    assert (response.status_code, response.mimetype) == (200, "text/event-stream")
+    assert client.application.extensions["live"].stream_count == 0
+
+
+def test_streams_are_guarded_like_all_else(queue: Queue, serve: Callable[..., Dashboard]) -> None:
+    dashboard = serve(password="sesame")  # noqa: S106
+    assert dashboard.open("overview").status == 401
+    assert dashboard.app.test_client().get("/live?page=overview").status_code == 401
+    right = {"Authorization": f"Basic {b64encode(b':sesame').decode()}"}
+    assert dashboard.open("overview", right).status == 200
+    foreign = serve()
+    assert foreign.app.test_client().get("/events?page=overview", headers={"Host": "evil.example"}).status_code == 421
+
+
+def test_what_a_stream_renders_later_is_for_who_asked(queue: Queue, serve: Callable[..., Dashboard]) -> None:
+    """A part that comes of the hub's own greenlet has the prefix and the rights of the request."""
+    dashboard = serve(url_prefix="/queue", password="sesame", viewer_password="look")  # noqa: S106
+    queue.put("mail")
+    streams = {}
+    for password in ("sesame", "look"):
+        headers = {"Authorization": f"Basic {b64encode(f':{password}'.encode()).decode()}"}
+        streams[password] = dashboard.open("tube", headers, "/queue", tube="mail")
+        streams[password].block()
+        assert "Resume now" not in streams[password].changes()["parts"]["pause"]
+    queue.broker.pause_tube(b"mail", 60 * SECOND, queue.now)
+    assert 'action="/queue/tube/resume"' in streams["sesame"].changes()["parts"]["pause"]
+    said = streams["look"].changes()["parts"]["pause"]
+    assert "left" in said
+    assert "form" not in said
+
+
+def test_those_who_look_at_the_same_share_the_work(queue: Queue, serve: Callable[..., Dashboard]) -> None:
+    dashboard = serve()
+    calls = []
+
+    def render(args: Mapping[str, str], now: int) -> State:
+        calls.append(args["about"])
+        return {"fields": {"count": str(len(calls))}}
+
+    dashboard.hub.register("counted", render)
+    streams = [dashboard.open("counted", about="x") for _ in range(10)]
+    for stream in streams:
+        stream.block()
+        stream.changes()
+    made, sent = len(calls), [stream.changes() for stream in streams]
+    gevent.sleep(5 * TICK)
+    assert len(calls) - made < 12  # and not ten times as many
+    assert len({data["fields"]["count"] for data in sent}) < 5
+    other = dashboard.open("counted", about="y")
+    other.block()
+    assert other.changes()
+    assert set(calls) == {"x", "y"}
+
+
+def test_nobody_looks_when_nobody_is_shown(queue: Queue, serve: Callable[..., Dashboard]) -> None:
+    dashboard = serve()
+    calls = []
+    dashboard.hub.register("counted", lambda _args, _now: calls.append(1) or {"fields": {"n": str(len(calls))}})
+    stream = dashboard.open("counted")
+    stream.block()
+    stream.changes()
+    stream.changes()
+    stream.close()
+    dashboard.wait_for_streams(0)
+    gevent.sleep(3 * TICK)
+    made = len(calls)
+    gevent.sleep(5 * TICK)
+    assert len(calls) == made
+    again = dashboard.open("counted")
+    again.block()
+    assert again.changes()
+    assert again.changes()
+
+
+def test_page_that_fails_ends_its_streams_and_is_logged(
+    queue: Queue, serve: Callable[..., Dashboard], caplog: pytest.LogCaptureFixture
+) -> None:
+    dashboard = serve()
+    fails = []
+
+    def render(_args: Mapping[str, str], _now: int) -> State:
+        if fails:
+            raise RuntimeError("the reason")
+        return {"fields": {"x": "1"}}
+
+    dashboard.hub.register("fragile", render)
+    fragile, sound = dashboard.open("fragile"), dashboard.open("tube", tube="default")
+    for stream in (fragile, sound):
+        stream.block()
+        stream.changes()
+    fails.append(True)
+    assert fragile.block() == []
+    assert "the reason" in caplog.text
+    queue.put("default")
+    assert sound.changes()["fields"]["count-ready"] == "1"
+
+
+def test_one_stream_too_many_is_refused(
+    queue: Queue, serve: Callable[..., Dashboard], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert live.STREAMS_AT_MOST == 100
+    monkeypatch.setattr(live, "STREAMS_AT_MOST", 5)
+    dashboard = serve()
+    streams = [dashboard.open("tube", tube="default") for _ in range(5)]
+    for stream in streams:
+        stream.block()
+    assert dashboard.open("tube", tube="default").status == 503
+    assert dashboard.app.test_client().get("/live?page=tube&tube=default").status_code == 200
+    streams[0].close()
+    dashboard.wait_for_streams(4)
+    assert dashboard.open("tube", tube="default").status == 200
+
+
+def test_client_that_goes_leaves_nothing_behind(queue: Queue, serve: Callable[..., Dashboard]) -> None:
+    dashboard = serve()
+    (id,) = queue.put("mail")
+    gevent.sleep(0.01)
+    before = live_greenlets()
+    streams = [dashboard.open("job", id=id) for _ in range(3)] + [dashboard.open("overview")]
+    for stream in streams:
+        stream.block()
+        stream.changes()
+    dashboard.wait_for_streams(4)
+    for stream in streams:
+        stream.close()
+    dashboard.wait_for_streams(0)
+    with gevent.Timeout(PATIENCE):
+        while live_greenlets() > before:
+            gevent.sleep(0.01)
+    assert not dashboard.hub._topics
+
+
+def live_greenlets() -> int:
+    gc.collect()
+    return sum(isinstance(one, gevent.Greenlet) and not one.dead for one in gc.get_objects())
+
+
+def test_a_thousand_streams_come_and_go(queue: Queue, serve: Callable[..., Dashboard]) -> None:
+    dashboard = serve()
+    (id,) = queue.put("mail")
+
+    def come_and_go(count: int) -> None:
+        for number in range(count):
+            query = f"page=job&id={id}" if number % 2 else "page=tube&tube=mail"
+            stream = Stream(dashboard.server.address, query, {})
+            stream.block()
+            stream.changes()
+            stream.close()
+            if number % 50 == 49:
+                dashboard.wait_for_streams(0)
+
+    come_and_go(100)
+    gc.collect()
+    blocks = sys.getallocatedblocks()
+    come_and_go(900)
+    gc.collect()
+    assert dashboard.hub.stream_count == 0
+    assert sys.getallocatedblocks() - blocks < 900  # less than one for each
+
+
+def test_slow_reader_holds_up_nobody_and_costs_no_more_with_time(queue: Queue, serve: Callable[..., Dashboard]) -> None:
+    dashboard = serve()
+    counts = iter(range(10**9))
+    size = 2_000_000
+    dashboard.hub.register("large", lambda _args, _now: {"fields": {"x": f"{next(counts):0{size}}"}})
+    slow, quick = dashboard.open("large"), dashboard.open("large")
+    quick.block()
+    for _ in range(5):
+        quick.changes()
+    tracemalloc.start()
+    try:
+        for _ in range(30):
+            quick.changes()
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 12 * size  # of 30 sizes that a queue would hold
+    assert dashboard.hub.stream_count == 2
+    queue.now += 61 * SECOND
+    dashboard.wait_for_streams(1)
+    quick.changes()
+    slow.close()
+
+
+def test_stop_ends_every_stream_and_begins_no_more(queue: Queue, serve: Callable[..., Dashboard]) -> None:
+    dashboard = serve()
+    streams = [dashboard.open("tube", tube="default") for _ in range(3)]
+    for stream in streams:
+        stream.block()
+        stream.changes()
+    dashboard.hub.stop()
+    for stream in streams:
+        assert stream.block() == []
+    dashboard.wait_for_streams(0)
+    assert dashboard.open("tube", tube="default").status == 503
+
+
+def test_daemon_stops_in_order_while_streams_are_open() -> None:
+    with Daemon("-l", "127.0.0.1", "-p", "0", "--web-port", "0") as daemon:
+        connections = []
+        for _ in range(3):
+            connection = http.client.HTTPConnection(urlsplit(daemon.dashboard).netloc, timeout=PATIENCE)
+            connection.request("GET", "/events?page=overview")
+            response = connection.getresponse()
+            assert response.status == 200
+            assert response.readline() == b"retry: 2000\n"
+            connections.append((connection, response))
+        began = time.monotonic()
+        code, said = daemon.stop()
+        assert code == 0
+        assert time.monotonic() - began < 3
+        assert "Traceback" not in said
+        for connection, response in connections:
+            response.read()  # to an end in order: an incomplete one raises
+            connection.close()

@@ -1,0 +1,777 @@
+"""What Prometheus reads: names, values, counters that never go back, labels within bounds, and who may ask.
+
+`docs/metrics.md`, the Grafana dashboard and the alert rules are held to what a running server exports.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import time
+from collections.abc import Iterator
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import gevent
+import pytest
+import yaml
+from flask.testing import FlaskClient
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+
+from greenstalk_server.client import Client
+from greenstalk_server.job import BURIED, SECOND
+from tests.daemon import PATIENCE, REPOSITORY, Daemon, environment
+from web import ledger
+from web.ledger import KEPT_FOR, LABELS_AT_MOST, OTHER, SWAPS
+from web.pace import Pace
+
+from .conftest import Queue
+from .test_guard import basic
+
+DOCS = REPOSITORY / "docs"
+
+ADMIN = "sesame"
+VIEWER = "look-on"
+
+Series = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+
+
+def parse(text: str) -> Series:
+    """Every sample by name and labels; each is there once."""
+    series: Series = {}
+    for sample in samples(text):
+        key = (sample.name, tuple(sorted(sample.labels.items())))
+        assert key not in series, key
+        series[key] = sample.value
+    return series
+
+
+def samples(text: str) -> Iterator[Sample]:
+    for family in text_string_to_metric_families(text):
+        assert family.documentation and family.type != "unknown", family.name
+        yield from family.samples
+
+
+class Scraper:
+    """Asks for the metrics, and looks that no counter goes back while its label is there."""
+
+    def __init__(self, client: FlaskClient) -> None:
+        self.client = client
+        self.series: Series = {}
+
+    def scrape(self) -> Series:
+        response = self.client.get("/metrics")
+        assert response.status_code == 200
+        assert response.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
+        series = parse(response.text)
+        for key, value in series.items():
+            if key[0].endswith(("_total", "_bucket", "_count", "_sum")):
+                assert value >= self.series.get(key, 0), key
+        self.series = series
+        return series
+
+    def value(self, name: str, **labels: str) -> float:
+        return self.series[f"greenstalk_{name}", tuple(sorted(labels.items()))]
+
+    def tubes(self) -> set[str]:
+        return {dict(labels)["tube"] for name, labels in self.series if name == "greenstalk_tube_waiting"}
+
+    def total(self, word: str) -> float:
+        """What all tubes together have counted."""
+        name = f"greenstalk_tube_jobs_{word}_total"
+        return sum(value for (found, _), value in self.series.items() if found == name)
+
+
+@pytest.fixture
+def scraper(queue: Queue) -> Scraper:
+    return Scraper(queue.app().test_client())
+
+
+def worker(queue: Queue, tube: str) -> Client:
+    client = queue.connect()
+    queue.broker.use(client, tube.encode())
+    queue.broker.watch(client, tube.encode())
+    queue.broker.ignore(client, b"default")
+    return client
+
+
+def put(queue: Queue, client: Client, body: bytes = b"body", pri: int = 2000, ttr: int = 60) -> int:
+    id = queue.broker.allocate_id()
+    assert queue.broker.put(client, id, pri, 0, ttr * SECOND, body, queue.now)
+    return id
+
+
+def finish(queue: Queue, client: Client) -> None:
+    job = queue.broker.reserve(client, queue.now)
+    assert job is not None and queue.broker.delete(client, job.id, queue.now)
+
+
+# What each says
+
+
+def test_the_server(queue: Queue, scraper: Scraper) -> None:
+    client = worker(queue, "mail")
+    queue.connect()
+    queue.broker.note_producer(client)
+    queue.broker.note_worker(client)
+    queue.broker.counters.cmd_reserve_with_timeout += 3
+    queue.now += 90 * SECOND
+    scraper.scrape()
+    assert scraper.value("build_info", version="9.8.7") == 1
+    assert scraper.value("uptime_seconds") == 90
+    roles = ("any", "producer", "worker", "waiting")
+    assert [scraper.value("connections", role=role) for role in roles] == [2, 1, 1, 0]
+    assert scraper.value("connections_total") == 2
+    assert scraper.value("commands_total", command="reserve-with-timeout") == 3
+    assert len([name for name, _ in scraper.series if name == "greenstalk_commands_total"]) == 22
+
+
+def test_jobs_of_a_tube_by_state(queue: Queue, scraper: Scraper) -> None:
+    client = worker(queue, "mail")
+    ids = [put(queue, client, b"x" * 10, pri=pri) for pri in (0, 1023, 1024, 5, 6, 7)]
+    put(queue, client, b"")
+    queue.put("mail", delay=9)
+    queue.broker.bury_job(ids[3], queue.now)
+    assert [queue.broker.reserve_job(client, id, queue.now) is not None for id in ids[4:]] == [True, True]
+    scraper.scrape()
+    states = ("ready", "reserved", "delayed", "buried")
+    assert [scraper.value("tube_jobs", tube="mail", state=state) for state in states] == [4, 2, 1, 1]
+    assert scraper.value("tube_jobs_urgent", tube="mail") == 2
+    assert scraper.value("tube_bytes", tube="mail") == 6 * 10 + 4
+    assert scraper.value("tube_watching", tube="mail") == 1
+    assert scraper.value("tube_jobs", tube="default", state="ready") == 0
+
+
+def test_bytes_follow_every_way_in_and_out(queue: Queue, scraper: Scraper) -> None:
+    client, broker = worker(queue, "mail"), queue.broker
+    worker(queue, "other")
+    ids = [put(queue, client, b"x" * size) for size in (1, 20, 300, 4000)]
+    broker.delete(client, ids[0], queue.now)
+    broker.edit_job(ids[1], queue.now, body=b"x" * 50)
+    broker.edit_job(ids[2], queue.now, tube=b"other", body=b"x" * 7)
+    assert broker.reserve_job(client, ids[3], queue.now) is not None
+    broker.edit_job(ids[3], queue.now, tube=b"other", is_forced=True)
+    scraper.scrape()
+    assert [scraper.value("tube_bytes", tube=tube) for tube in ("mail", "other")] == [50, 4007]
+    broker.check()
+
+
+def test_ages_pauses_and_waiting(queue: Queue, scraper: Scraper) -> None:
+    client, broker = worker(queue, "mail"), queue.broker
+    scraper.scrape()
+    assert scraper.value("tube_oldest_ready_age_seconds", tube="mail") == 0
+    assert broker.reserve(client, queue.now) is None
+    broker.wait(client, None, queue.now)
+    put(queue, worker(queue, "idle"))
+    broker.pause_tube(b"idle", 10 * SECOND, queue.now)
+    queue.now += 3 * SECOND + SECOND // 2
+    scraper.scrape()
+    assert scraper.value("tube_waiting", tube="mail") == 1
+    assert scraper.value("connections", role="waiting") == 1
+    assert scraper.value("tube_oldest_ready_age_seconds", tube="idle") == 3.5
+    assert scraper.value("tube_pause_remaining_seconds", tube="idle") == 6.5
+    assert [scraper.value("tube_paused", tube=tube) for tube in ("idle", "mail")] == [1, 0]
+    queue.now += 7 * SECOND  # it has ended, though no tick has come
+    scraper.scrape()
+    assert scraper.value("tube_paused", tube="idle") == 0
+    assert scraper.value("tube_pause_remaining_seconds", tube="idle") == 0
+
+
+def test_each_counter_of_a_tube(queue: Queue, scraper: Scraper) -> None:
+    client, broker = worker(queue, "mail"), queue.broker
+    for _ in range(7):
+        put(queue, client, ttr=1)
+    for _ in range(6):
+        assert broker.reserve(client, queue.now) is not None
+    held = list(client.reserved)
+    for id in held[:1]:
+        broker.release(client, id, 0, 0, queue.now)
+    for id in held[1:3]:
+        broker.bury(client, id, 0, queue.now)
+    broker.kick(broker.tubes[b"mail"], BURIED, 2, queue.now)
+    for id in held[3:5]:
+        broker.delete(client, id, queue.now)
+    queue.now += SECOND
+    broker.tick(queue.now)
+    scraper.scrape()
+    words = ("put", "reserved", "released", "buried", "kicked", "deleted", "timed_out")
+    counts = {word: scraper.value(f"tube_jobs_{word}_total", tube="mail") for word in words}
+    assert counts == {
+        "put": 7, "reserved": 6, "released": 1, "buried": 2, "kicked": 2, "deleted": 2, "timed_out": 1
+    }  # fmt: skip
+
+
+def bucket(scraper: Scraper, name: str, seconds: float) -> float:
+    """How many took *seconds* at most, as the smallest bucket tells that has them."""
+    key = f"greenstalk_{name}_bucket"
+    bounds = sorted((float(dict(labels)["le"]), value) for found, labels in scraper.series if found == key
+                    for value in [scraper.series[found, labels]])  # fmt: skip
+    assert [value for _, value in bounds] == sorted(value for _, value in bounds)
+    return next(value for bound, value in bounds if bound >= seconds)
+
+
+def test_waits_and_runs_of_all_tubes_and_of_gone_ones(queue: Queue, scraper: Scraper) -> None:
+    for tube, wait, run in (("a", 1, 2), ("b", 100, 200), ("c", 10**6, 10**7)):
+        client = worker(queue, tube)
+        put(queue, client, ttr=10**8)
+        queue.now += wait * SECOND
+        job = queue.broker.reserve(client, queue.now)
+        assert job is not None
+        queue.now += run * SECOND
+        queue.broker.delete(client, job.id, queue.now)
+        if tube == "a":
+            queue.broker.disconnect(client, queue.now)
+            assert b"a" not in queue.broker.tubes
+    scraper.scrape()
+    assert [bucket(scraper, "job_wait_seconds", at) for at in (0.5, 2, 100, 400_000, float("inf"))] == [0, 1, 2, 2, 3]
+    assert [bucket(scraper, "job_run_seconds", at) for at in (1, 3, 300, 400_000, float("inf"))] == [0, 1, 2, 2, 3]
+    assert scraper.value("job_wait_seconds_sum") == 1_000_101
+    assert scraper.value("job_run_seconds_sum") == 10_000_202
+    assert scraper.value("job_run_seconds_count") == 3
+
+
+def test_bounds_of_buckets_are_upper_bounds(queue: Queue, scraper: Scraper) -> None:
+    client = worker(queue, "mail")
+    for wait in (0, 1, 2**20 - 1, 2**20, 2**20 + 1):
+        put(queue, client)
+        queue.now += wait
+        finish(queue, client)
+    scraper.scrape()
+    assert bucket(scraper, "job_wait_seconds", 2**20 / SECOND) in (3, 4)  # which of the two has 2**20 itself is free
+    assert bucket(scraper, "job_wait_seconds", 2**19 / SECOND) == 2
+    assert bucket(scraper, "job_wait_seconds", 2**21 / SECOND) == 5
+
+
+def test_a_server_without_a_journal(scraper: Scraper) -> None:
+    scraper.scrape()
+    names = ("journal_bytes", "journal_trouble", "journal_sync_seconds_count", "journal_sync_seconds_sum")
+    assert [scraper.value(name) for name in names] == [0, 0, 0, 0]
+
+
+def test_a_journal_in_trouble(queue: Queue, scraper: Scraper) -> None:
+    queue.broker.journal.trouble = "no space"
+    scraper.scrape()
+    assert scraper.value("journal_trouble") == 1
+
+
+def test_requests_by_endpoint_method_and_code(queue: Queue) -> None:
+    client = queue.app(password=ADMIN).test_client()
+    client.get("/healthz")
+    client.head("/healthz")
+    client.get("/")
+    client.get("/nowhere-1", headers=basic("", ADMIN))
+    client.get("/nowhere-2", headers=basic("", ADMIN))
+    client.post("/tube/pause")
+    client.open("/healthz", method="BREW")
+    response = client.get("/metrics", headers=basic("", ADMIN))
+    found = {tuple(labels[key] for key in ("endpoint", "method", "code")): sample.value
+             for sample in samples(response.text)
+             if sample.name == "greenstalk_http_request_duration_seconds_count"
+             for labels in [sample.labels]}  # fmt: skip
+    assert found == {
+        ("healthz", "GET", "200"): 1,
+        ("healthz", "HEAD", "200"): 1,
+        ("overview", "GET", "401"): 1,
+        ("none", "GET", "404"): 2,
+        ("tube_pause", "POST", "403"): 1,
+        ("none", "other", "403"): 1,
+    }
+
+
+# Names of tubes
+
+HOSTILE = ['a"b', "a\\b", "a\\nb", "a\nb", "a}b{", "a,b=c", "$(id);/../x.y", "a" * 200, "#HELP", "Ω"]
+
+
+def test_hostile_names(queue: Queue, scraper: Scraper) -> None:
+    """No client can send most of these, but the exposition holds all the same."""
+    for name in HOSTILE:
+        queue.put(name)
+    scraper.scrape()
+    assert scraper.tubes() == {*HOSTILE, "default", OTHER.decode()}
+    assert all(scraper.value("tube_jobs_put_total", tube=name) == 1 for name in HOSTILE)
+
+
+def test_a_tube_called_other_is_among_the_others(queue: Queue, scraper: Scraper) -> None:
+    client = worker(queue, OTHER.decode())
+    put(queue, client)
+    scraper.scrape()
+    scraper.scrape()
+    assert scraper.value("tube_jobs", tube=OTHER.decode(), state="ready") == 1
+    assert scraper.value("tube_jobs_put_total", tube=OTHER.decode()) == 1
+    finish(queue, client)
+    queue.broker.disconnect(client, queue.now)
+    scraper.scrape()
+    assert scraper.value("tube_jobs_put_total", tube=OTHER.decode()) == 1
+
+
+# Tubes that come and go
+
+
+def test_the_counters_of_a_tube_outlive_it(queue: Queue, scraper: Scraper) -> None:
+    for round in range(1, 4):
+        client = worker(queue, "mail")
+        put(queue, client)
+        finish(queue, client)
+        scraper.scrape()
+        assert scraper.value("tube_jobs_put_total", tube="mail") == round
+        queue.broker.disconnect(client, queue.now)
+        assert b"mail" not in queue.broker.tubes
+        scraper.scrape()
+        assert scraper.value("tube_jobs_put_total", tube="mail") == round
+        assert scraper.value("tube_watching", tube="mail") == 0
+        queue.now += KEPT_FOR
+    scraper.scrape()
+    queue.now += 1
+    scraper.scrape()
+    assert "mail" not in scraper.tubes()
+
+
+def test_a_tube_between_two_scrapes_counts_among_the_others(queue: Queue, scraper: Scraper) -> None:
+    scraper.scrape()
+    client = worker(queue, "brief")
+    put(queue, client)
+    finish(queue, client)
+    queue.broker.disconnect(client, queue.now)
+    scraper.scrape()
+    assert scraper.value("tube_jobs_put_total", tube=OTHER.decode()) == 1
+    assert "brief" not in scraper.tubes()
+
+
+class Churn:
+    """Tubes that come and go, a step at a time, with jobs that are put and finished."""
+
+    def __init__(self, queue: Queue, seed: int, tubes: int) -> None:
+        self.queue, self.dice, self.tubes = queue, random.Random(seed), tubes  # noqa: S311
+        self.clients: dict[str, Client] = {}
+
+    def step(self) -> None:
+        queue, dice = self.queue, self.dice
+        name = f"tube-{dice.randrange(self.tubes)}"
+        client = self.clients.get(name)
+        if client is None:
+            client = self.clients[name] = worker(queue, name)
+        tube = queue.broker.tubes[name.encode()]
+        for _ in range(dice.choice((0, 1, 1, 50))):
+            put(queue, client)
+        while tube.ready.count and dice.random() < 0.95:
+            queue.now += dice.randrange(SECOND)
+            finish(queue, client)
+        if not tube.ready.count and dice.random() < 0.4:
+            queue.broker.disconnect(self.clients.pop(name), queue.now)
+
+    def finish(self) -> None:
+        for client in self.clients.values():
+            while client.used.ready.count:
+                finish(self.queue, client)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_no_counter_goes_back_or_forgets_however_tubes_come_and_go(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """What Prometheus makes of it, which adds up by how much each series grows, is what the server has counted."""
+    monkeypatch.setattr(ledger, "LABELS_AT_MOST", 5)
+    scraper, churn, labels, puts = Scraper(queue.app().test_client()), Churn(queue, seed, 12), set[str](), 0.0
+    for _ in range(200):
+        churn.step()
+        queue.now += churn.dice.choice((1, SECOND, KEPT_FOR // 5))
+        if churn.dice.random() < 0.5:
+            before = scraper.series
+            scraper.scrape()
+            assert len(scraper.tubes()) <= 5 + 1
+            labels |= scraper.tubes()
+            puts += sum(value - before.get((name, tube), 0) for (name, tube), value in scraper.series.items()
+                        if name == "greenstalk_tube_jobs_put_total")  # fmt: skip
+            assert puts == queue.broker.counters.total_jobs
+            ended = queue.broker.counters.total_jobs - len(queue.broker.jobs)
+            assert scraper.value("job_wait_seconds_count") == scraper.value("job_run_seconds_count") == ended
+    queue.broker.check()
+    assert len(labels) == 12 + 2, "each tube has had a label"
+
+
+@pytest.mark.parametrize(("labels", "scrapers"), [(10, 1), (LABELS_AT_MOST, 2)])
+def test_nothing_is_torn_by_what_happens_during_a_scrape(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch, labels: int, scrapers: int
+) -> None:
+    """With a switch at every rest, and a rest at every tube. With two scrapers one may miss that a label began anew."""
+    monkeypatch.setattr(ledger, "LABELS_AT_MOST", labels)
+    monkeypatch.setattr(ledger, "KEPT_FOR", 10**6 * SECOND)
+    monkeypatch.setattr(ledger, "TUBES_A_STEP", 1)
+    monkeypatch.setattr(Pace, "rest", lambda self: gevent.sleep(0))
+    app, churn, steps = queue.app(), Churn(queue, 1, 30), 0
+    scraper = Scraper(app.test_client())
+
+    def scrape_too() -> None:
+        second = Scraper(app.test_client())
+        while True:
+            second.scrape()
+
+    def go_on() -> None:
+        nonlocal steps
+        while True:
+            churn.step()
+            steps += 1
+            gevent.sleep(0)
+
+    others = [gevent.spawn(go_on)] + [gevent.spawn(scrape_too) for _ in range(scrapers - 1)]
+    for _ in range(25):
+        scraper.scrape()
+    assert not any(other.dead for other in others)
+    gevent.killall(others)
+    assert steps > 25 * 10, "nothing happened meanwhile"
+    churn.finish()
+    scraper.scrape()
+    total = queue.broker.counters.total_jobs
+    assert scraper.value("job_wait_seconds_count") == scraper.value("job_run_seconds_count") == total
+    assert bucket(scraper, "job_wait_seconds", float("inf")) == total
+
+
+def test_the_history_hears_of_gone_tubes_too(queue: Queue) -> None:
+    history, client = queue.app().extensions["history"], worker(queue, "brief")
+    put(queue, client)
+    finish(queue, client)
+    queue.broker.disconnect(client, queue.now)
+    queue.now += SECOND
+    history.tick()
+    assert history.total_rates().put == 1
+
+
+# More tubes than labels
+
+
+def test_a_thousand_labels_at_most(queue: Queue, scraper: Scraper) -> None:
+    client = queue.connect()
+    for number in range(LABELS_AT_MOST + 500):
+        queue.broker.use(client, b"tube-%d" % number)
+        for _ in range(1 + (number % 3 == 0)):  # 500 have two jobs
+            put(queue, client, b"12345")
+    scraper.scrape()
+    first = scraper.tubes()
+    assert len(first) == LABELS_AT_MOST + 1
+    assert first >= {f"tube-{number}" for number in range(0, LABELS_AT_MOST + 500, 3)} | {OTHER.decode()}
+    others = LABELS_AT_MOST + 500 - (LABELS_AT_MOST - ("default" in first))
+    assert scraper.value("tube_jobs", tube=OTHER.decode(), state="ready") == others
+    assert scraper.value("tube_bytes", tube=OTHER.decode()) == 5 * others
+    assert scraper.total("put") == 2000
+    scraper.scrape()
+    assert scraper.tubes() == first
+
+
+def test_others_sum_up_but_for_the_longest_age_and_pause(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger, "LABELS_AT_MOST", 1)
+    scraper = Scraper(queue.app().test_client())
+    queue.put("large", count=9)
+    for age in range(3):
+        queue.put(f"small-{age}")
+        queue.broker.pause_tube(b"small-%d" % age, (10 + age) * SECOND, queue.now)
+        queue.now += SECOND
+    scraper.scrape()
+    assert scraper.tubes() == {"large", OTHER.decode()}
+    names = ("tube_paused", "tube_pause_remaining_seconds", "tube_oldest_ready_age_seconds")
+    assert [scraper.value(name, tube=OTHER.decode()) for name in names] == [3, 11, 3]
+
+
+def test_a_tube_in_which_far_more_goes_on_gets_the_label_of_another(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger, "LABELS_AT_MOST", 30)
+    scraper = Scraper(queue.app().test_client())
+    for number in range(30):
+        queue.put(f"first-{number}", count=4)
+    scraper.scrape()
+    first = scraper.tubes()
+    queue.put("as-large", count=4)
+    scraper.scrape()
+    assert scraper.tubes() == first
+    for number in range(15):
+        queue.put(f"large-{number}", count=100)
+    scraper.scrape()
+    assert len(scraper.tubes() - first) == SWAPS
+    scraper.scrape()
+    assert scraper.tubes() - first == {f"large-{number}" for number in range(15)}
+    assert scraper.total("put") >= 30
+
+
+def test_the_label_of_a_gone_tube_goes_to_one_that_is_there(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger, "LABELS_AT_MOST", 3)
+    scraper = Scraper(queue.app().test_client())
+    clients = [worker(queue, name) for name in ("a", "b")]
+    for client in clients:
+        put(queue, client)
+        finish(queue, client)
+    scraper.scrape()
+    queue.broker.disconnect(clients[0], queue.now)
+    scraper.scrape()
+    assert scraper.tubes() == {"a", "b", "default", OTHER.decode()}
+    worker(queue, "c")
+    scraper.scrape()
+    assert scraper.tubes() == {"b", "c", "default", OTHER.decode()}
+
+
+def test_a_tube_that_is_back_keeps_its_label(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger, "LABELS_AT_MOST", 2)
+    scraper = Scraper(queue.app().test_client())
+    for round in (1, 2):
+        client = worker(queue, "a")
+        put(queue, client)
+        if round == 1:
+            finish(queue, client)
+            scraper.scrape()
+            queue.broker.disconnect(client, queue.now)
+    worker(queue, "b")
+    queue.now += 2 * KEPT_FOR
+    scraper.scrape()
+    assert scraper.tubes() == {"a", "default", OTHER.decode()}
+    assert scraper.value("tube_jobs_put_total", tube="a") == 2
+
+
+# The loop
+
+
+def test_a_scrape_of_two_thousand_tubes_goes_in_slices(queue: Queue) -> None:
+    for number in range(2000):
+        client = worker(queue, f"tube-{number}")
+        put(queue, client)
+        put(queue, client)
+        finish(queue, client)
+    client, turns, last = queue.app().test_client(), list[float](), 0.0
+
+    def take_turns() -> None:
+        nonlocal last
+        while True:
+            last = time.thread_time()
+            gevent.sleep(0.0001)
+            turns.append(time.thread_time() - last)
+
+    others = gevent.spawn(take_turns)
+    gevent.sleep(0.001)
+    began = time.thread_time()
+    response = client.get("/metrics")
+    taken = time.thread_time() - began
+    others.kill()
+    turns.sort()
+    print(f"{len(response.data)} bytes in {taken * 1e3:.0f} ms of CPU; {len(turns)} slices, the longest"
+          f" {turns[-1] * 1e3:.1f} ms, then {turns[-2] * 1e3:.1f} and {turns[-3] * 1e3:.1f} ms")  # fmt: skip
+    assert len(turns) > 50
+    assert turns[len(turns) * 9 // 10] < 0.02
+
+
+# Who may ask
+
+TOKEN = "s3cret/token+with=signs"  # noqa: S105
+
+
+def bearer(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"}
+
+
+def test_without_a_password_or_token_it_is_as_open_as_the_dashboard(queue: Queue) -> None:
+    client = queue.app().test_client()
+    assert client.get("/metrics").status_code == 200
+    assert client.get("/metrics", headers={"Host": "prometheus.example"}).status_code == 421
+
+
+def test_a_password_counts_for_the_metrics_too(queue: Queue) -> None:
+    client = queue.app(password=ADMIN, viewer_password=VIEWER).test_client()
+    headers = ({}, basic("", "wrong"), bearer(ADMIN), basic("", VIEWER), basic("", ADMIN))
+    assert [client.get("/metrics", headers=one).status_code for one in headers] == [401, 401, 401, 200, 200]
+
+
+@pytest.mark.parametrize("options", [{}, {"password": ADMIN}, {"viewer_password": VIEWER, "is_read_only": True}])
+def test_the_token_opens_the_metrics(queue: Queue, options: dict[str, object]) -> None:
+    client = queue.app(metrics_token=TOKEN, **options).test_client()
+    assert client.get("/metrics", headers=bearer(TOKEN)).status_code == 200
+    assert client.get("/metrics", headers=bearer(TOKEN) | {"Host": "prometheus.example"}).status_code == 200
+    wrong = ("", "wrong", TOKEN[:-1], TOKEN + "x", TOKEN.upper(), "tök")
+    assert {client.get("/metrics", headers=bearer(token)).status_code for token in wrong} == {401}
+
+
+def test_with_a_token_the_metrics_are_never_open(queue: Queue) -> None:
+    client = queue.app(metrics_token=TOKEN).test_client()
+    assert client.get("/").status_code == 200
+    response = client.get("/metrics")
+    assert response.status_code == 401
+    assert response.headers["WWW-Authenticate"].startswith("Bearer ")
+    assert "greenstalk_" not in response.text
+    assert client.get("/metrics", headers=basic("", TOKEN)).status_code == 401
+
+
+def test_the_password_goes_on_to_count_beside_a_token(queue: Queue) -> None:
+    client = queue.app(metrics_token=TOKEN, password=ADMIN).test_client()
+    assert client.get("/metrics", headers=basic("", ADMIN)).status_code == 200
+    assert client.get("/metrics", headers=basic("", TOKEN)).status_code == 401
+
+
+def test_the_token_opens_nothing_else(queue: Queue) -> None:
+    queue.put("mail")
+    client = queue.app(metrics_token=TOKEN, password=ADMIN).test_client()
+    for path in ("/", "/tube?tube=mail", "/job?id=1", "/job/body?id=1", "/live?page=overview", "/audit"):
+        assert client.get(path, headers=bearer(TOKEN)).status_code == 401, path
+    ours = bearer(TOKEN) | {"Sec-Fetch-Site": "same-origin"}
+    assert client.post("/tube/pause", data={"tube": "mail", "seconds": "9"}, headers=ours).status_code == 401
+    assert client.post("/metrics", headers=ours).status_code == 401
+
+
+def test_wrong_tokens_lock_out_no_people(queue: Queue) -> None:
+    client = queue.app(metrics_token=TOKEN, password=ADMIN).test_client()
+    assert {client.get("/metrics", headers=bearer("wrong")).status_code for _ in range(10)} == {401}
+    assert client.get("/metrics", headers=bearer(TOKEN)).status_code == 429
+    assert client.get("/", headers=basic("", ADMIN)).status_code == 200
+    queue.now += 61 * SECOND
+    assert client.get("/metrics", headers=bearer(TOKEN)).status_code == 200
+
+
+def test_it_is_inside_and_outside_of_a_prefix(queue: Queue) -> None:
+    client = queue.app(url_prefix="/queue", metrics_token=TOKEN).test_client()
+    for path in ("/metrics", "/queue/metrics"):
+        assert client.get(path, headers=bearer(TOKEN)).status_code == 200
+        assert client.get(path).status_code == 401
+
+
+# A running server, and the files for it
+
+
+@pytest.fixture(scope="module")
+def exposition(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What a real server with a journal says after some work, to who has the token; nobody else is let in."""
+    flags = ("-l", "127.0.0.1", "-p", "0", "--web-port", "0", "-f", "0", "-b", str(tmp_path_factory.mktemp("journal")))
+    with Daemon(*flags, environ=environment(GREENSTALK_METRICS_TOKEN=TOKEN)) as daemon:
+        daemon.ask(b"use mail\r\nput 0 0 60 5\r\nhello\r\n")
+        daemon.ask(b"watch mail\r\nreserve\r\ndelete 1\r\n")
+        where = f"{daemon.dashboard}metrics"
+        with pytest.raises(HTTPError) as refused:
+            urlopen(where, timeout=PATIENCE)  # noqa: S310  our own, on loopback
+        refused.value.close()
+        assert refused.value.code == 401
+        urlopen(Request(where, headers=bearer(TOKEN)), timeout=PATIENCE).close()  # noqa: S310
+        with urlopen(Request(where, headers=bearer(TOKEN)), timeout=PATIENCE) as response:  # noqa: S310
+            return str(response.read().decode())
+
+
+@pytest.fixture(scope="module")
+def exported(exposition: str) -> dict[str, set[str]]:
+    """Labels by the name of each sample."""
+    exported: dict[str, set[str]] = {}
+    for sample in samples(exposition):
+        exported.setdefault(sample.name, set()).update(sample.labels)
+    return exported
+
+
+def test_a_running_server_measures_its_syncs(exposition: str) -> None:
+    series = {name: value for (name, labels), value in parse(exposition).items() if not labels}
+    assert series["greenstalk_journal_sync_seconds_count"] >= 2
+    assert 0 < series["greenstalk_journal_sync_seconds_sum"] < PATIENCE
+    assert series["greenstalk_journal_bytes"] >= 10_485_760
+    assert series["greenstalk_job_wait_seconds_count"] == 1
+
+
+def expressions(found: object) -> Iterator[str]:
+    """Every `expr`, and every query of a variable, in a dashboard or in rules."""
+    if isinstance(found, dict):
+        for key, value in found.items():
+            if isinstance(value, str) and (key in ("expr", "definition") or (key == "query" and "(" in value)):
+                yield value
+            yield from expressions(value)
+    elif isinstance(found, list):
+        for value in found:
+            yield from expressions(value)
+
+
+def check_expression(expression: str, exported: dict[str, set[str]]) -> set[str]:
+    """Assert that *expression* speaks of what there is, and is balanced; return the metrics in it."""
+    bare = re.sub(r'"(?:[^"\\]|\\.)*"', '""', expression)
+    assert '"' not in bare.replace('""', ""), expression
+    for pair in ("()", "{}", "[]"):
+        assert bare.count(pair[0]) == bare.count(pair[1]), expression
+    names = set(re.findall(r"\bgreenstalk_\w+", bare))
+    assert names <= exported.keys(), (expression, names - exported.keys())
+    labels = set().union(*(exported[name] for name in names))
+    for name, matchers in re.findall(r"\b(greenstalk_\w+)\{([^}]*)\}", bare):
+        for matcher in filter(None, matchers.split(",")):
+            match = re.fullmatch(r'\s*(\w+)\s*(?:=~|!~|!=|=)\s*""\s*', matcher)
+            assert match is not None, expression
+            assert match[1] in exported[name] | {"job", "instance"}, expression
+    for grouped in re.findall(r"\b(?:by|on|without|ignoring|group_left|group_right)\s*\(([^)]*)\)", bare):
+        assert set(re.findall(r"\w+", grouped)) <= labels | {"job", "instance"}, expression
+    for word in re.findall(r"\b([a-z_]+)\s*\(", bare):
+        assert word in FUNCTIONS, expression
+    return names
+
+
+FUNCTIONS = {
+    "sum", "max", "min", "avg", "topk", "rate", "increase", "delta", "deriv", "histogram_quantile", "resets", "absent",
+    "by", "on", "without", "ignoring", "group_left", "clamp_min", "label_values", "count", "avg_over_time",
+    "max_over_time", "min_over_time", "and", "or", "unless",
+}  # fmt: skip
+
+
+def test_the_grafana_dashboard_asks_for_what_there_is(exported: dict[str, set[str]]) -> None:
+    dashboard = json.loads((DOCS / "grafana-dashboard.json").read_text())
+    rows = [panel["title"] for panel in dashboard["panels"] if panel["type"] == "row"]
+    assert rows == ["Overview", "Tubes", "Latencies", "Journal", "HTTP"]
+    assert dashboard["schemaVersion"] >= 39
+    assert [variable["name"] for variable in dashboard["templating"]["list"]] == ["datasource", "instance", "tube"]
+    used = set().union(*(check_expression(expression, exported) for expression in expressions(dashboard)))
+    assert {re.sub(r"_(bucket|sum|count)$", "", name) for name in used} >= {
+        "greenstalk_tube_jobs", "greenstalk_job_wait_seconds", "greenstalk_journal_sync_seconds",
+        "greenstalk_http_request_duration_seconds", "greenstalk_connections",
+    }  # fmt: skip
+
+
+def test_the_panels_of_the_dashboard_are_sound() -> None:
+    dashboard = json.loads((DOCS / "grafana-dashboard.json").read_text())
+    ids, taken = [panel["id"] for panel in dashboard["panels"]], set()
+    assert len(set(ids)) == len(ids)
+    for panel in dashboard["panels"]:
+        place = panel["gridPos"]
+        assert 0 < place["w"] <= 24 - place["x"]
+        cells = {(x, y) for x in range(place["x"], place["x"] + place["w"])
+                 for y in range(place["y"], place["y"] + place["h"])}  # fmt: skip
+        assert not cells & taken, panel["title"]
+        taken |= cells
+        if panel["type"] == "row":
+            continue
+        assert panel["title"] and panel["description"]
+        assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+        targets = [target["refId"] for target in panel["targets"]]
+        assert targets and len(set(targets)) == len(targets)
+        assert panel["fieldConfig"]["defaults"]["unit"]
+
+
+def test_the_alert_rules_ask_for_what_there_is(exported: dict[str, set[str]]) -> None:
+    (group,) = yaml.safe_load((DOCS / "prometheus-alerts.yml").read_text())["groups"]
+    assert [rule["alert"] for rule in group["rules"]] == [
+        "GreenstalkDown",
+        "GreenstalkRestarted",
+        "GreenstalkNoConsumers",
+        "GreenstalkJobsTooOld",
+        "GreenstalkBuriedGrowing",
+        "GreenstalkTubePausedForLong",
+        "GreenstalkJournalInTrouble",
+        "GreenstalkJournalSyncsSlow",
+    ]
+    for rule in group["rules"]:
+        assert set(rule) <= {"alert", "expr", "for", "labels", "annotations"}
+        assert check_expression(rule["expr"], exported) or rule["alert"] == "GreenstalkDown"
+        assert rule["labels"]["severity"] in ("critical", "warning", "info")
+        assert set(rule["annotations"]) == {"summary", "description"}
+        for label in re.findall(r"\$labels\.(\w+)", " ".join(rule["annotations"].values())):
+            assert label in ("job", "instance", "tube")
+
+
+def test_the_documentation_lists_exactly_what_there_is(exposition: str) -> None:
+    """Each metric in the table with its type and its labels."""
+    rows = re.compile(r"^\| `(greenstalk_\w+)` \| (\w+) \| ([^|]*)\|", re.MULTILINE)
+    listed = rows.findall((DOCS / "metrics.md").read_text())
+    told = {name: (kind, set(re.findall(r"`(\w+)`", labels))) for name, kind, labels in listed}
+    assert len(told) == len(listed)
+    assert told == {name: (kind, labels - {"le"}) for name, kind, labels in families(exposition)}
+
+
+def families(text: str) -> Iterator[tuple[str, str, set[str]]]:
+    for family in text_string_to_metric_families(text):
+        name = family.name + ("_total" if family.type == "counter" else "")
+        yield name, family.type, set().union(*(sample.labels for sample in family.samples))

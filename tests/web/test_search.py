@@ -1,0 +1,318 @@
+"""Search: every match counted, the newest state shown, one task for the same query, and no worker kept waiting."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from urllib.parse import urlencode
+
+import gevent
+import pytest
+from flask import Flask
+from flask.testing import FlaskClient
+
+from greenstalk_server.broker import Broker
+from greenstalk_server.job import MAX_ID, SECOND
+from web import search
+from web.jobs import DEEPEST
+from web.query import parse
+from web.search import FOUND_AT_MOST, PAGE, SMALL_TUBE, candidates
+
+from .conftest import Queue
+from .table import Page
+from .test_actions import refused
+
+HOSTILE = '</td><script>document.title="gone"</script>&amp;'
+
+
+@pytest.fixture
+def app(queue: Queue) -> Flask:
+    return queue.app()
+
+
+@pytest.fixture
+def client(app: Flask) -> FlaskClient:
+    return app.test_client()
+
+
+def put(queue: Queue, tube: str, *bodies: bytes, pri: int = 2000) -> list[int]:
+    return [queue.broker.put_into(tube.encode(), pri, 0, 60 * SECOND, body, queue.now) for body in bodies]
+
+
+def find(client: FlaskClient, q: str, **more: str | int) -> Page:
+    response = client.get("/search", query_string={"q": q, **more})
+    assert response.status_code == 200, response.text
+    return Page(response.text)
+
+
+def ids(page: Page) -> list[int]:
+    return [int(attributes["data-key"] or 0) for tag, attributes in page.elements if "data-key" in attributes]
+
+
+def task_id(page: Page) -> str:
+    return str(next(attributes["data-live-args"] for _, attributes in page.elements if "data-live-args" in attributes))
+
+
+def test_finds_what_matches_in_the_order_of_ids(queue: Queue, client: FlaskClient) -> None:
+    one, two, three = put(queue, "mail", b"no route", b"fine", b"no route to host")
+    put(queue, "other", b"no route", pri=1)
+    queue.broker.bury_job(one, queue.now)
+    page = find(client, 'tube:mail "no route"')
+    assert ids(page) == [one, three]
+    assert "scanned 3 of 3 jobs" in page.text and "done" in page.text
+    assert two not in ids(find(client, "state:buried")) == [one]
+
+
+def test_tube_and_state_may_be_fields_of_their_own(queue: Queue, client: FlaskClient) -> None:
+    for tube in ("mail", "//x", "a+b;c"):
+        [id] = put(queue, tube, b"x")
+        page = find(client, "", tube=tube)
+        assert ids(page) == [id] and page.attribute("q", "value") == f"tube:{tube}"
+    assert ids(find(client, "id:>0", tube="mail", state="buried")) == []
+    assert "“state” must be" in refused(client.get("/search?q=x&state=done"), 400)
+
+
+def test_without_a_query_there_is_the_form_and_the_help(client: FlaskClient) -> None:
+    page = find(client, "")
+    assert "How to ask" in page.text and "Matches" not in page.text
+
+
+@pytest.mark.parametrize("q", ["pri:x", 'body:"', "nope:1", HOSTILE + '"'])
+def test_a_query_that_cannot_be_read_stays_to_be_corrected(client: FlaskClient, q: str) -> None:
+    response = client.get("/search", query_string={"q": q})
+    page = Page(response.text)
+    assert response.status_code == 400
+    assert page.attribute("q", "value") == q and page.attribute("q-error", "role") == "alert"
+    assert "<script>document" not in response.text
+
+
+def test_hostile_bodies_and_queries_stay_text(queue: Queue, client: FlaskClient) -> None:
+    [id] = put(queue, "mail", HOSTILE.encode())
+    quoted = '"{}"'.format(HOSTILE.replace('"', '\\"'))
+    response = client.get("/search", query_string={"q": quoted})
+    page = Page(response.text)
+    assert ids(page) == [id]
+    assert "<script>document" not in response.text and "<script>document" in page.text
+    assert page.attribute("q", "value") == f"body:{HOSTILE}" or page.attribute("q", "value") == f"body:{quoted}"
+
+
+def test_shows_jobs_as_they_are_now_and_leaves_out_those_gone(queue: Queue, client: FlaskClient) -> None:
+    buried, deleted = put(queue, "mail", b"x", b"x")
+    page = find(client, "tube:mail")
+    args = task_id(page)
+    queue.broker.bury_job(buried, queue.now)
+    queue.broker.delete_job(deleted, queue.now)
+    rows = client.get(f"/live?page=search&{args}").json["rows"]["matches"]
+    assert [(row[0], row[2]) for row in rows] == [(str(buried), "buried")]
+    assert ids(Page(client.get(f"/search?{args}").text)) == [buried]
+
+
+def test_counts_all_and_lists_the_first(queue: Queue, client: FlaskClient) -> None:
+    found = queue.put("mail", count=FOUND_AT_MOST + 50)
+    page = find(client, "tube:mail")
+    assert "1,050 match" in page.text and ids(page) == found[:PAGE]
+    args = task_id(page).removesuffix("0")
+    assert ids(Page(client.get(f"/search?{args}{PAGE}").text)) == found[PAGE : 2 * PAGE]
+    last = client.get(f"/search?{args}{FOUND_AT_MOST - PAGE}").text
+    assert ids(Page(last)) == found[FOUND_AT_MOST - PAGE : FOUND_AT_MOST] and f"from={FOUND_AT_MOST}" not in last
+
+
+def test_the_same_query_joins_the_search_that_runs(queue: Queue, app: Flask, client: FlaskClient) -> None:
+    queue.put("mail", count=20_000)
+    pages: list[Page] = []
+    asked = [gevent.spawn(lambda q=q: pages.append(find(client, q))) for q in ("pri:7", "pri:7", " pri:7 ", "pri:8")]
+    gevent.joinall(asked, raise_error=True)
+    assert len({task_id(page) for page in pages}) == 2
+    assert task_id(find(client, "pri:7")) not in {task_id(page) for page in pages}  # it had ended: this one is new
+
+
+def test_search_changes_nothing_and_takes_no_post(queue: Queue, client: FlaskClient) -> None:
+    queue.put("mail", count=3)
+    before = [(job.id, job.state) for job in queue.broker.jobs.values()]
+    find(client, "tube:mail")
+    assert [(job.id, job.state) for job in queue.broker.jobs.values()] == before
+    assert client.post("/search?q=x", headers={"Sec-Fetch-Site": "same-origin"}).status_code == 405
+
+
+def test_a_task_that_is_no_search_is_none(queue: Queue, app: Flask, client: FlaskClient) -> None:
+    queue.put("mail")
+    preview = client.post(
+        "/bulk/preview",
+        data={"scope": "all", "tube": "mail", "action": "bury"},
+        headers={"Sec-Fetch-Site": "same-origin"},
+    )
+    task = preview.headers["Location"].partition("task=")[2]
+    assert "no search" in refused(client.get(f"/search?task={task}"), 404)
+    assert "no such task" in refused(client.get("/search?task=0"), 404)
+
+
+# Bodies that are hidden
+
+
+def test_bodies_that_are_hidden_are_not_searched(queue: Queue, visit: Callable[..., FlaskClient]) -> None:
+    [id] = put(queue, "mail", b"hunter2")
+    client = visit(hides_bodies=True)
+    for path in (
+        "/search?q=hunter2",
+        "/search?q=-hunter2",
+        "/tube?tube=mail&q=body:hunter2",
+        "/export?format=csv&q=~x",
+    ):
+        assert "cannot be searched" in refused(client.get(path), 403)
+    for path in ("/search?q=size:7", "/tube?tube=mail&q=size:7", "/tube?tube=mail"):
+        response = client.get(path)
+        assert ids(Page(response.text)) == [id]
+        assert "hunter2" not in response.text and 'class="body"' not in response.text
+
+
+# A tube's own list
+
+
+def test_list_of_a_tube_is_filtered(queue: Queue, client: FlaskClient) -> None:
+    low, high = put(queue, "mail", b"x", b"needle", pri=5)
+    [first] = put(queue, "mail", b"needle", pri=1)
+    page = Page(client.get("/tube?tube=mail&q=needle").text)
+    assert ids(page) == [first, high]
+    assert "2 that match among all 3" in page.text and low not in ids(page)
+    live = client.get("/live?page=tube&tube=mail&state=ready&q=needle").json
+    assert [row[0] for row in live["rows"]["jobs"]] == [str(first), str(high)]
+    assert "Of the jobs looked at, none matches" in Page(client.get("/tube?tube=mail&q=nothing").text).text
+
+
+def test_list_of_a_tube_is_looked_through_so_far_and_says_so(queue: Queue, client: FlaskClient) -> None:
+    queue.put("mail", count=DEEPEST + 200)
+    put(queue, "mail", b"needle", pri=9999)
+    response = client.get("/tube?tube=mail&q=needle")
+    page = Page(response.text)
+    assert ids(page) == [] and "0 that match among the first" in page.text and "of 1,201" in page.text
+    link = next(
+        str(a["href"])
+        for tag, a in page.elements
+        if tag == "a" and "/search?" in str(a.get("href")) and "q=" in str(a["href"])
+    )
+    assert len(ids(Page(client.get(link).text))) == 1
+
+
+def test_list_of_a_tube_tells_what_is_wrong_with_the_filter(queue: Queue, client: FlaskClient) -> None:
+    [id] = queue.put("mail")
+    page = Page(client.get("/tube?tube=mail&q=pri:x").text)
+    assert ids(page) == [id] and "“pri:x” must compare" in page.text and page.attribute("q", "value") == "pri:x"
+
+
+def test_filtered_list_of_reserved_jobs(queue: Queue, client: FlaskClient) -> None:
+    held, other = put(queue, "mail", b"a", b"b")
+    worker = queue.connect()
+    for id in (held, other):
+        queue.broker.reserve_job(worker, id, queue.now)
+    assert ids(Page(client.get("/tube?tube=mail&state=reserved&q=b").text)) == [other]
+
+
+# What is looked through
+
+
+def places(broker: Broker, q: str) -> list[int]:
+    total, ids = candidates(broker, parse(q))
+    found = list(ids)
+    assert total == len(found)
+    return found
+
+
+def test_candidates_are_each_job_once_wherever_it_has_been(queue: Queue) -> None:
+    broker = queue.broker
+    queue.put("other", count=3)
+    found = queue.put("mail", count=40) + queue.put("mail", count=10, delay=60)
+    for id in found[::3]:
+        broker.bury_job(id, queue.now)
+    for id in found[::6]:
+        broker.kick_job(id, queue.now)
+    worker = queue.connect()
+    for id in found[1::5]:
+        broker.reserve_job(worker, id, queue.now)
+    broker.edit_job(found[2], queue.now, tube=b"other")
+    here = [id for id in found if id != found[2]]
+    told = places(broker, "tube:mail")
+    assert set(told) >= set(here) and len(told) == len(set(told)) and told == sorted(told)
+    is_match = parse("tube:mail").test()
+    assert [id for id in told if is_match(broker.jobs[id], queue.now)] == here
+
+
+def test_candidates_of_one_id_of_no_tube_and_of_a_large_tube(queue: Queue) -> None:
+    queue.put("mail", count=SMALL_TUBE + 1)
+    [small] = queue.put("small")
+    assert places(queue.broker, f"id:{small} tube:mail") == [small]
+    assert places(queue.broker, f"id:{MAX_ID}") == [MAX_ID]
+    assert places(queue.broker, "tube:nowhere") == []
+    assert places(queue.broker, "tube:small") == [small]
+    assert places(queue.broker, "tube:mail") == places(queue.broker, "pri:1") == list(queue.broker.jobs)
+
+
+# At size
+
+
+class Watch:
+    """A greenlet that ticks, and so sees for how long others hold the loop: in CPU time, as other processes run too."""
+
+    def __init__(self) -> None:
+        self.longest = 0.0
+        self.ticks = 0
+        self._greenlet = gevent.spawn(self._tick)
+
+    def _tick(self) -> None:
+        last = time.thread_time()
+        while True:
+            gevent.sleep(0.0005)
+            now = time.thread_time()
+            self.longest, last, self.ticks = max(self.longest, now - last), now, self.ticks + 1
+
+    def stop(self) -> float:
+        self._greenlet.kill()
+        return self.longest
+
+
+def test_search_of_100000_jobs_holds_no_worker_up(queue: Queue, client: FlaskClient) -> None:
+    found = queue.put("mail", count=100_000)
+    rare = found[::1000]
+    for id in rare:
+        queue.broker.bury_job(id, queue.now)
+    watch = Watch()
+    gevent.sleep(0.01)
+    page = find(client, "state:buried -body:x reserves:0")
+    args = task_id(page)
+    early = client.get(f"/live?page=search&{args}").json
+    while client.get(f"/live?page=search&{args}").json["shown"]["task-running"]:
+        gevent.sleep(0.01)
+    held = watch.stop()
+    done = client.get(f"/live?page=search&{args}").json
+    assert done["fields"]["task-scanned"] == "scanned 100,000 of 100,000 jobs"
+    assert [row[0] for row in done["rows"]["matches"]] == [str(id) for id in rare]
+    assert early["rows"]["matches"] == done["rows"]["matches"][: len(early["rows"]["matches"])]
+    assert watch.ticks > 50
+    assert held < 0.05
+
+
+def test_search_that_takes_long_shows_what_it_has_and_how_to_go_on(
+    queue: Queue, client: FlaskClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search, "FIRST_WAIT", 0.02)
+    found = queue.put("mail", count=60_000)
+    page = find(client, "tube:mail")
+    assert "running" in page.text and ids(page) == found[:PAGE] and "Go on" in page.text
+    args = task_id(page)
+    for _ in range(500):
+        page = Page(client.get(f"/search?{args}").text)
+        if "Go on" not in page.text:
+            break
+    assert "scanned 60,000 of 60,000 jobs, 60,000 match" in " ".join(page.text.split()).replace(" ,", ",")
+    assert urlencode({"task": args}) not in page.text
+
+
+def test_cancelled_search_keeps_what_it_has_found(
+    queue: Queue, client: FlaskClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search, "FIRST_WAIT", 0.01)
+    found = queue.put("mail", count=60_000)
+    args = task_id(find(client, "tube:mail"))
+    id = args.partition("&")[0].removeprefix("task=")
+    response = client.post("/task/cancel", data={"id": id}, headers={"Sec-Fetch-Site": "same-origin"})
+    page = Page(client.get(response.headers["Location"]).text)
+    assert "cancelled" in page.text and ids(page) == found[:PAGE] and "scanned 60,000" not in page.text

@@ -1,0 +1,347 @@
+"""What the dashboard remembers: samples of jobs and reasons of pauses, with and without a disk."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+import gevent
+import pytest
+from flask.testing import FlaskClient
+from werkzeug.test import TestResponse
+
+from greenstalk_server.job import SECOND
+from web import store as store_module
+from web.store import LARGEST_SAMPLE, LARGEST_SAMPLES, REASONS_AT_MOST, SAMPLES_AT_MOST, Full, Sample, Store
+
+from .conftest import Queue
+from .table import Page
+
+OURS = {"Sec-Fetch-Site": "same-origin"}
+SAMPLE = Sample("welcome", "mail", 10, 5, 60, '{"to": "ada"}\nä')
+
+
+def post(client: FlaskClient, path: str, **form: Any) -> TestResponse:
+    return client.post(path, data=form, headers=OURS)
+
+
+def put_form(page: str) -> dict[str, str | None]:
+    """What the form that puts a job is filled in with."""
+    fields = {
+        attributes["id"]: attributes.get("value")
+        for tag, attributes in Page(page).elements
+        if tag == "input" and attributes.get("id") in ("pri", "delay", "ttr", "name")
+    }
+    body = page.split('<textarea id="body"', 1)[1].split(">", 1)[1].split("</textarea>", 1)[0]
+    return fields | {"body": body.removeprefix("\n")}
+
+
+# The document
+
+
+def test_it_survives_a_restart(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    store.add_sample(SAMPLE)
+    store.set_reason("mail", "migration", 5, 1)
+    store.save()
+    again = Store(str(tmp_path))
+    assert again.samples == {"welcome": SAMPLE}
+    assert again.reason("mail", 5) == "migration"
+    path = tmp_path / "dashboard.json"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert [path.name for path in tmp_path.iterdir()] == ["dashboard.json"]
+
+
+def test_without_a_directory_it_is_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    store = Store()
+    store.add_sample(SAMPLE)
+    store.save()
+    assert (store.samples, store.is_kept, store.trouble) == ({"welcome": SAMPLE}, False, "")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_has_not_changed_is_not_written(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    store.set_reason("mail", "", 0, 1)
+    assert not store.remove_sample("none")
+    store.save()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_save_returns_with_its_change_on_disk(tmp_path: Path) -> None:
+    """Also if others save meanwhile."""
+    store = Store(str(tmp_path))
+
+    def save(name: str) -> bool:
+        store.add_sample(Sample(name, "mail", 0, 0, 1, ""))
+        store.save()
+        return name in Store(str(tmp_path)).samples
+
+    savers = [gevent.spawn(save, f"sample {number}") for number in range(20)]
+    gevent.joinall(savers)
+    assert [saver.value for saver in savers] == [True] * 20
+
+
+GOOD = {"version": 1, "samples": [], "pauses": {}}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "{", "[]", "null", "7", '"x"', "[" * 100_000, "\0" * 100,
+        *map(json.dumps, [
+            {},
+            GOOD | {"version": 2},
+            GOOD | {"samples": [{}]},
+            GOOD | {"samples": ["x"]},
+            GOOD | {"samples": {"a": 1}},
+            GOOD | {"samples": [{"name": 1, "tube": "t", "pri": 0, "delay": 0, "ttr": 1, "body": ""}]},
+            GOOD | {"samples": [{"name": "a", "tube": "t", "pri": True, "delay": 0, "ttr": 1, "body": ""}]},
+            GOOD | {"samples": [{"name": "a", "tube": "t", "pri": 0, "delay": 0, "ttr": 1, "body": "", "more": 1}]},
+            GOOD | {"samples": [{"name": "a", "tube": "t", "pri": 0, "delay": 0, "ttr": 1, "body": "\ud800"}]},
+            GOOD | {"pauses": []},
+            GOOD | {"pauses": {"a": "b"}},
+            GOOD | {"pauses": {"a": {"text": "b", "until": "c"}}},
+        ]),
+    ],
+)  # fmt: skip
+def test_a_damaged_document_is_set_aside(tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "dashboard.json").write_text(text)
+    store = Store(str(tmp_path))
+    assert (store.samples, store.trouble) == ({}, "")
+    assert (tmp_path / "dashboard.json.damaged").read_text() == text
+    assert not (tmp_path / "dashboard.json").exists()
+    (record,) = caplog.records
+    assert "dashboard.json is damaged" in record.getMessage()
+    store.add_sample(SAMPLE)
+    store.save()
+    assert Store(str(tmp_path)).samples == {"welcome": SAMPLE}
+
+
+def test_a_document_cut_anywhere_is_set_aside(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    store.add_sample(SAMPLE)
+    store.save()
+    path = tmp_path / "dashboard.json"
+    whole = path.read_bytes()
+    for end in range(len(whole)):
+        path.write_bytes(whole[:end])
+        assert Store(str(tmp_path)).samples == {}
+        assert not path.exists()
+
+
+def test_a_document_that_cannot_be_read_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "dashboard.json").mkdir()
+    assert Store(str(tmp_path)).trouble.startswith("dashboard.json cannot be read: [Errno 21] Is a directory")
+    assert len(caplog.records) == 1
+
+
+def test_a_failing_disk_is_told_once_and_overcome(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    def fail(_: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    store = Store(str(tmp_path))
+    store.add_sample(SAMPLE)
+    store.save()
+    with monkeypatch.context() as patch:
+        patch.setattr(store_module.os, "fsync", fail)
+        store.remove_sample("welcome")
+        store.save()
+        store.save()
+        assert store.trouble == "dashboard.json cannot be written: [Errno 5] Input/output error"
+        assert Store(str(tmp_path)).samples == {"welcome": SAMPLE}, "the old one is whole"
+    store.save()
+    assert store.trouble == ""
+    assert Store(str(tmp_path)).samples == {}
+    assert len(caplog.records) == 1
+    assert capfd.readouterr().err == ""
+
+
+def test_samples_are_bounded() -> None:
+    store = Store()
+    for number in range(SAMPLES_AT_MOST):
+        store.add_sample(Sample(str(number), "mail", 0, 0, 1, ""))
+    with pytest.raises(Full, match="100 samples already"):
+        store.add_sample(SAMPLE)
+    store.add_sample(Sample("5", "other", 0, 0, 1, "in its place"))
+    assert store.samples["5"].tube == "other"
+
+
+def test_bytes_of_samples_are_bounded() -> None:
+    store = Store()
+    body = "ä" * (LARGEST_SAMPLE // 2)
+    with pytest.raises(Full, match="more than 65,536 bytes"):
+        store.add_sample(Sample("a", "mail", 0, 0, 1, body + "x"))
+    for number in range(LARGEST_SAMPLES // LARGEST_SAMPLE):
+        store.add_sample(Sample(str(number), "mail", 0, 0, 1, body))
+    with pytest.raises(Full, match="all samples together would have more than 1,048,576 bytes"):
+        store.add_sample(Sample("b", "mail", 0, 0, 1, "x"))
+
+
+def test_reasons_are_bounded_and_those_of_ended_pauses_make_room() -> None:
+    store = Store()
+    for number in range(REASONS_AT_MOST):
+        store.set_reason(f"t{number}", "why", 100 + number, 1)
+    store.set_reason("one-more", "why", 5000, 1)
+    assert store.reason("one-more", 5000) == ""
+    store.set_reason("one-more", "why", 5000, 100)
+    assert store.reason("one-more", 5000) == "why"
+    assert store.reason("t0", 100) == ""
+
+
+# Samples on the page of a tube
+
+
+def test_a_sample_is_saved_loaded_put_and_deleted(queue: Queue, client: FlaskClient) -> None:
+    queue.put("mail")
+    form = {"tube": "mail", "pri": 10, "delay": 5, "ttr": 60, "body": '\n<b>\r\n"ä"'}
+    response = post(client, "/sample/save", name=" A  & B ", **form)
+    assert response.status_code == 303
+    page = client.get(response.headers["Location"]).text
+    assert "The sample was saved." in page
+    expected = {"pri": "10", "delay": "5", "ttr": "60", "name": "A & B", "body": "\n&lt;b&gt;\n&#34;ä&#34;"}
+    assert put_form(page) == expected
+    assert put_form(client.get("/tube?tube=mail&sample=A+%26+B").text) == expected
+    response = post(client, "/sample/delete", tube="mail", name="A & B")
+    page = client.get(response.headers["Location"]).text
+    assert "The sample was deleted." in page
+    assert put_form(page) == {"pri": "65536", "delay": "0", "ttr": "60", "name": "", "body": ""}
+    assert "optgroup" not in page
+    noted = [(entry.what, entry.details) for entry in client.application.extensions["audit"].entries]
+    assert noted == [
+        ("sample/save", {"name": "A & B", "tube": "mail", "bytes": 9}),
+        ("sample/delete", {"name": "A & B"}),
+    ]
+
+
+def test_samples_of_the_tube_come_first(queue: Queue, client: FlaskClient) -> None:
+    queue.put("mail")
+    for name, tube in (("b", "mail"), ("a", "other"), ("A2", "mail")):
+        assert post(client, "/sample/save", name=name, tube=tube, pri=1, delay=0, ttr=1, body="").status_code == 303
+    page = client.get("/tube?tube=mail&sample=b").text
+    options = [part.split("</option>")[0] for part in page.split('<select id="sample"')[1].split("<option")[1:]]
+    assert options == [">A2", " selected>b", ">a"]
+
+
+def test_a_sample_that_is_not_there_leaves_the_form_as_it_is(queue: Queue, client: FlaskClient) -> None:
+    queue.put("mail")
+    page = client.get("/tube?tube=mail&sample=gone").text
+    assert put_form(page)["pri"] == "65536"
+
+
+@pytest.mark.parametrize(
+    ("form", "status", "said"),
+    [
+        ({"name": ""}, 400, "“name” is missing"),
+        ({"name": "x" * 61}, 400, "“name” must have at most 60 characters, and has 61."),
+        ({"tube": "no tube"}, 400, "“tube” must be the name of a tube"),
+        ({"ttr": "0"}, 400, "“ttr” must be"),
+        ({"pri": ""}, 400, "“pri” must be"),
+        ({"body": "x" * (LARGEST_SAMPLE + 1)}, 409, "The sample was not saved: its body has more than 65,536 bytes."),
+    ],
+)
+def test_a_sample_that_cannot_be_saved(client: FlaskClient, form: dict[str, str], status: int, said: str) -> None:
+    good = {"name": "a", "tube": "mail", "pri": "1", "delay": "0", "ttr": "1", "body": ""}
+    response = post(client, "/sample/save", **(good | form))
+    assert response.status_code == status
+    assert said in Page(response.text).text
+
+
+def test_to_delete_a_sample_that_is_gone(client: FlaskClient) -> None:
+    response = post(client, "/sample/delete", tube="mail", name="gone")
+    assert response.status_code == 404
+    assert "There is no sample “gone”." in response.text
+
+
+def test_samples_survive_a_restart_of_the_server(queue: Queue, tmp_path: Path) -> None:
+    queue.put("mail")
+    before = queue.app(directory=str(tmp_path)).test_client()
+    post(before, "/sample/save", name="a", tube="mail", pri=1, delay=2, ttr=3, body="x")
+    after = queue.app(directory=str(tmp_path)).test_client()
+    assert put_form(after.get("/tube?tube=mail&sample=a").text)["body"] == "x"
+
+
+def test_a_failing_disk_is_told_where_samples_are(
+    queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    queue.put("mail")
+    client = queue.app(directory=str(tmp_path)).test_client()
+    with monkeypatch.context() as patch:
+        patch.setattr(store_module.os, "fsync", fail)
+        response = post(client, "/sample/save", name="a", tube="mail", pri=1, delay=2, ttr=3, body="x")
+        assert response.status_code == 303
+        assert "does not survive a restart now: dashboard.json cannot be written" in Page(
+            client.get(response.headers["Location"]).text
+        ).text.replace("\n", "")
+        client.application.extensions["audit"].flush()
+
+
+# Reasons of pauses
+
+
+def why(client: FlaskClient) -> str:
+    """The reason on the page of the tube, and in its live part; and on the overview, where its cell is pointed at."""
+    on_page = [part.split("</q>")[0] for part in client.get("/tube?tube=mail").text.split("Why: <q>")[1:]]
+    live = client.get("/live?page=tube&tube=mail").json["parts"]["pause"]
+    in_part = [part.split("</q>")[0] for part in live.split("Why: <q>")[1:]]
+    cells = [of for tag, of in Page(client.get("/").text).elements if tag == "td" and of.get("data-label") == "Pause"]
+    assert cells
+    pointed_at = [of["title"] for of in cells if "title" in of]
+    assert on_page == in_part == pointed_at
+    return on_page[0] if on_page else ""
+
+
+def test_a_reason_is_shown_while_the_pause_lasts(queue: Queue, client: FlaskClient) -> None:
+    queue.put("mail")
+    post(client, "/tube/pause", tube="mail", seconds=90, reason="  the database\nmoves ")
+    assert why(client) == "the database moves"
+    queue.now += 89 * SECOND
+    queue.broker.tick(queue.now)
+    assert why(client) == "the database moves"
+    queue.now += SECOND
+    queue.broker.tick(queue.now)
+    assert why(client) == ""
+
+
+def test_a_reason_is_forgotten_with_its_pause(queue: Queue, client: FlaskClient) -> None:
+    queue.put("mail")
+    for end in ("/tube/resume", "/tube/pause"):
+        post(client, "/tube/pause", tube="mail", seconds=90, reason="old")
+        post(client, end, tube="mail", seconds=60)
+        assert why(client) == ""
+
+
+def test_a_pause_by_a_client_has_no_reason_of_ours(queue: Queue, client: FlaskClient) -> None:
+    queue.put("mail")
+    post(client, "/tube/pause", tube="mail", seconds=90, reason="ours")
+    queue.now += 1
+    queue.broker.pause_tube(b"mail", 90 * SECOND, queue.now)
+    assert why(client) == ""
+
+
+def test_a_reason_survives_a_restart(queue: Queue, tmp_path: Path) -> None:
+    queue.put("mail")
+    post(queue.app(directory=str(tmp_path)).test_client(), "/tube/pause", tube="mail", seconds=90, reason="kept")
+    client = queue.app(directory=str(tmp_path)).test_client()
+    assert why(client) == "kept"
+    post(client, "/tube/resume", tube="mail")
+    assert json.loads((tmp_path / "dashboard.json").read_text())["pauses"] == {}
+
+
+def test_a_reason_that_is_too_long_is_refused(queue: Queue, client: FlaskClient) -> None:
+    queue.put("mail")
+    response = post(client, "/tube/pause", tube="mail", seconds=90, reason="x" * 201)
+    assert response.status_code == 400
+    assert "“reason” must have at most 200 characters, and has 201." in response.text
+    assert not queue.broker.tubes[b"mail"].paused_until

@@ -1,0 +1,128 @@
+"""The theme: a cookie, set by a form, that leads back to where one was and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from flask.testing import FlaskClient
+
+from tests.daemon import Daemon
+
+from .browser import Browser, browser
+from .conftest import Queue
+
+OURS = {"Sec-Fetch-Site": "same-origin"}
+
+
+def choose(client: FlaskClient, theme: str, back: str = "/") -> str:
+    response = client.post("/theme", data={"theme": theme, "back": back}, headers=OURS)
+    assert response.status_code == 303
+    return response.headers["Location"]
+
+
+def root(client: FlaskClient) -> str:
+    return client.get("/").text.split("<html", 1)[1].split(">", 1)[0]
+
+
+def test_the_choice_is_kept_until_auto(client: FlaskClient) -> None:
+    assert root(client) == ' lang="en"'
+    for theme in ("dark", "light"):
+        choose(client, theme)
+        assert root(client) == f' lang="en" data-theme="{theme}"'
+    choose(client, "auto")
+    assert root(client) == ' lang="en"'
+    assert client.get_cookie("theme") is None
+
+
+def test_the_browsers_frame_goes_with_it(client: FlaskClient) -> None:
+    for theme, color, other in (("dark", "#0e1411", "#f5f7f4"), ("light", "#f5f7f4", "#0e1411")):
+        choose(client, theme)
+        text = client.get("/").text
+        assert f'<meta name="color-scheme" content="{theme}">' in text
+        assert f'<meta name="theme-color" content="{color}">' in text
+        assert other not in text
+
+
+@pytest.mark.parametrize("cookie", ["", "blue", 'dark" onload="x', "auto"])
+def test_another_cookie_is_none(client: FlaskClient, cookie: str) -> None:
+    client.set_cookie("theme", cookie)
+    assert root(client) == ' lang="en"'
+
+
+def test_the_cookie(queue: Queue) -> None:
+    client = queue.app(url_prefix="/queue").test_client()
+    response = client.post("/queue/theme", data={"theme": "dark"}, headers=OURS)
+    cookie = response.headers["Set-Cookie"]
+    assert cookie.startswith("theme=dark; ")
+    for part in ("Max-Age=31536000", "HttpOnly", "Path=/queue", "SameSite=Lax"):
+        assert part in cookie
+    assert "Secure" not in cookie
+    secure = client.post("/queue/theme", data={"theme": "dark"}, headers=OURS, base_url="https://localhost")
+    assert "; Secure;" in secure.headers["Set-Cookie"]
+
+
+@pytest.mark.parametrize("theme", ["", "blue", "Dark"])
+def test_another_theme_is_refused(client: FlaskClient, theme: str) -> None:
+    response = client.post("/theme", data={"theme": theme}, headers=OURS)
+    assert response.status_code == 400
+    assert "Set-Cookie" not in response.headers
+
+
+@pytest.mark.parametrize("back", ["/", "/tube?tube=//x&state=ready", "/job?id=5", "/tube?tube=%2Flead"])
+def test_it_leads_back(client: FlaskClient, back: str) -> None:
+    assert choose(client, "dark", back) == back
+
+
+@pytest.mark.parametrize(
+    "back",
+    ["", "//evil.example", "/\\evil.example", "\\\\evil.example", "https://evil.example/", "javascript:alert(1)",
+     "/\t/evil.example", "/\n/evil.example", "\t//evil.example", "/a\\b", "tube?tube=x", " /"],
+)  # fmt: skip
+def test_it_leads_nowhere_else(client: FlaskClient, back: str) -> None:
+    assert choose(client, "dark", back) == "/"
+
+
+def test_it_leads_nowhere_outside_of_the_prefix(queue: Queue) -> None:
+    client = queue.app(url_prefix="/queue").test_client()
+    for back, target in (("/queue/audit", "/queue/audit"), ("/other", "/queue/"), ("/queuex/", "/queue/")):
+        response = client.post("/queue/theme", data={"theme": "dark", "back": back}, headers=OURS)
+        assert response.headers["Location"] == target
+
+
+def test_each_page_offers_the_way_back_to_itself(queue: Queue, client: FlaskClient) -> None:
+    queue.put("a+b")
+    assert 'name="back" value="/tube?tube=a%2Bb&amp;state=ready"' in client.get("/tube?tube=a%2Bb&state=ready").text
+    assert 'name="back" value="/"' in client.get("/nowhere").text
+    assert 'name="back" value="/"' in client.post("/tube/pause", headers=OURS).text
+
+
+# In a browser
+
+GROUND = "getComputedStyle(document.body).backgroundColor"
+LIGHT, DARK = "rgb(245, 247, 244)", "rgb(14, 20, 17)"
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    with browser() as found:
+        yield found
+
+
+@pytest.mark.parametrize(("preferred", "auto"), [("light", LIGHT), ("dark", DARK)])
+@pytest.mark.parametrize("has_script", [True, False])
+def test_three_ways_in_a_browser(chromium: Browser, preferred: str, auto: str, has_script: bool) -> None:
+    with (
+        Daemon("-l", "127.0.0.1", "-p", "0", "--web-port", "0", "--url-prefix", "/queue") as daemon,
+        chromium.tab(daemon.dashboard, color_scheme=preferred, java_script_enabled=has_script) as tab,
+    ):
+        page = tab.page
+        page.goto(f"{daemon.dashboard}audit?what=pause")
+        assert page.evaluate(GROUND) == auto
+        for label, ground in (("Dark", DARK), ("Light", LIGHT), ("Auto", auto)):
+            with page.expect_navigation():
+                page.get_by_role("button", name=label, exact=True).click()
+            assert page.evaluate(GROUND) == ground
+            assert page.url == f"{daemon.dashboard}audit?what=pause"
+            assert page.locator("[aria-pressed=true]").inner_text() == label
+        assert tab.console == []

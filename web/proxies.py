@@ -1,0 +1,77 @@
+"""Where the app is on the web: behind proxies that are trusted, and under a prefix of the path.
+
+Both are WSGI middleware around the Flask app, since they decide what a request is before it is routed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
+from typing import TYPE_CHECKING, Final
+
+from werkzeug.middleware.proxy_fix import ProxyFix
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
+
+IS_OUTSIDE: Final = "greenstalk.is_outside"
+"""In the environ of a request for a path that is not under the prefix."""
+
+_PREFIX: Final = re.compile(r"(/[A-Za-z0-9._~-]+)+")
+
+
+class TrustedProxies:
+    """Believes X-Forwarded-For, -Proto, -Host and -Prefix of *networks*, and of nobody else."""
+
+    def __init__(self, app: WSGIApplication, networks: Sequence[IPv4Network | IPv6Network]) -> None:
+        self._app: WSGIApplication = app
+        self._networks: Sequence[IPv4Network | IPv6Network] = networks
+
+    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        app = self._app
+        if self._is_trusted(environ.get("REMOTE_ADDR", "")):
+            # A prefix becomes part of links: one that is no plain path could lead elsewhere.
+            if not _PREFIX.fullmatch(environ.get("HTTP_X_FORWARDED_PREFIX", "/")):
+                environ.pop("HTTP_X_FORWARDED_PREFIX", None)
+            # One value is left, since ProxyFix would let a client hide what follows behind a quotation mark.
+            environ["HTTP_X_FORWARDED_FOR"] = self._sender(environ.get("HTTP_X_FORWARDED_FOR", ""))
+            app = ProxyFix(app, x_for=1, x_proto=1, x_host=1, x_prefix=1)
+        return app(environ, start_response)
+
+    def _sender(self, forwarded: str) -> str:
+        """Return the last address of X-Forwarded-For that is no trusted proxy's own, or the first."""
+        addresses = [part.strip() for part in forwarded.split(",")]
+        while len(addresses) > 1 and self._is_trusted(addresses[-1]):
+            addresses.pop()
+        return addresses[-1]
+
+    def _is_trusted(self, text: str) -> bool:
+        address = _address(text)
+        return address is not None and any(address in network for network in self._networks)
+
+
+class Prefix:
+    """Serves an app under *prefix*; other paths are marked, and the guard decides about them."""
+
+    def __init__(self, app: WSGIApplication, prefix: str) -> None:
+        self._app: WSGIApplication = app
+        self._prefix: str = prefix
+
+    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        path = environ.get("PATH_INFO", "")
+        if path == self._prefix or path.startswith(f"{self._prefix}/"):
+            environ["PATH_INFO"] = path.removeprefix(self._prefix) or "/"
+        else:
+            environ[IS_OUTSIDE] = True
+        environ["SCRIPT_NAME"] = environ.get("SCRIPT_NAME", "") + self._prefix
+        return self._app(environ, start_response)
+
+
+def _address(text: str) -> IPv4Address | IPv6Address | None:
+    """Return the address that *text* is; an IPv4 one also where IPv6 wraps it."""
+    try:
+        address = ip_address(text)
+    except ValueError:
+        return None
+    return (address.ipv4_mapped or address) if isinstance(address, IPv6Address) else address

@@ -1,0 +1,249 @@
+"""Long work on the server: each a greenlet that goes in small steps, tells how far it is, and can be cancelled.
+
+A task belongs to the server, not to the page that started it: the page may be closed, and others may look. It ends with
+the server. Only so many are kept, and only so many run at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable
+from typing import Any, Final
+
+import gevent
+from flask import Flask, current_app, g, redirect, render_template, request, url_for
+from gevent.event import Event
+from werkzeug.exceptions import Forbidden, NotFound, ServiceUnavailable
+from werkzeug.wrappers import Response
+
+from greenstalk_server.clock import Clock
+from greenstalk_server.job import SECOND
+from web import text
+from web.access import Visitor, visitor
+from web.audit import Audit
+from web.fields import Fields
+from web.live import LiveHub, State
+from web.pace import Pace
+
+KEPT: Final = 50
+"""Tasks that can be looked at, those that run among them."""
+
+RUNNING_AT_MOST: Final = 4
+"""At once, whoever started them."""
+
+RUNNING: Final = "running"
+DONE: Final = "done"
+CANCELLED: Final = "cancelled"
+FAILED: Final = "failed"
+
+log = logging.getLogger(__name__)
+
+
+class Stopped(Exception):
+    """Ends a task before its work is done; the message says why, for people."""
+
+
+class Cancelled(Exception):
+    """Ends a task that somebody has cancelled."""
+
+
+class Task:
+    """One piece of work.
+
+    id              cannot be guessed, and means nothing to another server.
+    title           what it does, for people.
+    subject         what it works on and finds, for the module that started it.
+    endpoint        of the page that shows what it found, with `task` in its address; empty if its own page does.
+    needs_bodies    it tells of what is in bodies.
+    who, started_at who started it, and when; ended_at is 0 while it runs.
+    total, scanned  jobs to look at, and looked at so far; matched are those of them that it is about.
+    done            of those, how many it has changed.
+    is_cancelled    it is to end at its next rest.
+    message         what else to know, once it has ended.
+    back            gives the address of what it is about, or None.
+    """
+
+    def __init__(self, title: str, subject: object, endpoint: str, needs_bodies: bool, who: Visitor, now: int) -> None:
+        self.id: str = secrets.token_hex(8)
+        self.title: str = title
+        self.subject: object = subject
+        self.endpoint: str = endpoint
+        self.needs_bodies: bool = needs_bodies
+        self.who: Visitor = who
+        self.started_at: int = now
+        self.ended_at: int = 0
+        self.state: str = RUNNING
+        self.total: int = 0
+        self.scanned: int = 0
+        self.matched: int = 0
+        self.done: int = 0
+        self.message: str = ""
+        self.back: Callable[[], str] | None = None
+        self.greenlet: Any = None
+        self.is_cancelled: bool = False
+        self._has_ended: Event = Event()
+        self._pace: Pace = Pace()
+
+    @property
+    def is_running(self) -> bool:
+        return self.state == RUNNING
+
+    def rest(self) -> None:
+        """Let others run if it is time to; raise Cancelled if this is to end. Called between two jobs. May switch."""
+        if self.is_cancelled:
+            raise Cancelled
+        self._pace.rest()
+
+    def cancel(self) -> None:
+        """Have it end at its next rest. Does not switch."""
+        self.is_cancelled = True
+
+    def end(self, state: str, message: str, now: int) -> None:
+        """Note how it has ended."""
+        self.state, self.message, self.ended_at = state, message or self.message, now
+        self._has_ended.set()
+
+    def wait(self, seconds: float) -> None:
+        """Return when it has ended, or after *seconds*. May switch."""
+        self._has_ended.wait(seconds)
+
+
+Work = Callable[[Task], None]
+
+
+class Tasks:
+    """The tasks of one server."""
+
+    def __init__(self, clock: Clock, audit: Audit) -> None:
+        self._audit: Audit = audit
+        self._clock: Clock = clock
+        self._kept: dict[str, Task] = {}
+
+    def install(self, app: Flask, live: LiveHub) -> None:
+        """Add their pages to *app*, and have *live* keep them live."""
+        app.add_url_rule("/task", "task", self.page)
+        app.add_url_rule("/task/cancel", "task_cancel", self.cancel, methods=["POST"])
+        live.register("task", self.live)
+
+    def start(
+        self,
+        title: str,
+        subject: object,
+        work: Work,
+        *,
+        endpoint: str = "",
+        needs_bodies: bool = False,
+        back: Callable[[], str] | None = None,
+    ) -> Task:
+        """Start *work* for the current visitor; raise ServiceUnavailable if too much is running. Does not switch.
+
+        *back* is the address of what the task is about, now.
+        """
+        running = [task for task in self._kept.values() if task.is_running]
+        if len(running) >= RUNNING_AT_MOST:
+            raise ServiceUnavailable(
+                f"{RUNNING_AT_MOST} searches or changes are running, and no more do at once: "
+                + "; ".join(task.title for task in running if visitor().sees_bodies or not task.needs_bodies)
+                + ". Wait for one to end, or cancel one."
+            )
+        task = Task(title, subject, endpoint, needs_bodies, visitor(), self._clock())
+        task.back = back
+        self._kept[task.id] = task
+        self._forget_old()
+        app = current_app._get_current_object()  # type: ignore[attr-defined]  # a proxy, which a greenlet cannot use
+        task.greenlet = gevent.spawn(self._run, app, task, work)
+        return task
+
+    def running(self, is_wanted: Callable[[object], bool]) -> Task | None:
+        """The running task whose subject *is_wanted*, or None."""
+        return next((task for task in self._kept.values() if task.is_running and is_wanted(task.subject)), None)
+
+    def all(self) -> list[Task]:
+        """Those that the current visitor may look at, the newest first."""
+        sees_bodies = visitor().sees_bodies
+        return [task for task in reversed(self._kept.values()) if sees_bodies or not task.needs_bodies]
+
+    def find(self, given: Fields, name: str = "task") -> Task:
+        """The task that the field *name* has the id of; raise NotFound, or Forbidden if it tells of bodies."""
+        task = self._kept.get(given.get(name, ""))
+        if task is None:
+            raise NotFound(
+                f"There is no such task. The last {KEPT} are kept, and none longer than the server runs."
+                " What it was to do can be asked for again."
+            )
+        if task.needs_bodies and not visitor().sees_bodies:
+            raise Forbidden("This is about what is in jobs, which is not shown to you.")
+        return task
+
+    def page(self) -> str:
+        """`/task?id=`: one task, and how far it is; without `id` all of them."""
+        if not request.args.get("id"):
+            return render_template(
+                "task.html", task=None, tasks=[(task, texts(task, self._clock())) for task in self.all()]
+            )
+        task = self.find(request.args, "id")
+        return render_template("task.html", task=task, texts=texts(task, self._clock()))
+
+    def live(self, args: Fields, now: int) -> State:
+        """The live state of `/task?id=`."""
+        return state_of(self.find(args, "id"), now)
+
+    def cancel(self) -> Response:
+        """`id`: end a task. What it has done so far stays done. May switch."""
+        task = self.find(request.form, "id")
+        if task.is_running:
+            task.cancel()
+            self._audit.note("task/cancel", task=task.id, title=task.title)
+            task.wait(1.0)
+        return redirect(url_for(task.endpoint, task=task.id) if task.endpoint else url_for("task", id=task.id), 303)
+
+    def _run(self, app: Flask, task: Task, work: Work) -> None:
+        state, message = FAILED, "The dashboard failed. The server's log has the details."
+        with app.app_context():
+            g.visitor = task.who
+            try:
+                work(task)
+                state, message = DONE, ""
+            except Cancelled:
+                state, message = CANCELLED, ""
+            except Stopped as why:
+                message = str(why)
+            except Exception:
+                log.exception("task %s failed: %s", task.id, task.title)
+            finally:
+                task.end(state, message, self._clock())
+
+    def _forget_old(self) -> None:
+        ended = [id for id, task in self._kept.items() if not task.is_running]
+        for id in ended[: max(0, len(self._kept) - KEPT)]:
+            del self._kept[id]
+
+
+def texts(task: Task, now: int) -> dict[str, str]:
+    """What a page shows of *task*, by field."""
+    seconds = ((task.ended_at or now) - task.started_at) // SECOND
+    return {
+        "task-state": task.state,
+        "task-scanned": f"scanned {text.number(task.scanned)} of {text.counted(task.total, 'job')}",
+        "task-percent": str(100 * task.scanned // task.total if task.total else 0),
+        "task-matched": text.number(task.matched),
+        "task-done": text.number(task.done),
+        "task-time": text.duration(max(0, seconds)),
+        "task-message": task.message,
+    }
+
+
+def state_of(task: Task, now: int) -> State:
+    """The live state of *task*, as web.live has it."""
+    shown = texts(task, now)
+    macros: Any = current_app.jinja_env.get_template("task_parts.html").module
+    return {
+        "fields": shown,
+        "parts": {"task-progress": str(macros.progress(shown)).strip()},
+        "shown": {
+            "task-running": task.is_running,
+            "task-ended": not task.is_running,
+            "task-message": bool(task.message),
+        },
+    }
