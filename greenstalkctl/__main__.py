@@ -1,0 +1,7 @@
+"""`python -m greenstalkctl`."""
+
+import sys
+
+from greenstalkctl.cli import main
+
+sys.exit(main())

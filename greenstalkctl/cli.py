@@ -1,0 +1,105 @@
+"""The command `greenstalkctl`: its commands, and what a failure is called and exits with."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+
+import click
+
+from greenstalkctl.commands import (
+    bench,
+    bury,
+    completion,
+    delete,
+    drain,
+    kick,
+    move,
+    pause,
+    peek,
+    put,
+    stats,
+    tail,
+    top,
+)
+from greenstalkctl.exits import EXIT_DONE, EXIT_INTERRUPTED, EXIT_NOTHING, EXIT_USAGE, Failure
+from greenstalkctl.settings import PROGRAM, Settings, Verbs
+from greenstalkctl.text import printable
+
+
+@click.group(cls=Verbs)
+@click.version_option(version("greenstalk-server"), prog_name=PROGRAM)
+def cli() -> None:
+    """Look into a beanstalk server, and change what is in it. It works with ours and with beanstalkd.
+
+    \b
+    Exit codes:
+      0    done
+      1    nothing found, or not done
+      2    the command line is wrong, or lacks --yes where nobody can be asked
+      3    the server cannot be connected to, or has gone away
+      4    the server has refused (DRAINING, OUT_OF_MEMORY, JOB_TOO_BIG and the like)
+      130  interrupted
+    """  # noqa: D301  \b is click's mark of a paragraph that is not to be wrapped
+
+
+for command in (
+    stats.stats,
+    stats.tubes,
+    stats.tube,
+    top.top,
+    peek.peek,
+    tail.tail,
+    put.put,
+    kick.kick,
+    bury.bury,
+    delete.delete,
+    delete.clear,
+    move.move,
+    drain.drain_to,
+    pause.pause,
+    pause.resume,
+    bench.bench,
+    completion.completion,
+):
+    cli.add_command(command)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command with *argv*, by default the process's own arguments; return its exit code."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a locale without the characters of a body ends no command
+        sys.stdout.reconfigure(errors="backslashreplace")
+    try:
+        code = cli.main(argv, PROGRAM, standalone_mode=False, obj=Settings())
+        sys.stdout.flush()
+    except click.exceptions.NoArgsIsHelpError as error:
+        return _fail(error.format_message(), EXIT_USAGE)
+    except click.UsageError as error:
+        return _complain(f"{error.format_message()} {_hint(error)}", EXIT_USAGE)
+    except click.ClickException as error:  # a file that cannot be read
+        return _complain(error.format_message(), EXIT_USAGE)
+    except Failure as error:
+        return _complain(str(error), error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        return _complain("interrupted", EXIT_INTERRUPTED)
+    except BrokenPipeError:  # whoever reads has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_NOTHING
+    return code if isinstance(code, int) else EXIT_DONE
+
+
+def _hint(error: click.UsageError) -> str:
+    path = error.ctx.command_path if error.ctx is not None else PROGRAM
+    return f"See {path} --help."
+
+
+def _complain(message: str, code: int) -> int:
+    return _fail(f"{PROGRAM}: {printable(' '.join(message.split()))}", code)
+
+
+def _fail(message: str, code: int) -> int:
+    click.echo(message, err=True)
+    return code

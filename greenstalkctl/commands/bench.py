@@ -1,0 +1,93 @@
+"""How fast the server is, seen from here: put, reserve and delete, one after the other on one connection."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Sequence
+from functools import partial
+from time import perf_counter_ns
+from typing import Final, TypeVar
+
+import click
+
+from greenstalkctl.exits import Nothing
+from greenstalkctl.interrupt import Interrupt
+from greenstalkctl.output import Cell, table
+from greenstalkctl.params import COUNT
+from greenstalkctl.server import DEFAULT_PRI, READY, Server
+from greenstalkctl.settings import Settings, Verb
+
+T = TypeVar("T")
+PERCENTILES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
+TTR: Final = 3600
+
+
+@click.command(cls=Verb, short_help="Measure put, reserve and delete.")
+@click.option("--jobs", type=COUNT, default=2000, show_default=True, help="How many jobs.")
+@click.option("--size", type=click.IntRange(0, 2**30), default=100, show_default=True, help="Bytes of each body.")
+@click.pass_obj
+def bench(settings: Settings, jobs: int, size: int) -> None:
+    """Measure put, reserve and delete: how many a second, and how long one takes, in microseconds.
+
+    It uses a tube of its own, and deletes what it has put, also when interrupted.
+    """
+    run = Run(f"greenstalkctl-bench-{os.getpid()}-{secrets.token_hex(4)}", secrets.token_bytes(size))
+    with settings.connect() as server, Interrupt() as interrupt:
+        try:
+            with settings.out.progress("measuring", 2 * jobs) as advance:
+                run.measure(server, jobs, interrupt, advance)
+        finally:
+            run.clean(server)
+        interrupt.check("interrupted; its jobs are deleted")
+    figures = {verb: summary(times) for verb, times in run.times.items()}
+    head = ("", "per second", *(f"{name} µs" for name in PERCENTILES))
+    rows: list[list[Cell]] = [[verb, *map(round, line.values())] for verb, line in figures.items()]
+    settings.out.show({"jobs": jobs, "size": size, "server": str(settings.server)} | figures, table(head, rows))
+
+
+class Run:
+    """One run on a tube of its own; `times` has the nanoseconds of every command."""
+
+    def __init__(self, tube: str, body: bytes) -> None:
+        self._tube = tube
+        self._body = body
+        self.times: dict[str, list[int]] = {"put": [], "reserve": [], "delete": []}
+
+    def measure(self, server: Server, jobs: int, interrupt: Interrupt, advance: Callable[[], None]) -> None:
+        """Put them all, then reserve and delete each; raise Nothing if one is gone."""
+        server.reserve(self._tube)  # finds nothing: the tube is used and watched before anything is timed
+        server.use(self._tube)
+        for _ in range(jobs):
+            if interrupt:
+                return
+            self._timed("put", lambda: server.put(self._tube, self._body, DEFAULT_PRI, 0, TTR))
+            advance()
+        for _ in range(jobs):
+            if interrupt:
+                return
+            job = self._timed("reserve", lambda: server.reserve(self._tube))
+            if job is None:
+                raise Nothing(f"a job of {self._tube} is gone: somebody else deletes jobs there")
+            self._timed("delete", partial(server.delete, job.id))
+            advance()
+
+    def clean(self, server: Server) -> None:
+        """Delete what is left in the tube."""
+        while (job := server.first(self._tube, READY)) is not None:
+            server.delete(job.id)
+
+    def _timed(self, verb: str, call: Callable[[], T]) -> T:
+        start = perf_counter_ns()
+        result = call()
+        self.times[verb].append(perf_counter_ns() - start)
+        return result
+
+
+def summary(times: Sequence[int]) -> dict[str, float]:
+    """How many a second, and the percentiles in microseconds, of *times* in nanoseconds."""
+    ordered = sorted(times)
+    figures = {"per_second": round(len(ordered) * 1e9 / sum(ordered), 1)}
+    for name, share in PERCENTILES.items():
+        figures[name] = round(ordered[min(int(share * len(ordered)), len(ordered) - 1)] / 1000, 1)
+    return figures

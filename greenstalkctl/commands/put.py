@@ -1,0 +1,48 @@
+"""Putting jobs: one, or one for each line of a file."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from typing import BinaryIO
+
+import click
+
+from greenstalkctl.exits import Misuse
+from greenstalkctl.params import DURATION, PRI, TUBE
+from greenstalkctl.server import DEFAULT_PRI, DEFAULT_TTR, DEFAULT_TUBE
+from greenstalkctl.settings import Settings, Verb
+
+
+@click.command(cls=Verb, short_help="Put a job, or one for each line.")
+@click.argument("body", required=False)
+@click.option("--file", type=click.File("rb"), help="Read the body from this file; - is standard input.")
+@click.option("--tube", type=TUBE, default=DEFAULT_TUBE, help="Put it into this tube; `default` without it.")
+@click.option("--pri", type=PRI, default=DEFAULT_PRI, show_default=True, help="0 is the most urgent.")
+@click.option("--delay", type=DURATION, default=0, help="Time until it is ready: seconds, or such as 5m, 2h, 1d.")
+@click.option("--ttr", type=DURATION, default=DEFAULT_TTR, show_default=True, help="Time a worker has for it.")
+@click.option("--lines", is_flag=True, help="One job for each line of the input, without its newline.")
+@click.pass_obj
+def put(
+    settings: Settings, body: str | None, file: BinaryIO | None, tube: str, pri: int, delay: int, ttr: int, lines: bool
+) -> None:
+    """Put a job whose body is BODY, a file, or else standard input, and say its id."""
+    if body is not None and (file is not None or lines):
+        raise Misuse("the body is either BODY or the input, which --file and --lines read")
+    source = file or sys.stdin.buffer
+    with settings.connect() as server:
+        for content in _bodies(body, source, has_lines=lines):
+            job_id = server.put(tube, content, pri, delay, ttr)
+            settings.out.show({"id": job_id, "tube": tube}, str(job_id))
+
+
+def _bodies(body: str | None, source: BinaryIO, *, has_lines: bool) -> Iterator[bytes]:
+    """Each body; a line as soon as it comes, since the input may never end."""
+    if body is not None:
+        yield os.fsencode(body)
+    elif has_lines:
+        for line in source:
+            yield line.removesuffix(b"\n")
+    else:
+        yield source.read()

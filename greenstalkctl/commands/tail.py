@@ -1,0 +1,76 @@
+"""Watching the jobs of a tube come."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import click
+
+from greenstalkctl import text
+from greenstalkctl.exits import Nothing
+from greenstalkctl.follower import LOOK_BACK, Follower
+from greenstalkctl.interrupt import Interrupt
+from greenstalkctl.output import Output
+from greenstalkctl.params import TUBE
+from greenstalkctl.selection import existing
+from greenstalkctl.server import RESERVED, Job, Server, Stats
+from greenstalkctl.settings import Settings, Verb
+
+INTERVAL: Final = click.FloatRange(0.05, 60)
+
+
+@click.command(cls=Verb, short_help="Print the last jobs of a tube, and follow it.")
+@click.argument("tube", type=TUBE)
+@click.option("-n", "--number", type=click.IntRange(0), default=10, show_default=True, help="How many to begin with.")
+@click.option("-f", "--follow", is_flag=True, help="Go on, with jobs as they come, until Ctrl-C.")
+@click.option("--interval", type=INTERVAL, default=0.5, show_default=True, help="Seconds between two looks.")
+@click.option("--consume", is_flag=True, help="Take the ready jobs: reserve each, print it, delete it.")
+@click.pass_obj
+def tail(settings: Settings, tube: str, number: int, follow: bool, interval: float, consume: bool) -> None:
+    """Print the last jobs of TUBE, a line each: id, state and body. No job is taken.
+
+    To learn the newest id, it puts an empty job into a tube of its own and deletes it at once. A job that a worker
+    finishes between two looks is not seen.
+    """
+    with settings.connect() as server, Interrupt() as interrupt:
+        if consume:
+            settings.out.confirm(f"delete the ready jobs of {tube} from {server.address}, as they are printed")
+            _consume(settings.out, server, tube, follow=follow, interrupt=interrupt)
+        else:
+            _watch(settings.out, server, tube, number, interval if follow else None, interrupt)
+        interrupt.check("interrupted")
+
+
+def _watch(
+    out: Output, server: Server, tube: str, number: int, interval: float | None, interrupt: Interrupt
+) -> None:
+    if interval is None:
+        existing(server, tube)
+    follower = Follower(server, tube)
+    last = follower.last(number)
+    for seen in last:
+        _print(out, seen.job, seen.stats)
+    if interval is None and number and not last:
+        raise Nothing(f"tube {tube} has no job among the last {LOOK_BACK} ids")
+    while interval is not None and not interrupt.wait(interval):
+        for seen in follower.new():
+            _print(out, seen.job, seen.stats)
+
+
+def _consume(out: Output, server: Server, tube: str, *, follow: bool, interrupt: Interrupt) -> None:
+    """Print each job before it is deleted: one that could not be written is not lost."""
+    done = 0
+    while not interrupt:
+        job = server.reserve(tube, 1 if follow else 0)
+        if job is not None:
+            _print(out, job, server.job(job.id) or {"id": job.id, "state": RESERVED})
+            server.delete(job.id)
+            done += 1
+        elif not follow:
+            break
+    if not done and not follow:
+        raise Nothing(f"tube {tube} has no ready job, or is paused")
+
+
+def _print(out: Output, job: Job, stats: Stats) -> None:
+    out.show(stats | text.fields(job.body), f"{job.id}\t{stats['state']}\t{text.line(job.body)}")

@@ -1,0 +1,99 @@
+"""What a command says: tables and lines for people, or JSON for programs, on stdout; questions and progress on stderr.
+
+Text of others goes through `printable` before it comes here, and never is markup.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, Literal, TypeAlias
+
+import click
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from greenstalkctl.exits import Misuse, Nothing
+from greenstalkctl.text import document, printable
+
+Cell: TypeAlias = str | int | float
+WIDE: Final = 1000
+"""Columns where there is no terminal: a pipe has no edge at which to fold a line."""
+
+
+class Output:
+    """Where a command's words go, as the global options ask."""
+
+    def __init__(self, *, is_json: bool, assumes_yes: bool, has_colour: bool) -> None:
+        self.is_json = is_json
+        self._assumes_yes = assumes_yes
+        self._colours: Literal["auto"] | None = "auto" if has_colour else None
+
+    def show(self, data: Any, *human: RenderableType) -> None:
+        """Write *data* as one line of JSON, or else what is *human*, in which a str is written as it is."""
+        if self.is_json:
+            click.echo(document(data))
+            return
+        for part in human:
+            if isinstance(part, str):
+                click.echo(part)
+            else:
+                self.console().print(part)
+
+    def note(self, text: str) -> None:
+        """Say on stderr what is no result."""
+        click.echo(text, err=True)
+
+    def console(self) -> Console:
+        """A console on what stdout is now."""
+        width = None if sys.stdout.isatty() else WIDE
+        return Console(color_system=self._colours, width=width, highlight=False, markup=False)
+
+    def confirm(self, what: str) -> None:
+        """Ask whether to do *what*; raise Nothing unless the answer is yes, and Misuse where nobody can be asked."""
+        if self._assumes_yes:
+            return
+        if not (sys.stdin.isatty() and sys.stderr.isatty()):
+            raise Misuse(f"this would {what}; say --yes to do it without a terminal to ask on")
+        click.echo(f"This will {what}. Go on? [y/N]: ", nl=False, err=True)
+        if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
+            raise Nothing("nothing was done")
+
+    @contextmanager
+    def progress(self, what: str, total: int | None) -> Iterator[Callable[[], None]]:
+        """Show a bar on stderr if that is a terminal; what it yields is called once a job."""
+        if not sys.stderr.isatty():
+            yield lambda: None
+            return
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        console = Console(stderr=True, color_system=self._colours, markup=False)
+        with Progress(*columns, console=console, transient=True) as progress:
+            task = progress.add_task(what, total=total)
+            yield lambda: progress.advance(task)
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[Cell]]) -> Table:
+    """A table whose first column is text, and the others figures."""
+    made = Table(box=SIMPLE_HEAD, header_style="bold cyan", pad_edge=False, show_edge=False)
+    for index, title in enumerate(head):
+        made.add_column(title, justify="right" if index else "left", overflow="fold", no_wrap=bool(index))
+    for row in rows:
+        made.add_row(*(_cell(cell) for cell in row))
+    return made
+
+
+def pairs(entries: dict[str, Any]) -> Table:
+    """Names and values, one pair a line."""
+    made = Table.grid(padding=(0, 2))
+    for key, value in entries.items():
+        made.add_row(Text(printable(key), style="dim"), _cell(value))
+    return made
+
+
+def _cell(value: Cell) -> Text:
+    shown = f"{value:.1f}" if isinstance(value, float) else printable(str(value))
+    return Text(shown, style="dim" if shown in {"0", "0.0"} else "")

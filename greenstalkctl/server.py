@@ -1,0 +1,235 @@
+"""One connection to a server, and what the server at the other end can do.
+
+Bodies are bytes. What is not there is None or False; what the server refuses raises Refused, and whatever ends the
+connection Unreachable, each with the address in it: some commands talk to two servers. Times are whole seconds, as in
+the protocol. Not for two threads.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from types import TracebackType
+from typing import Any, Final, ParamSpec, Self, TypeAlias, TypeVar
+
+import greenstalk
+
+from greenstalkctl.address import Address
+from greenstalkctl.exits import Refused, Unreachable
+from greenstalkctl.text import printable
+
+Job: TypeAlias = "greenstalk.Job[bytes]"
+Stats: TypeAlias = dict[str, Any]
+P = ParamSpec("P")
+T = TypeVar("T")
+
+READY: Final = "ready"
+DELAYED: Final = "delayed"
+BURIED: Final = "buried"
+RESERVED: Final = "reserved"
+STATES: Final = (READY, DELAYED, BURIED)
+"""States from which a job can be taken; one that is reserved is its worker's."""
+
+DEFAULT_TUBE: Final = greenstalk.DEFAULT_TUBE
+DEFAULT_PRI: Final = greenstalk.DEFAULT_PRIORITY
+DEFAULT_TTR: Final = greenstalk.DEFAULT_TTR
+MAX_NUMBER: Final = 2**32 - 1
+"""The largest pri, delay, ttr and pause of the protocol."""
+
+TUBE_NAME: Final = re.compile(r"[A-Za-z0-9+/;.$_()][A-Za-z0-9+/;.$_()-]{0,199}")
+
+_NAMES: Final = ("name", "tube", "hostname", "os", "platform", "version", "id")
+_REASONS: Final[dict[type, tuple[str, str]]] = {
+    greenstalk.BadFormatError: ("BAD_FORMAT", "it does not understand the command"),
+    greenstalk.BuriedError: ("BURIED", "it had no memory to queue the job, and has buried it"),
+    greenstalk.DrainingError: ("DRAINING", "it is being shut down and takes no new jobs; put them to another server"),
+    greenstalk.ExpectedCrlfError: ("EXPECTED_CRLF", "it does not understand the command"),
+    greenstalk.InternalError: ("INTERNAL_ERROR", "it has found a mistake in itself; see its log"),
+    greenstalk.JobTooBigError: ("JOB_TOO_BIG", "the body is larger than it takes; its flag -z sets the limit"),
+    greenstalk.OutOfMemoryError: ("OUT_OF_MEMORY", "it has no room for the job, in memory or on its disk"),
+    greenstalk.UnknownCommandError: ("UNKNOWN_COMMAND", "it is too old for this command"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Abilities:
+    """What the server at the other end can do, where servers differ."""
+
+    reserves_by_id: bool
+    """It knows `reserve-job`, as ours does and beanstalkd from 1.12 on; without it no job can be buried by its id."""
+
+
+class _Client(greenstalk.Client[bytes]):
+    """The client of PyPI, save that a tube `1_0` of beanstalkd 1.12 stays a name: it takes that for the number 10."""
+
+    def _stats_cmd(self, cmd: bytes) -> Any:
+        body = self._read_chunk(self._int_cmd(cmd, b"OK")).decode(errors="replace")
+        return dict(_stat(line) for line in body.split("\n")[1:] if line)
+
+
+class Server:
+    """A connection to the server at *address*, on which an operation takes *timeout* seconds at most."""
+
+    def __init__(self, address: Address, timeout: float) -> None:
+        self.address = address
+        self._timeout = timeout
+        self._used = self._watched = DEFAULT_TUBE
+        try:
+            self._sock = address.connect(timeout)
+        except (OSError, UnicodeError) as error:  # a host may be no name at all
+            reason = getattr(error, "strerror", None) or str(error) or "it does not answer"
+            message = f"cannot connect to {address}: {reason}; is it running, and --server right?"
+            raise Unreachable(printable(message)) from error
+        self._client = _Client(self._sock, None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._client.close()
+
+    # What there is
+
+    @cached_property
+    def abilities(self) -> Abilities:
+        """Found by asking for job 0, which there never is."""
+        try:
+            self.reserve_job(0)
+        except Refused:
+            return Abilities(reserves_by_id=False)
+        return Abilities(reserves_by_id=True)
+
+    def stats(self) -> Stats:
+        return dict(self._ask(self._client.stats))
+
+    def tubes(self) -> list[str]:
+        return self._ask(self._names)
+
+    def tube(self, name: str) -> Stats | None:
+        return self._find(lambda: dict(self._client.stats_tube(name)))
+
+    def job(self, job_id: int) -> Stats | None:
+        stats = self._find(lambda: dict(self._client.stats_job(job_id)))
+        return None if stats is None else stats | {"id": job_id}  # in `stats`, the id is that of the server: a name
+
+    def peek(self, job_id: int) -> Job | None:
+        return self._find(self._client.peek, job_id)
+
+    def first(self, tube: str, state: str) -> Job | None:
+        """The job of *tube* in *state* whose turn is next."""
+        self.use(tube)
+        peeks = {READY: self._client.peek_ready, DELAYED: self._client.peek_delayed, BURIED: self._client.peek_buried}
+        return self._find(peeks[state])
+
+    # What changes something
+
+    def use(self, tube: str) -> None:
+        """Make there be *tube*, for as long as this connection uses it."""
+        if tube != self._used:
+            self._ask(self._client.use, tube)
+            self._used = tube
+
+    def put(self, tube: str, body: bytes, pri: int, delay: int, ttr: int) -> int:
+        self.use(tube)
+        return self._ask(self._client.put, body, pri, delay, ttr)
+
+    def reserve(self, tube: str, wait: int = 0) -> Job | None:
+        """Take the next ready job of *tube*, within *wait* seconds; None if there is none, or the tube is paused."""
+        if tube != self._watched:
+            self._ask(self._client.watch, tube)
+            self._ask(self._client.ignore, self._watched)
+            self._watched = tube
+        self._sock.settimeout(self._timeout + wait)
+        try:
+            with self._in_our_words(greenstalk.TimedOutError, greenstalk.DeadlineSoonError):
+                return self._client.reserve(wait)
+        except (greenstalk.TimedOutError, greenstalk.DeadlineSoonError):
+            return None
+
+    def reserve_job(self, job_id: int) -> Job | None:
+        return self._find(self._client.reserve_job, job_id)
+
+    def release(self, job: Job, pri: int) -> None:
+        self._find(self._client.release, job, pri)
+
+    def bury(self, job: Job, pri: int) -> bool:
+        return self._does(self._client.bury, job, pri)
+
+    def delete(self, job_id: int) -> bool:
+        return self._does(self._client.delete, job_id)
+
+    def kick(self, tube: str, bound: int) -> int:
+        self.use(tube)
+        return self._ask(self._client.kick, bound)
+
+    def kick_job(self, job_id: int) -> bool:
+        return self._does(self._client.kick_job, job_id)
+
+    def pause(self, tube: str, seconds: int) -> bool:
+        return self._does(self._client.pause_tube, tube, seconds)
+
+    # How it is asked
+
+    def _names(self) -> list[str]:
+        """The names of tubes; ValueError if one is none, since it goes into commands, maybe to another server."""
+        names = self._client.tubes()
+        if not all(TUBE_NAME.fullmatch(name) for name in names):
+            raise ValueError(names)
+        return names
+
+    def _does(self, call: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> bool:
+        """Whether the server did it; False if it answers NOT_FOUND."""
+        try:
+            with self._in_our_words(greenstalk.NotFoundError):
+                call(*args, **kwargs)
+        except greenstalk.NotFoundError:
+            return False
+        return True
+
+    def _find(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
+        try:
+            with self._in_our_words(greenstalk.NotFoundError):
+                return call(*args, **kwargs)
+        except greenstalk.NotFoundError:
+            return None
+
+    def _ask(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        with self._in_our_words():
+            return call(*args, **kwargs)
+
+    @contextmanager
+    def _in_our_words(self, *ordinary: type[greenstalk.Error]) -> Iterator[None]:
+        """Make Refused or Unreachable of what is raised, save of replies that are *ordinary*."""
+        try:
+            yield
+        except ordinary:
+            raise
+        except TimeoutError as error:
+            message = f"{self.address} has not answered within {self._timeout:g} s; allow more with --timeout"
+            raise Unreachable(message) from error
+        except OSError as error:
+            message = f"{self.address} has ended the connection: {error}; is it still running?"
+            raise Unreachable(message) from error
+        except (greenstalk.Error, AssertionError, ValueError) as error:
+            if type(error) in _REASONS:
+                raise self._refusal(error) from error
+            message = f"what answers at {self.address} does not speak the beanstalk protocol; is --server right?"
+            raise Unreachable(message) from error
+
+    def _refusal(self, error: Exception) -> Refused:
+        word, reason = _REASONS[type(error)]
+        number = f" as job {error.id}" if isinstance(error, greenstalk.BuriedError) and error.id else ""
+        return Refused(word, f"{self.address} has answered {word}: {reason}{number}")
+
+
+def _stat(line: str) -> tuple[str, int | str]:
+    """One line of YAML; a figure is an int, a name is text whatever it looks like."""
+    key, value = line.split(": ", 1)
+    if key in _NAMES:
+        return key, value[1:-1] if value[:1] == value[-1:] == '"' and len(value) > 1 else value
+    return key, int(value) if value.lstrip("-").isdecimal() else value

@@ -1,0 +1,71 @@
+r"""Bytes and text of others, as a terminal may see them: nothing of a body reaches it as an escape sequence.
+
+Every character that is not printable (controls, the C1 set, marks that turn the direction of writing) is shown
+escaped, as `\x1b` or `\u202e`. The bytes themselves are written by `--raw` alone.
+"""
+
+from __future__ import annotations
+
+import json
+from base64 import b64encode
+from typing import Any, Final
+
+_WORTH_PARSING: Final = ("{", "[")
+
+
+def printable(text: str, keep: str = "") -> str:
+    """Return *text* with each character escaped that is neither printable nor in *keep*."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() or char in keep else _escaped(char) for char in text)
+
+
+def block(body: bytes) -> str:
+    """Return *body* as several lines may show it: JSON indented, other UTF-8 as it is, all else as base64."""
+    try:
+        text = body.decode()
+    except UnicodeDecodeError:
+        return f"base64: {b64encode(body).decode()}"
+    return printable(_indented(text), keep="\n\t")
+
+
+def line(body: bytes) -> str:
+    """Return *body* on one line."""
+    try:
+        return printable(body.decode())
+    except UnicodeDecodeError:
+        return f"base64: {b64encode(body).decode()}"
+
+
+def fields(body: bytes) -> dict[str, str]:
+    """Return *body* as JSON can hold it: as text if it is UTF-8, else as base64; `encoding` says which."""
+    try:
+        return {"body": body.decode(), "encoding": "utf-8"}
+    except UnicodeDecodeError:
+        return {"body": b64encode(body).decode(), "encoding": "base64"}
+
+
+def document(data: Any) -> str:
+    """Return *data* as one line of JSON, in ASCII without control characters."""
+    return json.dumps(data).replace("\x7f", "\\u007f")
+
+
+def plural(count: int) -> str:
+    """The count with its noun."""
+    return "1 job" if count == 1 else f"{count} jobs"
+
+
+def _indented(text: str) -> str:
+    if not text.lstrip().startswith(_WORTH_PARSING):
+        return text
+    try:
+        return json.dumps(json.loads(text), indent=2, ensure_ascii=False)
+    except (ValueError, RecursionError):  # not JSON, a number of too many digits, or nested too deeply
+        return text
+
+
+def _escaped(char: str) -> str:
+    code = ord(char)
+    if code < 0x100:
+        return f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

@@ -1,0 +1,1 @@
+"""greenstalkctl against real servers: ours, and Debian's beanstalkd."""

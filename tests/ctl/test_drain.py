@@ -1,0 +1,258 @@
+"""drain-to loses nothing, whichever server is at which end, and whatever happens on the way."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+
+import pytest
+
+from greenstalkctl.address import parse
+from greenstalkctl.server import Server as Connection
+from greenstalkctl.server import Stats
+from greenstalkctl.transfer import Outcome, Tally, Transfer
+from tests.conformance.servers import Server, peer
+from tests.ctl.test_jobs import fill
+from tests.ctl.world import Client, address, connect, ctl, finish, ids, jobs, old_server, run, spawn
+from tests.daemon import PATIENCE
+
+MANY = 900
+
+
+def test_everything_moves_and_keeps_what_it_can(server: Server, other: Server, mail: Client) -> None:
+    fill(mail)
+    mail.use("post")
+    mail.put(b"\xff\x00\r\n", priority=2**32 - 1, ttr=9)
+    before = jobs(server, "mail"), jobs(server, "post")
+    done = ctl(server, "--yes", "drain-to", address(other), "--json")
+    moved = {"ready": 3, "delayed": 2, "buried": 2}
+    assert (done.code, done.json) == (0, {"moved": moved, "taken": 0, "doubled": 0, "left": {}})
+    assert (jobs(other, "mail"), jobs(other, "post")) == before
+    assert (jobs(server, "mail"), jobs(server, "post")) == ([], [])
+    with connect(other, "mail") as there:
+        left = [there.stats_job(job_id)["time-left"] for job_id in ids(there, "mail", "delayed")]
+        assert left == pytest.approx([998, 998], abs=3)
+
+
+def test_only_the_tubes_that_are_named(server: Server, other: Server, mail: Client) -> None:
+    mail.put(b"")
+    mail.use("post")
+    mail.put(b"")
+    assert ctl(server, "--yes", "drain-to", address(other), "post").code == 0
+    assert (len(jobs(server, "mail")), len(jobs(other, "post")), len(jobs(server, "post"))) == (1, 1, 0)
+    assert ctl(server, "--yes", "drain-to", address(other), "nothing").code == 1
+
+
+def test_nothing_to_move_is_done(server: Server, other: Server) -> None:
+    done = ctl(server, "drain-to", address(other))
+    assert (done.code, done.text) == (0, f"moved 0 jobs to {address(other)}\n")
+
+
+def test_a_pause_goes_along(server: Server, other: Server, mail: Client) -> None:
+    mail.put(b"")
+    mail.pause_tube("mail", 500)
+    assert ctl(server, "--yes", "drain-to", address(other)).code == 0
+    with connect(other) as there:
+        assert 490 < there.stats_tube("mail")["pause-time-left"] <= 500
+
+
+def test_what_workers_hold_stays_and_is_told(server: Server, other: Server, mail: Client) -> None:
+    mail.put(b"held")
+    mail.put(b"free")
+    job = mail.reserve(0)
+    done = ctl(server, "--yes", "drain-to", address(other), "--json")
+    held = {"ready": 0, "delayed": 0, "buried": 0, "reserved": 1}
+    assert (done.code, done.json["left"]) == (1, {"mail": held})
+    assert "run it again" in done.err
+    mail.release(job)
+    assert ctl(server, "--yes", "drain-to", address(other)).code == 0
+    assert [job[1] for job in jobs(other, "mail")] == [b"free", b"held"]
+
+
+def test_killed_half_way_it_goes_on_and_loses_nothing(server: Server, other: Server) -> None:
+    everything = fill_many(server)
+    process = drain_half(server, other)
+    assert finish(process, signal.SIGKILL).code == -signal.SIGKILL
+    wait_until_free(server)
+    assert jobs(server, "mail"), "it was killed too late to show anything"
+    assert ctl(server, "--yes", "drain-to", address(other)).code == 0
+    bodies = [job[1] for job in jobs(other, "mail")]
+    assert set(bodies) == everything
+    assert len(bodies) - MANY <= 1, "more than one job is doubled"
+    assert jobs(server, "mail") == []
+
+
+def test_interrupted_it_says_what_it_did_and_doubles_nothing(server: Server, other: Server) -> None:
+    everything = fill_many(server)
+    done = finish(drain_half(server, other), signal.SIGINT)
+    moved = sum(done.json["moved"].values())
+    assert (done.code, 0 < moved < MANY) == (130, True)
+    assert "goes on" in done.err
+    wait_until_free(server)
+    assert (len(jobs(other, "mail")), len(jobs(server, "mail"))) == (moved, MANY - moved)
+    assert ctl(server, "--yes", "drain-to", address(other)).code == 0
+    assert sorted(job[1] for job in jobs(other, "mail")) == sorted(everything)
+
+
+def fill_many(server: Server) -> set[bytes]:
+    """A third each of ready, delayed and buried jobs in `mail`; return their bodies."""
+    with connect(server, "mail") as client:
+        for number in range(MANY // 3):
+            client.put(b"buried %d" % number, priority=0)
+            client.bury(client.reserve(0))
+            client.put(b"delayed %d" % number, delay=1000)
+        for number in range(MANY // 3):
+            client.put(b"ready %d" % number)
+    return {b"%s %d" % (state, number) for state in (b"buried", b"delayed", b"ready") for number in range(MANY // 3)}
+
+
+def drain_half(server: Server, other: Server) -> subprocess.Popen[bytes]:
+    """Begin to drain *server* to *other*; return when some jobs have been put there."""
+    until = time.monotonic() + PATIENCE
+    with connect(other) as client:
+        before = client.stats()["total-jobs"]
+        process = spawn(server, "--yes", "drain-to", address(other), "--json")
+        while client.stats()["total-jobs"] - before < 20:
+            assert time.monotonic() < until
+            time.sleep(0.002)
+    return process
+
+
+def wait_until_free(server: Server) -> None:
+    """Return once the server has seen the end of the command, and has its job back."""
+    until = time.monotonic() + PATIENCE
+    with connect(server) as client:
+        while client.stats()["current-jobs-reserved"]:
+            assert time.monotonic() < until
+            time.sleep(0.002)
+
+
+def test_a_job_too_big_stays_and_the_rest_moves(one: Server) -> None:
+    small = Server(peer(), ("-z", "10"))
+    try:
+        with connect(one, "mail") as mail:
+            mail.put(b"x" * 11, priority=5)
+            mail.put(b"behind it", priority=9)
+            mail.put(b"delayed", delay=100)
+            done = ctl(one, "--yes", "drain-to", address(small), "--json")
+            assert (done.code, done.json["moved"]) == (4, {"ready": 0, "delayed": 1, "buried": 0})
+            assert "JOB_TOO_BIG" in done.err
+            assert "-z" in done.err
+            assert done.json["left"] == {"mail": {"ready": 2, "delayed": 0, "buried": 0, "reserved": 0}}
+            assert mail.stats_job(mail.peek_ready().id)["pri"] == 5
+    finally:
+        small.close()
+
+
+def test_a_target_that_drains_takes_nothing_and_nothing_is_lost(one: Server) -> None:
+    draining = Server(peer())
+    try:
+        draining.signal(signal.SIGUSR1)
+        with connect(one, "mail") as mail:
+            fill(mail)
+        done = ctl(one, "--yes", "drain-to", address(draining))
+        assert (done.code, "DRAINING" in done.err) == (4, True)
+        assert len(jobs(one, "mail")) == 6
+    finally:
+        draining.close()
+
+
+def test_the_same_server_is_refused(server: Server) -> None:
+    done = ctl(server, "--yes", "drain-to", address(server))
+    assert (done.code, "same server" in done.err) == (2, True)
+
+
+def test_a_target_that_cannot_be_reached(server: Server, mail: Client) -> None:
+    mail.put(b"")
+    done = ctl(server, "--yes", "drain-to", "127.0.0.1:1")
+    assert (done.code, "127.0.0.1:1" in done.err) == (3, True)
+
+
+def test_to_an_old_server_buried_jobs_stay(server: Server, other: Server, mail: Client) -> None:
+    fill(mail)
+    with old_server(other) as old:
+        done = ctl(server, "--yes", "drain-to", old, "--json")
+    assert (done.code, done.json["moved"]) == (1, {"ready": 2, "delayed": 2, "buried": 0})
+    assert "too old" in done.err
+    assert [job[0] for job in jobs(server, "mail")] == ["buried", "buried"]
+
+
+def test_from_an_old_server_everything_moves(server: Server, other: Server, mail: Client) -> None:
+    fill(mail)
+    before = jobs(server, "mail")
+    with old_server(server) as old:
+        assert run("--server", old, "--yes", "drain-to", address(other)).code == 0
+    assert jobs(other, "mail") == before
+
+
+def test_an_old_server_cannot_bury(server: Server, mail: Client) -> None:
+    fill(mail)
+    with old_server(server) as old:
+        done = run("--server", old, "bury", str(mail.peek_ready().id))
+        assert (done.code, "UNKNOWN_COMMAND" in done.err) == (4, True)
+        done = run("--server", old, "move", "mail", "post")
+        assert (done.code, "--state ready" in done.err) == (4, True)
+    assert len(jobs(server, "mail")) == 6
+
+
+class Meddler(Connection):
+    """A target during whose put a worker takes the job at the source; with `is_quick`, another takes the copy."""
+
+    worker: Client
+    copier: Client | None = None
+
+    def put(self, tube: str, body: bytes, pri: int, delay: int, ttr: int) -> int:
+        copy = super().put(tube, body, pri, delay, ttr)
+        self.worker.kick(1)
+        self.worker.reserve(0)
+        if self.copier is not None:
+            self.copier.kick_job(copy)
+            self.copier.reserve(0)
+        return copy
+
+
+@pytest.mark.parametrize("is_quick", [False, True])
+def test_a_worker_that_takes_the_job_meanwhile(server: Server, other: Server, mail: Client, is_quick: bool) -> None:
+    mail.put(b"once", delay=100)
+    here, there = (parse(address(each)) for each in (server, other))
+    with Connection(here, PATIENCE) as source, Meddler(there, PATIENCE) as target, connect(other, "mail") as copier:
+        target.worker, target.copier = mail, copier if is_quick else None
+        outcome = Transfer(source, "mail", target, "mail").next("delayed")
+        assert outcome == (Outcome.DOUBLED if is_quick else Outcome.TAKEN)
+        assert len(jobs(server, "mail")) == 1
+        assert len(jobs(other, "mail")) == is_quick
+
+
+class Watcher(Connection):
+    """A source at which the job is kicked just before its figures are asked for."""
+
+    kicker: Client | None = None
+
+    def job(self, job_id: int) -> Stats | None:
+        if self.kicker is not None:
+            self.kicker.kick_job(job_id)
+            self.kicker = None
+        return super().job(job_id)
+
+
+def test_a_job_that_changes_its_state_meanwhile_is_left_to_that_state(server: Server, mail: Client) -> None:
+    mail.put(b"", delay=100)
+    here = parse(address(server))
+    with Watcher(here, PATIENCE) as source, Connection(here, PATIENCE) as target:
+        source.kicker = mail
+        transfer = Transfer(source, "mail", target, "post")
+        assert transfer.next("delayed") is None
+        assert transfer.next("ready") == Outcome.MOVED
+    assert [job[0] for job in jobs(server, "post")] == ["ready"]
+
+
+def test_the_tally_tells_what_did_not_move() -> None:
+    tally = Tally()
+    for state, outcome in (("ready", Outcome.MOVED), ("buried", Outcome.TAKEN), ("delayed", Outcome.DOUBLED)):
+        tally.note(state, outcome)
+    assert tally.data() == {"moved": {"ready": 1, "delayed": 0, "buried": 0}, "taken": 1, "doubled": 1}
+    moved, taken, doubled = tally.lines("there")
+    assert moved == "moved 1 job to there: 1 ready"
+    assert taken.startswith("1 job not moved")
+    assert doubled.startswith("1 job in both")

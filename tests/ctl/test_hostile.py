@@ -1,0 +1,113 @@
+"""Nothing that others have put reaches the terminal as more than text, and no name becomes a command."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+
+import pytest
+
+from greenstalkctl import text
+from tests.conformance.servers import Server
+from tests.ctl.world import HOSTILE, Client, Terminal, address, ctl, run
+
+BODY = HOSTILE.encode()
+HARMLESS = r"\x1b]0;owned\x07\x1b[2J\x9b31m\u202e\x0d\x08[bold]x[/bold]"
+
+
+@pytest.mark.parametrize("command", [["peek", "{}"], ["peek", "--tube", "mail"], ["tail", "mail"]])
+def test_a_hostile_body_is_shown_escaped(server: Server, mail: Client, command: list[str]) -> None:
+    job_id = mail.put(BODY)
+    done = ctl(server, *(word.format(job_id) for word in command))
+    assert done.code == 0
+    assert HARMLESS in done.text
+    assert all(char.isprintable() or char in "\n\t" for char in done.text)
+
+
+def test_a_hostile_body_in_json_is_ascii_and_whole(server: Server, mail: Client) -> None:
+    job_id = mail.put(BODY + b"\x7f")
+    done = ctl(server, "peek", str(job_id), "--json")
+    assert all(0x20 <= byte < 0x7F for byte in done.out.rstrip(b"\n"))
+    assert done.json["body"] == HOSTILE + "\x7f"
+
+
+def test_hostile_json_is_escaped_too(server: Server, mail: Client) -> None:
+    done = ctl(server, "peek", str(mail.put(json.dumps([HOSTILE]).encode())))
+    assert all(char.isprintable() or char == "\n" for char in done.text)
+
+
+def test_a_body_that_is_no_utf_8_is_base64(server: Server, mail: Client) -> None:
+    job_id = mail.put(b"\xff\xfe\x1b[2J")
+    assert "base64: //4bWzJK" in ctl(server, "peek", str(job_id)).text
+    found = ctl(server, "peek", str(job_id), "--json").json
+    assert (found["body"], found["encoding"]) == ("//4bWzJK", "base64")
+    assert ctl(server, "tail", "mail").text.endswith("\tbase64: //4bWzJK\n")
+
+
+@pytest.mark.parametrize("body", ["[" * 100_000, "[" + "9" * 5000 + "]", "{", "[1,]", "{\x1b}"])
+def test_json_that_is_none_is_text(body: str) -> None:
+    assert text.block(body.encode()) == body.replace("\x1b", r"\x1b")
+
+
+def test_raw_bytes_are_kept_from_a_terminal(one: Server) -> None:
+    bodies = {BODY: 2, b"\xff\xfe": 2, b"plain\n\ttext": 0}
+    for body, code in bodies.items():
+        job_id = ctl(one, "put", "--json", stdin=body).json["id"]
+        with Terminal("--server", address(one), "peek", str(job_id), "--raw") as terminal:
+            ended, seen = terminal.end()
+        assert ended == code
+        assert "\x1b" not in seen
+
+
+@pytest.mark.parametrize("name", ["", "-x", "a b", "a\r\ndelete 1", "ä", "x" * 201, "a\nb", "\x1b[2J"])
+@pytest.mark.parametrize("command", [["tube", "--"], ["put", "x", "--tube"], ["clear", "--"], ["move", "mail", "--"]])
+def test_what_is_no_tube_name_is_sent_nowhere(one: Server, name: str, command: list[str]) -> None:
+    done = ctl(one, "--yes", *command, name)
+    assert done.code == 2
+    assert "\x1b" not in done.err
+    assert len(done.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", ["x" * 200, "(a)+b/c;d.$e_f-g", "0"])
+def test_every_name_of_the_protocol_is_taken(server: Server, name: str) -> None:
+    assert ctl(server, "put", "x", "--tube", name).code == 0
+    assert name in [tube["name"] for tube in ctl(server, "tubes", "--json").json]
+    assert ctl(server, "clear", name, "--yes").code == 0
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        b"SSH-2.0-OpenSSH\r\n",
+        b"HTTP/1.1 400 Bad Request\r\n\r\n",
+        b"\x1b[2J\r\n",
+        b"\r\n",
+        b"no end",
+        b"OK 3\r\nabc",
+        b"OK x\r\n",
+        b"OK 9\r\n---\n- a b\r\n",
+        b"OK 14\r\n---\n- a\r\nput 0\n\r\n",
+        b"NOT_FOUND\r\n",
+        b"",
+    ],
+)
+def test_what_is_no_server_is_one_line(reply: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        answering = threading.Thread(target=_answer, args=(listener, reply))
+        answering.start()
+        done = run("--server", f"127.0.0.1:{listener.getsockname()[1]}", "tubes")
+        answering.join()
+    assert done.code == 3
+    assert "\x1b" not in done.err
+    assert len(done.err.splitlines()) == 1
+
+
+def _answer(listener: socket.socket, reply: bytes) -> None:
+    sock, _ = listener.accept()
+    with sock:
+        sock.recv(1000)
+        sock.sendall(reply)
+        sock.shutdown(socket.SHUT_WR)
+        while sock.recv(1000):
+            pass

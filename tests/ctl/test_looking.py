@@ -1,0 +1,274 @@
+"""Commands that look, and those that pause, on both servers."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import threading
+import time
+
+from greenstalkctl.address import parse
+from greenstalkctl.commands.bench import summary
+from greenstalkctl.follower import SLACK, Follower
+from greenstalkctl.server import Server as Connection
+from greenstalkctl.server import Stats
+from tests.conformance.servers import Server
+from tests.ctl.world import Client, address, connect, ctl, finish, spawn
+from tests.daemon import PATIENCE
+
+
+def test_stats(server: Server) -> None:
+    done = ctl(server, "stats")
+    assert done.code == 0
+    assert f"pid {server.pid}" in " ".join(done.text.split())
+    assert ctl(server, "stats", "--json").json["max-job-size"] == 65535
+
+
+def test_tubes(server: Server, mail: Client) -> None:
+    mail.put(b"")
+    mail.put(b"", delay=100)
+    (default, found) = ctl(server, "tubes", "--json").json
+    assert (default["name"], found["name"]) == ("default", "mail")
+    assert (found["current-jobs-ready"], found["current-jobs-delayed"]) == (1, 1)
+    assert [line.split()[:6] for line in ctl(server, "tubes").text.splitlines()[2:]] == [
+        ["default", "0", "0", "0", "0", "0"],
+        ["mail", "1", "0", "0", "1", "0"],
+    ]
+
+
+def test_tubes_sorted_by_a_figure(server: Server, mail: Client) -> None:
+    mail.put(b"")
+    assert [tube["name"] for tube in ctl(server, "tubes", "--sort", "ready", "--json").json] == ["mail", "default"]
+
+
+def test_tube(server: Server, mail: Client) -> None:
+    mail.put(b"")
+    assert "total-jobs" in ctl(server, "tube", "mail").text
+    assert ctl(server, "tube", "mail", "--json").json["total-jobs"] == 1
+    assert ctl(server, "tube", "nothing").code == 1
+
+
+def test_pause_and_resume(server: Server, mail: Client) -> None:
+    assert ctl(server, "pause", "mail", "5m", "--json").json == {"tube": "mail", "pause": 300}
+    assert 295 < mail.stats_tube("mail")["pause-time-left"] <= 300
+    assert ctl(server, "resume", "mail").code == 0
+    assert mail.stats_tube("mail")["pause-time-left"] == 0
+    assert ctl(server, "pause", "nothing", "1").code == 1
+    assert ctl(server, "resume", "nothing").code == 1
+
+
+def test_top_once_has_rates(server: Server, mail: Client) -> None:
+    stop = threading.Event()
+
+    def produce() -> None:
+        with connect(server, "mail") as client:
+            while not stop.is_set():
+                client.delete(client.put(b""))
+                time.sleep(0.001)
+
+    producer = threading.Thread(target=produce)
+    producer.start()
+    done = ctl(server, "top", "--once", "--interval", "0.3", "--json")
+    stop.set()
+    producer.join()
+    assert done.json["server"]["pid"] == server.pid
+    (row,) = (row for row in done.json["tubes"] if row["tube"] == "mail")
+    assert row["puts_per_second"] > 0
+    assert row["deletes_per_second"] > 0
+
+
+def test_top_once_is_a_table(server: Server, mail: Client) -> None:
+    mail.put(b"")
+    done = ctl(server, "top", "--once", "--interval", "0.1")
+    assert done.code == 0
+    assert ["mail", "1", "0", "0", "0", "0", "0.0", "0.0", "0"] in [line.split() for line in done.text.splitlines()]
+
+
+def test_top_streams_json(one: Server) -> None:
+    process = spawn(one, "top", "--json", "--interval", "0.1")
+    assert process.stdout is not None
+    looks = [json.loads(process.stdout.readline()) for _ in range(2)]
+    assert [look["tubes"][0]["tube"] for look in looks] == ["default", "default"]
+    assert finish(process, signal.SIGINT).code == 130
+
+
+def test_bench_measures_and_leaves_nothing(server: Server) -> None:
+    done = ctl(server, "bench", "--jobs", "50", "--json")
+    assert done.code == 0
+    for verb in ("put", "reserve", "delete"):
+        figures = done.json[verb]
+        assert 0 < figures["p50"] <= figures["p90"] <= figures["p99"] <= figures["max"]
+    stats = ctl(server, "stats", "--json").json
+    assert (stats["current-tubes"], stats["total-jobs"] >= 50) == (1, True)
+    assert [stats[f"current-jobs-{state}"] for state in ("ready", "reserved", "delayed", "buried")] == [0] * 4
+
+
+def test_bench_interrupted_leaves_nothing(one: Server) -> None:
+    process = spawn(one, "bench", "--jobs", "10000000")
+    with connect(one) as client:
+        until = time.monotonic() + PATIENCE
+        while client.stats()["current-jobs-ready"] < 100:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        process.terminate()
+        assert finish(process).code == 130
+        assert client.stats()["current-jobs-ready"] == 0
+
+
+def test_percentiles() -> None:
+    figures = summary([number * 1000 for number in range(1, 101)])
+    assert figures == {"per_second": round(100 * 1e9 / 5_050_000, 1), "p50": 51, "p90": 91, "p99": 100, "max": 100}
+    assert summary([5000])["p50"] == summary([5000])["max"] == 5
+
+
+def test_tail_shows_the_last_jobs_of_the_tube(server: Server, mail: Client) -> None:
+    with connect(server, "post") as post:
+        for number in range(4):
+            mail.put(b"%d" % number, delay=100 * (number % 2))
+            post.put(b"not this")
+    found = ctl(server, "tail", "mail", "-n", "3", "--json").lines
+    assert [(job["body"], job["state"]) for job in found] == [("1", "delayed"), ("2", "ready"), ("3", "delayed")]
+    assert ctl(server, "tail", "mail").text.splitlines()[0].split("\t")[1:] == ["ready", "0"]
+
+
+def test_tail_takes_nothing(server: Server, mail: Client) -> None:
+    job_id = mail.put(b"")
+    assert ctl(server, "tail", "mail").code == 0
+    assert (mail.stats_job(job_id)["reserves"], mail.stats()["current-tubes"]) == (0, 2)
+
+
+def test_tail_of_nothing(server: Server, mail: Client) -> None:
+    assert ctl(server, "tail", "nothing").code == 1
+    assert ctl(server, "tail", "mail").code == 1
+
+
+def test_tail_consume_takes_what_is_ready(server: Server, mail: Client) -> None:
+    mail.put(b"one")
+    mail.put(b"later", delay=100)
+    done = ctl(server, "tail", "mail", "--consume", "--yes", "--json")
+    assert [job["body"] for job in done.lines] == ["one"]
+    assert mail.stats_tube("mail")["current-jobs-delayed"] == 1
+    assert ctl(server, "tail", "mail", "--consume", "--yes").code == 1
+
+
+def test_tail_follow_shows_jobs_as_they_come(server: Server) -> None:
+    with connect(server, "mail") as mail, connect(server, "post") as post:
+        process = spawn(server, "tail", "mail", "--follow", "--interval", "0.05")
+        assert process.stdout is not None
+        for number in range(3):
+            wait_for_look(mail)
+            mail.put(b"number %d" % number, delay=number)
+            post.put(b"not this")
+            assert process.stdout.readline().endswith(b"number %d\n" % number)
+        process.terminate()
+        assert finish(process).code == 130
+
+
+def test_tail_follow_consume_deletes_what_it_has_printed(server: Server) -> None:
+    with connect(server, "mail") as mail:
+        process = spawn(server, "tail", "mail", "--follow", "--consume", "--yes")
+        assert process.stdout is not None
+        job_id = mail.put(b"hello")
+        assert process.stdout.readline() == b"%d\treserved\thello\n" % job_id
+        process.terminate()
+        assert (finish(process).code, mail.stats()["current-jobs-ready"]) == (130, 0)
+
+
+def wait_for_look(client: Client) -> None:
+    """Return once somebody has asked for the figures of the server, which a follower does with each look."""
+    looks, until = client.stats()["cmd-stats"], time.monotonic() + PATIENCE
+    asked = 0
+    while client.stats()["cmd-stats"] < looks + asked + 4:
+        asked += 1
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def test_a_follower_sees_each_job_once(server: Server, mail: Client) -> None:
+    with follow(server) as connection:
+        follower = Follower(connection, "mail")
+        assert bodies(follower) == []
+        mail.put(b"one")
+        mail.put(b"two", delay=100)
+        mail.put(b"three")
+        mail.reserve(0)
+        assert bodies(follower) == [b"one", b"two", b"three"]
+        assert bodies(follower) == []
+
+
+def test_a_follower_sees_jobs_behind_many_that_are_gone(server: Server, mail: Client) -> None:
+    with follow(server) as connection:
+        follower = Follower(connection, "mail")
+        for _ in range(10 * SLACK):
+            mail.delete(mail.put(b""))
+        mail.put(b"here")
+        assert bodies(follower) == [b"here"]
+
+
+def test_a_follower_passes_ids_that_no_job_has_got(server: Server, mail: Client) -> None:
+    """A put whose body never comes costs an id, and is not counted as a job."""
+    with follow(server) as connection:
+        follower = Follower(connection, "mail")
+        for round_ in range(3):
+            before = mail.put(b"gone")
+            mail.delete(before)
+            half_put(server, SLACK - 1)
+            for _ in range(3 * SLACK):
+                mail.delete(mail.put(b"gone"))
+            job_id = mail.put(b"%d" % round_)
+            assert job_id - before == SLACK + 3 * SLACK, "it costs no id"
+            assert bodies(follower) == [b"%d" % round_]
+
+
+def half_put(server: Server, count: int) -> None:
+    """Begin so many puts, and hang up in the middle of each body."""
+    for _ in range(count):
+        with socket.create_connection(server.address) as sock:
+            sock.sendall(b"put 0 0 60 5\r\nab")
+            sock.shutdown(socket.SHUT_WR)
+            assert sock.recv(10) == b""
+
+
+class Hasty(Connection):
+    """A connection that sees *mail* put, and two more elsewhere, just before the second count."""
+
+    mail: Client | None = None
+
+    def tube(self, name: str) -> Stats | None:
+        if self.mail is not None:
+            self.mail.put(b"between")
+            self.mail.use("post")
+            self.mail.put(b"not this")
+            self.mail.put(b"not this")
+            self.mail = None
+        return super().tube(name)
+
+
+def test_a_follower_does_not_lose_count_of_what_comes_between_two_counts(server: Server, mail: Client) -> None:
+    with Hasty(parse(address(server)), PATIENCE) as connection:
+        follower = Follower(connection, "mail")
+        for _ in range(3 * SLACK):
+            connection.mail = mail
+            assert bodies(follower) == [b"between"]
+            mail.use("mail")
+            mail.delete(mail.put(b"gone"))
+            mail.put(b"after")
+            assert bodies(follower) == [b"after"]
+
+
+def test_a_follower_begins_where_a_tube_does(server: Server) -> None:
+    with follow(server) as connection, connect(server) as client:
+        follower = Follower(connection, "mail")
+        assert bodies(follower) == []
+        client.use("mail")
+        client.put(b"first")
+        assert bodies(follower) == [b"first"]
+
+
+def follow(server: Server) -> Connection:
+    return Connection(parse(address(server)), PATIENCE)
+
+
+def bodies(follower: Follower) -> list[bytes]:
+    return [seen.job.body for seen in follower.new()]

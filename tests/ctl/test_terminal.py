@@ -1,0 +1,126 @@
+"""What there is on a terminal alone: questions, keys, colours, bars; and the shells' completion."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.conformance.servers import Server
+from tests.ctl.test_drain import fill_many
+from tests.ctl.world import COMMAND, Terminal, address, connect, ctl, jobs, run
+from tests.daemon import PATIENCE, REPOSITORY
+
+
+@pytest.mark.parametrize(("answer", "code", "left"), [("y\n", 0, 0), ("n\n", 1, 1), ("\n", 1, 1), ("\x04", 1, 1)])
+def test_a_question_before_what_destroys(one: Server, answer: str, code: int, left: int) -> None:
+    ctl(one, "put", "dear", "--tube", "mail")
+    with Terminal("--server", address(one), "clear", "mail") as terminal:
+        assert f"delete 1 job of mail from {address(one)}" in terminal.wait_for(r"\[y/N\]: ")
+        terminal.press(answer)
+        assert terminal.end()[0] == code
+    assert len(jobs(one, "mail")) == left
+
+
+def test_ctrl_c_at_the_question(one: Server) -> None:
+    ctl(one, "put", "dear", "--tube", "mail")
+    with Terminal("--server", address(one), "clear", "mail") as terminal:
+        terminal.wait_for(r"\[y/N\]: ")
+        terminal.interrupt()
+        assert terminal.end()[0] == 130
+    assert len(jobs(one, "mail")) == 1
+
+
+def test_yes_asks_nothing_even_there(one: Server) -> None:
+    ctl(one, "put", "x", "--tube", "mail")
+    with Terminal("--server", address(one), "clear", "mail", "--yes") as terminal:
+        assert terminal.end()[0] == 0
+
+
+def test_long_work_has_a_bar(one: Server) -> None:
+    fill_many(one)
+    with Terminal("--server", address(one), "move", "mail", "post") as terminal:
+        terminal.wait_for("/900")
+        code, seen = terminal.end()
+    assert (code, "moved 900 jobs to tube post" in seen) == (0, True)
+
+
+def test_top_sorts_by_keys_and_ends_with_q(one: Server) -> None:
+    with connect(one, "aa") as client:
+        client.put(b"")
+        client.use("zz")
+        client.put(b"")
+        client.put(b"")
+        with Terminal("--server", address(one), "top", "--interval", "60") as terminal:
+            first = terminal.wait_for(r"zz[^\n]*\n")
+            assert first.index("aa ") < first.index("zz ")
+            terminal.press("r")
+            sorted_by_ready = terminal.wait_for(r"by ready(.|\n)*default[^\n]*\n")
+            assert sorted_by_ready.index("zz ") < sorted_by_ready.index("aa ")
+            terminal.press("r")
+            turned = terminal.wait_for(r"by ready(.|\n)*zz[^\n]*\n")
+            assert turned.index("aa ") < turned.index("zz ")
+            terminal.press("q")
+            code, seen = terminal.end()
+    assert (code, "\x1b[?1049l" in seen, "Traceback" in seen) == (0, True, False)
+
+
+def test_top_goes_on_by_itself(one: Server) -> None:
+    with connect(one, "mail") as client, Terminal("--server", address(one), "top", "--interval", "0.1") as terminal:
+        terminal.wait_for(r"mail +\x1b\[2m +0")
+        client.put(b"")
+        terminal.wait_for(r"mail +1 ")
+        terminal.interrupt()
+        assert terminal.end()[0] == 130
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "is_coloured"),
+    [([], {}, True), (["--no-color"], {}, False), ([], {"NO_COLOR": "1"}, False)],
+)
+def test_colours(one: Server, arguments: list[str], variables: dict[str, str], is_coloured: bool) -> None:
+    with Terminal("--server", address(one), "stats", *arguments, **variables) as terminal:
+        code, seen = terminal.end()
+    assert (code, "\x1b[" in seen) == (0, is_coloured)
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_scripts(shell: str) -> None:
+    done = run("completion", shell)
+    assert (done.code, f"_GREENSTALKCTL_COMPLETE={shell}_complete" in done.text) == (0, True)
+
+
+def complete(one: Server, words: str) -> list[str]:
+    """What the shell would offer for the last of *words*."""
+    environ = {
+        "_GREENSTALKCTL_COMPLETE": "bash_complete",
+        "COMP_WORDS": f"greenstalkctl {words}",
+        "COMP_CWORD": str(len(f"greenstalkctl {words}".split(" ")) - 1),
+        "GREENSTALKCTL_SERVER": address(one),
+    }
+    done = subprocess.run(
+        COMMAND, cwd=REPOSITORY, env=os.environ | environ, capture_output=True, text=True, check=True, timeout=PATIENCE
+    )
+    assert done.stderr == ""
+    return [line.partition(",")[2] for line in done.stdout.splitlines() if line]
+
+
+def test_completion_offers_commands_options_and_tubes(one: Server) -> None:
+    ctl(one, "put", "x", "--tube", "mail")
+    assert complete(one, "dr") == ["drain-to"]
+    assert "--consume" in complete(one, "tail --c")
+    assert complete(one, "tube ma") == ["mail"]
+    assert complete(one, "put --tube ") == ["default", "mail"]
+    assert complete(one, "--server 127.0.0.1:1 tube ma") == []
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+def test_bash_takes_the_script(tmp_path: Path) -> None:
+    script = tmp_path / "script"
+    script.write_text(run("completion", "bash").text)
+    command = f"source {script} && complete -p greenstalkctl"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True, timeout=PATIENCE)
+    assert done.stdout.strip().endswith("greenstalkctl")

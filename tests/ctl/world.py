@@ -1,0 +1,222 @@
+"""The command, run here or as a process of its own, and servers to run it against."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pty
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import greenstalk
+import pytest
+
+from greenstalkctl.cli import main
+from tests.conformance.servers import Server
+from tests.daemon import PATIENCE, REPOSITORY
+
+COMMAND = (sys.executable, "-m", "greenstalkctl")
+HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e\r\x08[bold]x[/bold]"
+"""What a terminal would act on, and what is markup to rich."""
+
+Client = greenstalk.Client[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """How a command ended."""
+
+    code: int
+    out: bytes
+    err: str
+
+    @property
+    def text(self) -> str:
+        return self.out.decode()
+
+    @property
+    def json(self) -> Any:
+        """Its one document."""
+        (line,) = self.out.splitlines()
+        return json.loads(line)
+
+    @property
+    def lines(self) -> list[Any]:
+        """Its documents."""
+        return [json.loads(line) for line in self.out.splitlines()]
+
+
+def address(server: Server) -> str:
+    return f"{server.address[0]}:{server.address[1]}"
+
+
+def connect(server: Server, tube: str = "default") -> Client:
+    return greenstalk.Client(server.address, None, use=tube, watch=tube)
+
+
+def run(*args: str, stdin: bytes = b"") -> Done:
+    """Run the command in this process, without a terminal."""
+    buffers = [io.BytesIO(content) for content in (stdin, b"", b"")]
+    streams = [io.TextIOWrapper(buffer, encoding="utf-8") for buffer in buffers]
+    with pytest.MonkeyPatch.context() as patch:
+        for name, stream in zip(("stdin", "stdout", "stderr"), streams, strict=True):
+            patch.setattr(sys, name, stream)
+        code = main(args)
+        for stream in streams:
+            stream.flush()
+    out, err = (buffer.getvalue() for buffer in buffers[1:])
+    assert b"Traceback" not in err
+    return Done(code, out, err.decode())
+
+
+def ctl(server: Server, *args: str, stdin: bytes = b"") -> Done:
+    """Run the command against *server*."""
+    return run("--server", address(server), *args, stdin=stdin)
+
+
+def ids(client: Client, tube: str, state: str) -> list[int]:
+    """The ids of all jobs of *tube* in *state*."""
+    return [stats["id"] for stats in _stats(client, tube) if stats["state"] == state]
+
+
+def jobs(server: Server, tube: str) -> list[tuple[str, bytes, int, int]]:
+    """All jobs of *tube*: state, body, pri and ttr, sorted."""
+    with connect(server) as client:
+        found = [(s["state"], client.peek(s["id"]).body, s["pri"], s["ttr"]) for s in _stats(client, tube)]
+    return sorted(found)
+
+
+def _stats(client: Client, tube: str) -> Iterator[greenstalk.StatsJob]:
+    """The figures of all jobs of *tube*: every id that there can be is asked for."""
+    newest = client.put(b"")
+    client.delete(newest)
+    for job_id in range(1, newest):
+        with suppress(greenstalk.NotFoundError):
+            stats = client.stats_job(job_id)
+            if str(stats["tube"]) == tube:
+                yield stats
+
+
+class Terminal:
+    """The command on a terminal of its own."""
+
+    def __init__(self, *args: str, **variables: str) -> None:
+        self._master, slave = pty.openpty()
+        environ = os.environ | {"TERM": "xterm", "COLUMNS": "120", "LINES": "40"} | variables
+        self.process = subprocess.Popen(
+            [*COMMAND, *args],
+            cwd=REPOSITORY,
+            env=environ,
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            start_new_session=True,
+        )
+        os.close(slave)
+        self.seen = ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        os.close(self._master)
+
+    def press(self, keys: str) -> None:
+        os.write(self._master, keys.encode())
+
+    def interrupt(self) -> None:
+        """Send SIGINT until it ends: one that comes just before a read does not end the read."""
+        until = time.monotonic() + PATIENCE
+        while self.process.poll() is None and time.monotonic() < until:
+            self.process.send_signal(signal.SIGINT)
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(2)
+
+    def wait_for(self, pattern: str) -> str:
+        """Read until *pattern* has been written; return all since the last time, and forget it."""
+        until = time.monotonic() + PATIENCE
+        while (match := re.search(pattern, self.seen)) is None:
+            assert time.monotonic() < until and self._read(), f"no {pattern!r} in {self.seen!r}"
+        seen, self.seen = self.seen[: match.end()], self.seen[match.end() :]
+        return seen
+
+    def end(self) -> tuple[int, str]:
+        """Wait for the end; return the exit code, and all that was written since the last time."""
+        while self._read():
+            pass
+        return self.process.wait(PATIENCE), self.seen
+
+    def _read(self) -> bool:
+        readable, _, _ = select.select([self._master], [], [], PATIENCE)
+        try:
+            data = os.read(self._master, 65536) if readable else b""
+        except OSError:  # the other end is closed
+            data = b""
+        self.seen += data.decode(errors="replace")
+        return bool(data)
+
+
+def spawn(server: Server, *args: str) -> subprocess.Popen[bytes]:
+    """Start the command as a process without a terminal."""
+    return subprocess.Popen(
+        [*COMMAND, "--server", address(server), *args],
+        cwd=REPOSITORY,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def finish(process: subprocess.Popen[bytes], number: signal.Signals | None = None) -> Done:
+    """Send *number* if there is one, and wait for the end."""
+    if number is not None:
+        process.send_signal(number)
+    out, err = process.communicate(timeout=PATIENCE)
+    return Done(process.returncode, out, err.decode())
+
+
+@contextmanager
+def old_server(server: Server) -> Iterator[str]:
+    """The address of *server* as if it were beanstalkd 1.11, which has no reserve-job."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        host, port = listener.getsockname()
+        threading.Thread(target=_accept, args=(listener, server.address), daemon=True).start()
+        yield f"{host}:{port}"
+        listener.shutdown(socket.SHUT_RDWR)
+
+
+def _accept(listener: socket.socket, target: tuple[str, int]) -> None:
+    while True:
+        try:
+            near, _ = listener.accept()
+        except OSError:
+            return
+        threading.Thread(target=_relay, args=(near, target), daemon=True).start()
+
+
+def _relay(near: socket.socket, target: tuple[str, int]) -> None:
+    """Pass on each command, of which a client sends one at a time, and its reply."""
+    with near, socket.create_connection(target) as far:
+        while request := near.recv(65536):
+            if request.startswith(b"reserve-job"):
+                near.sendall(b"UNKNOWN_COMMAND\r\n")
+            else:
+                far.sendall(request)
+                near.sendall(far.recv(65536))
