@@ -24,7 +24,7 @@ run: $(VENV)/.installed  ## set up, then serve beanstalk on 11300 and the dashbo
 test: $(VENV)/.installed-dev  ## set up, then run every test
 	@$(call need,beanstalkd,beanstalkd)
 	@$(call need,chromium,chromium)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: $(VENV)/.installed-dev  ## set up, then lint, check types and the import rule
 	$(BIN)/ruff check
@@ -46,6 +46,7 @@ bench: $(VENV)/.installed-dev  ## set up, then measure ours against beanstalkd
 	@$(call need,gcc,gcc libc6-dev)
 	@$(call need,beanstalkd,beanstalkd)
 	$(BIN)/python -m bench $(ARGS)
+	$(BIN)/python -m bench.dashboard
 
 clean:  ## remove the environment and everything made
 	rm -rf $(VENV) build dist *.egg-info .coverage* .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

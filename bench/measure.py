@@ -57,7 +57,7 @@ class Bench:
             running_generator(self.program, server.port, arguments, self.seconds, self.cpus.load) as generator,
         ):
             if mode.memory_per is None:
-                return _speed(self.cpus, server, generator)
+                return speed(self.cpus, server, generator)
             return _memory(mode, server, generator)
 
     def _restart(self, mode: Mode, contender: Contender, arguments: list[str]) -> Sample:
@@ -76,7 +76,8 @@ class Bench:
         return {"restart_seconds": seconds, "others_busy": 100 * max(0.0, others) / seconds}
 
 
-def _speed(cpus: Cpus, server: Server, generator: Generator) -> Sample:
+def speed(cpus: Cpus, server: Server, generator: Generator) -> Sample:
+    """Run the measured part of *generator*, and tell how *server* did."""
     busy, cpu_ns = cpus.busy_seconds(), server.cpu_ns()
     outcome = generator.measure()
     time.sleep(_ACCOUNTING_SECONDS)

@@ -99,7 +99,7 @@ def data_directory() -> Iterator[str]:
 def running_server(contender: Contender, mode: Mode, directory: str, cpu: int | None) -> Iterator[Server]:
     """A server of *contender*'s on *directory*, listening when the body starts."""
     with tempfile.TemporaryFile() as log:
-        port = _free_port()
+        port = free_port()
         argv = contender.argv(mode, port, directory)
         try:
             with started_on(cpu):
@@ -124,7 +124,8 @@ def running_server(contender: Contender, mode: Mode, directory: str, cpu: int | 
             _stop(process)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port that nobody listens on now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

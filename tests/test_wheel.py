@@ -14,7 +14,13 @@ import pytest
 
 from tests.daemon import PATIENCE, REPOSITORY, Daemon
 
-SOURCES = {"greenstalk_server": "greenstalk_server", "web": "web", "templates": "web/templates", "static": "web/static"}
+SOURCES = {
+    "greenstalk_server": "greenstalk_server",
+    "greenstalkctl": "greenstalkctl",
+    "web": "web",
+    "templates": "web/templates",
+    "static": "web/static",
+}
 """Each directory that is installed, and where the wheel has it."""
 
 NEEDED_TO_BUILD = ("pyproject.toml", "README.md", "LICENSE")
@@ -55,6 +61,7 @@ def test_the_installed_command_serves_outside_the_checkout(wheel: Path, tmp_path
     command = (str(installation / "bin" / "greenstalk-server"),)
     with Daemon("-l", "127.0.0.1", "-p", "0", "--web-port", "0", command=command, cwd=elsewhere) as daemon:
         assert daemon.ask(b"put 0 0 60 2\r\nhi\r\n") == b"INSERTED 1"
+        succeed(installation / "bin" / "greenstalkctl", "--server", f"127.0.0.1:{daemon.port}", "peek", "1")
         assert b"<html" in fetch(daemon.dashboard).lower()
         for path in (REPOSITORY / "static").rglob("*"):
             if path.is_file():
