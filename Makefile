@@ -24,7 +24,7 @@ run: $(VENV)/.installed  ## set up, then serve beanstalk on 11300 and the dashbo
 test: $(VENV)/.installed-dev  ## set up, then run every test
 	@$(call need,beanstalkd,beanstalkd)
 	@$(call need,chromium,chromium)
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart 0
 
 check: $(VENV)/.installed-dev  ## set up, then lint, check types and the import rule
 	$(BIN)/ruff check
