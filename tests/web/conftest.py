@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -13,7 +13,11 @@ from greenstalk_server.broker import Broker
 from greenstalk_server.client import Client
 from greenstalk_server.job import SECOND
 from greenstalk_server.stats import ServerFacts
+from tests.daemon import Daemon
 from web import WebOptions, create_app
+
+from .browser import Browser, Tab, browser
+from .visit import FLAGS, Clients
 
 STARTED_AT = 1_800_000_000 * SECOND
 
@@ -66,8 +70,23 @@ def queue() -> Queue:
 
 
 @pytest.fixture
-def client(queue: Queue) -> FlaskClient:
-    return queue.app().test_client()
+def app(queue: Queue) -> Flask:
+    return queue.app()
+
+
+@pytest.fixture
+def client(app: Flask) -> FlaskClient:
+    return app.test_client()
+
+
+@pytest.fixture
+def ids(queue: Queue) -> list[int]:
+    """A ready, a delayed, a buried and a reserved job, in this order, all in `mail`."""
+    ready, buried, reserved = queue.put("mail", count=3)
+    (delayed,) = queue.put("mail", delay=60)
+    queue.broker.bury_job(buried, queue.now)
+    queue.broker.reserve_job(queue.connect(), reserved, queue.now)
+    return [ready, delayed, buried, reserved]
 
 
 @pytest.fixture
@@ -78,3 +97,31 @@ def visit(queue: Queue) -> Callable[..., FlaskClient]:
         return queue.app(**options).test_client()
 
     return make
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    with browser() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    with Daemon(*FLAGS) as running:
+        yield running
+
+
+@pytest.fixture
+def clients(daemon: Daemon, request: pytest.FixtureRequest) -> Iterator[Clients]:
+    """Clients on a tube that no other test has."""
+    made = Clients(daemon, f"mail.{abs(hash(request.node.nodeid)) % 10**9}")
+    yield made
+    made.close()
+
+
+@pytest.fixture(params=[True, False], ids=["script", "no-script"])
+def tab(chromium: Browser, daemon: Daemon, request: pytest.FixtureRequest) -> Iterator[Tab]:
+    """A tab, with and without JavaScript; at the end nothing is wrong in it."""
+    with chromium.tab(daemon.dashboard, java_script_enabled=request.param) as opened:
+        yield opened
+        assert (opened.console, opened.elsewhere) == ([], [])

@@ -41,16 +41,6 @@ def refused(response: TestResponse, status: int) -> str:
     return Page(response.text).text
 
 
-@pytest.fixture
-def ids(queue: Queue) -> list[int]:
-    """A ready, a delayed, a buried and a reserved job, in this order, all in `mail`."""
-    ready, buried, reserved = queue.put("mail", count=3)
-    (delayed,) = queue.put("mail", delay=60)
-    queue.broker.bury_job(buried, queue.now)
-    queue.broker.reserve_job(queue.connect(), reserved, queue.now)
-    return [ready, delayed, buried, reserved]
-
-
 def states(queue: Queue, ids: list[int]) -> list[int | None]:
     queue.broker.check()
     return [job.state if (job := queue.broker.jobs.get(id)) else None for id in ids]

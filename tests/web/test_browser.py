@@ -16,9 +16,9 @@ from playwright.sync_api import Route
 
 from tests.daemon import PATIENCE, Daemon, environment
 
-from .browser import Browser, Tab, browser
+from .browser import Browser, Tab
+from .visit import FLAGS
 
-FLAGS = ("-l", "127.0.0.1", "-p", "0", "--web-port", "0")
 ODD_NAMES = ("//x", "..", ";", "$(reboot)", "A" * 200)
 
 SHOWN = ("attention", "ready", "urgent", "reserved", "delayed", "buried", "waiting", "pause")
@@ -29,12 +29,6 @@ COUNTS = f"""name => {{
     const keys = {json.dumps(SHOWN)};
     return row && keys.map(key => row.querySelector('.' + key).textContent).join(' ').trim();
 }}"""
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    with browser() as found:
-        yield found
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,38 +14,11 @@ from playwright.sync_api import expect
 
 from tests.daemon import Daemon
 
-from .browser import Browser, Tab, browser
-from .test_browser_pages import AXE, FLAGS, FOUND, Clients, is_too_wide, press
+from .browser import Browser, Tab
+from .visit import AXE, FOUND, Clients, is_too_wide, press
 
 MANY = 60_000
 HOSTILE = b"</td><script>document.title = 1</script>"
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    with browser() as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[Daemon]:
-    with Daemon(*FLAGS) as running:
-        yield running
-
-
-@pytest.fixture
-def clients(daemon: Daemon, request: pytest.FixtureRequest) -> Iterator[Clients]:
-    made = Clients(daemon, f"bulk.{abs(hash(request.node.name)) % 10**9}")
-    yield made
-    made.close()
-
-
-@pytest.fixture(params=[True, False], ids=["script", "no-script"])
-def tab(chromium: Browser, daemon: Daemon, request: pytest.FixtureRequest) -> Iterator[Tab]:
-    """A tab, with and without JavaScript; at the end nothing is wrong in it."""
-    with chromium.tab(daemon.dashboard, java_script_enabled=request.param) as opened:
-        yield opened
-        assert (opened.console, opened.elsewhere) == ([], [])
 
 
 def boxes(tab: Tab) -> Any:

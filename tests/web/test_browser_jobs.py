@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator
 from typing import Any
 
 import greenstalk
@@ -12,9 +11,9 @@ from playwright.sync_api import expect
 
 from tests.daemon import Daemon
 
-from .browser import Browser, Tab, browser
-from .test_browser_pages import AXE, FLAGS, FOUND, Clients, is_too_wide, press, said
+from .browser import Browser, Tab
 from .test_job_actions import BODIES
+from .visit import AXE, FOUND, Clients, is_too_wide, press, said
 
 PASSED = (
     "empty",
@@ -30,33 +29,6 @@ PASSED = (
     "separators",
 )
 """Bodies that a browser may mangle."""
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    with browser() as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[Daemon]:
-    with Daemon(*FLAGS) as running:
-        yield running
-
-
-@pytest.fixture
-def clients(daemon: Daemon, request: pytest.FixtureRequest) -> Iterator[Clients]:
-    made = Clients(daemon, f"work.{abs(hash(request.node.name)) % 10**9}")
-    yield made
-    made.close()
-
-
-@pytest.fixture(params=[True, False], ids=["script", "no-script"])
-def tab(chromium: Browser, daemon: Daemon, request: pytest.FixtureRequest) -> Iterator[Tab]:
-    """A tab, with and without JavaScript; at the end nothing is wrong in it."""
-    with chromium.tab(daemon.dashboard, java_script_enabled=request.param) as opened:
-        yield opened
-        assert (opened.console, opened.elsewhere) == ([], [])
 
 
 def unfold(tab: Tab, name: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import gzip
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,81 +13,11 @@ import pytest
 
 from tests.daemon import Daemon
 
-from .browser import Browser, Tab, browser
+from .browser import Browser, Tab
+from .visit import AXE, FLAGS, FOUND, Clients, is_too_wide, press, said
 
-FLAGS = ("-l", "127.0.0.1", "-p", "0", "--web-port", "0")
 ODD_NAMES = ("//x", "..", "/", ";", "$(reboot)", "a+b", "A" * 200)
 HOSTILE = b'{"<script>": "</pre><script>document.title = 1</script>", "n": 123456789012345678901234567890}'
-
-AXE = Path(__file__).with_name("vendor").joinpath("axe.min.js").read_text()
-FOUND = """axe.run().then(({ violations }) => violations.map(({ id, nodes }) => [id, nodes.map(node => node.html)]))"""
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    with browser() as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[Daemon]:
-    with Daemon(*FLAGS) as running:
-        yield running
-
-
-class Clients:
-    """A producer and a worker on a tube of their own."""
-
-    def __init__(self, daemon: Daemon, tube: str) -> None:
-        address = ("127.0.0.1", daemon.port)
-        self.tube = tube
-        self.producer = greenstalk.Client(address, use=tube, encoding=None)
-        self.worker = greenstalk.Client(address, watch=tube, encoding=None)
-        self.url = f"{daemon.dashboard}tube?tube={tube}"
-
-    def close(self) -> None:
-        for client in (self.producer, self.worker):
-            client.close()
-
-    def put(self, *bodies: bytes, **options: Any) -> list[int]:
-        return [self.producer.put(body, **options) for body in bodies]
-
-    def bury(self, count: int) -> list[int]:
-        ids = self.put(*[b"x"] * count)
-        for id in ids:
-            self.worker.bury(self.worker.reserve_job(id))
-        return ids
-
-    def states(self) -> tuple[int, ...]:
-        stats = self.producer.stats_tube(self.tube)
-        return tuple(stats[f"current-jobs-{state}"] for state in ("ready", "reserved", "delayed", "buried"))
-
-
-@pytest.fixture
-def clients(daemon: Daemon, request: pytest.FixtureRequest) -> Iterator[Clients]:
-    made = Clients(daemon, f"mail.{abs(hash(request.node.name)) % 10**9}")
-    yield made
-    made.close()
-
-
-@pytest.fixture(params=[True, False], ids=["script", "no-script"])
-def tab(chromium: Browser, daemon: Daemon, request: pytest.FixtureRequest) -> Iterator[Tab]:
-    """A tab, with and without JavaScript; at the end nothing is wrong in it."""
-    with chromium.tab(daemon.dashboard, java_script_enabled=request.param) as opened:
-        yield opened
-        assert (opened.console, opened.elsewhere) == ([], [])
-
-
-def press(tab: Tab, name: str) -> None:
-    tab.page.get_by_role("button", name=name, exact=True).click()
-
-
-def said(tab: Tab) -> str:
-    return tab.page.inner_text(".banner.done")
-
-
-def is_too_wide(tab: Tab) -> bool:
-    return tab.page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth")
 
 
 def test_pause_and_resume(tab: Tab, clients: Clients) -> None:

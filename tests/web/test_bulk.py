@@ -18,37 +18,15 @@ from web.tasks import CANCELLED, DONE, FAILED, Task
 
 from .conftest import Queue
 from .table import Page
-from .test_actions import OURS, refused
+from .test_actions import OURS, UNTOUCHED, refused, states
 from .test_search import Watch, put
 
 
 @pytest.fixture
-def app(queue: Queue) -> Flask:
-    return queue.app()
-
-
-@pytest.fixture
-def client(app: Flask) -> FlaskClient:
-    return app.test_client()
-
-
-@pytest.fixture
-def ids(queue: Queue) -> list[int]:
-    """A ready, a delayed, a buried and a reserved job, in this order, all in `mail`; and a ready one in `other`."""
-    ready, buried, reserved = queue.put("mail", count=3)
-    (delayed,) = queue.put("mail", delay=60)
-    queue.broker.bury_job(buried, queue.now)
-    queue.broker.reserve_job(queue.connect(), reserved, queue.now)
+def ids(queue: Queue, ids: list[int]) -> list[int]:
+    """Those four; and there is a ready job in `other` besides."""
     queue.put("other")
-    return [ready, delayed, buried, reserved]
-
-
-UNTOUCHED = [READY, DELAYED, BURIED, RESERVED]
-
-
-def states(queue: Queue, ids: list[int]) -> list[int | None]:
-    queue.broker.check()
-    return [job.state if (job := queue.broker.jobs.get(id)) else None for id in ids]
+    return ids
 
 
 def preview(client: FlaskClient, scope: str = "all", **form: Any) -> str:

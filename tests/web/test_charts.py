@@ -23,9 +23,9 @@ from web.history import History
 from web.rings import SERIES, SPANS
 from web.sparkline import path
 
-from .browser import Browser, Tab, browser
+from .browser import Browser, Tab
 from .conftest import Queue
-from .test_browser_pages import AXE, FOUND
+from .visit import AXE, FOUND
 
 HOSTILE_NAMES = ("//x", "..", "/", ";", "$(reboot)", "a+b", "A" * 200)
 NO_NAMES = ("", "<b>", "-x", "a b", "ä", "x\0", "A" * 201, '"><img src=x>')
@@ -250,12 +250,6 @@ class Served:
     def __exit__(self, *_: object) -> None:
         self._is_over.set()
         self._thread.join()
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    with browser() as found:
-        yield found
 
 
 @pytest.fixture(scope="module")

@@ -10,15 +10,9 @@ import pytest
 
 from tests.daemon import Daemon
 
-from .browser import Browser, Tab, browser
+from .browser import Browser, Tab
 
 TUBES = ("alpha", "beta", "default")
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    with browser() as found:
-        yield found
 
 
 @pytest.fixture(scope="module")

@@ -25,16 +25,6 @@ from .test_actions import refused
 HOSTILE = '</td><script>document.title="gone"</script>&amp;'
 
 
-@pytest.fixture
-def app(queue: Queue) -> Flask:
-    return queue.app()
-
-
-@pytest.fixture
-def client(app: Flask) -> FlaskClient:
-    return app.test_client()
-
-
 def put(queue: Queue, tube: str, *bodies: bytes, pri: int = 2000) -> list[int]:
     return [queue.broker.put_into(tube.encode(), pri, 0, 60 * SECOND, body, queue.now) for body in bodies]
 

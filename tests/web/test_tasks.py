@@ -23,16 +23,6 @@ VIEWER = Visitor("vic", "192.0.2.2", is_admin=False, sees_bodies=False)
 
 
 @pytest.fixture
-def app(queue: Queue) -> Flask:
-    return queue.app()
-
-
-@pytest.fixture
-def client(app: Flask) -> FlaskClient:
-    return app.test_client()
-
-
-@pytest.fixture
 def tasks(app: Flask) -> Iterator[Tasks]:
     """The tasks of a dashboard that an admin is visiting."""
     with app.test_request_context():

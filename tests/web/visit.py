@@ -1,0 +1,57 @@
+"""What tests with a real browser and a real daemon share: clients of the queue, and words for what people do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import greenstalk
+
+from tests.daemon import Daemon
+
+from .browser import Tab
+
+FLAGS = ("-l", "127.0.0.1", "-p", "0", "--web-port", "0")
+
+AXE = Path(__file__).with_name("vendor").joinpath("axe.min.js").read_text()
+FOUND = """axe.run().then(({ violations }) => violations.map(({ id, nodes }) => [id, nodes.map(node => node.html)]))"""
+
+
+class Clients:
+    """A producer and a worker on a tube of their own."""
+
+    def __init__(self, daemon: Daemon, tube: str) -> None:
+        address = ("127.0.0.1", daemon.port)
+        self.tube = tube
+        self.producer = greenstalk.Client(address, use=tube, encoding=None)
+        self.worker = greenstalk.Client(address, watch=tube, encoding=None)
+        self.url = f"{daemon.dashboard}tube?tube={tube}"
+
+    def close(self) -> None:
+        for client in (self.producer, self.worker):
+            client.close()
+
+    def put(self, *bodies: bytes, **options: Any) -> list[int]:
+        return [self.producer.put(body, **options) for body in bodies]
+
+    def bury(self, count: int) -> list[int]:
+        ids = self.put(*[b"x"] * count)
+        for id in ids:
+            self.worker.bury(self.worker.reserve_job(id))
+        return ids
+
+    def states(self) -> tuple[int, ...]:
+        stats = self.producer.stats_tube(self.tube)
+        return tuple(stats[f"current-jobs-{state}"] for state in ("ready", "reserved", "delayed", "buried"))
+
+
+def press(tab: Tab, name: str) -> None:
+    tab.page.get_by_role("button", name=name, exact=True).click()
+
+
+def said(tab: Tab) -> str:
+    return tab.page.inner_text(".banner.done")
+
+
+def is_too_wide(tab: Tab) -> bool:
+    return tab.page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth")
