@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-import threading
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from html import unescape
@@ -11,20 +12,18 @@ from math import nan
 from typing import Any, Self
 from urllib.parse import quote, urlsplit
 
-import gevent
 import pytest
 from flask.testing import FlaskClient
-from gevent.pywsgi import WSGIServer
 
 from greenstalk_server.job import SECOND
-from tests.daemon import Daemon
+from tests.daemon import PATIENCE, REPOSITORY, Daemon
 from web.charts import OF_A_TUBE, TABLED, shown
-from web.history import History
 from web.rings import SERIES, SPANS
 from web.sparkline import path
 
 from .browser import Browser, Tab
 from .conftest import Queue
+from .served import work
 from .visit import AXE, FOUND
 
 HOSTILE_NAMES = ("//x", "..", "/", ";", "$(reboot)", "a+b", "A" * 200)
@@ -38,26 +37,6 @@ def lived(hours: float = 0.1, tube: str = "mail") -> tuple[Queue, FlaskClient]:
     client = app.test_client()
     work(queue, app.extensions["history"], hours, tube)
     return queue, client
-
-
-def work(queue: Queue, history: History, hours: float, tube: str) -> None:
-    """Put six jobs each ten seconds, more at times; reserve most, and delete, bury or release those."""
-    broker, worker = queue.broker, queue.connect()
-    broker.watch(worker, tube.encode())
-    for at in range(int(hours * 360)):
-        queue.put(tube, count=6 + at // 40 % 3 * 4)
-        for turn in range(5 + at // 60 % 2 * 4):
-            job = broker.reserve(worker, queue.now - SECOND)
-            assert job is not None
-            if turn == 1:
-                broker.bury(worker, job.id, 0, queue.now)
-            elif turn == 2:
-                broker.release(worker, job.id, 9, 0, queue.now)
-            else:
-                broker.delete(worker, job.id, queue.now)
-        for _ in range(5):
-            queue.now += 2 * SECOND
-            history.tick()
 
 
 # The path
@@ -221,35 +200,26 @@ def test_how_values_are_written(value: float, unit: str, text: str) -> None:
 
 
 class Served:
-    """A dashboard over some hours of fake time, served by a hub of its own in a thread."""
+    """A dashboard over some hours of fake time, in a process of its own (served.py)."""
 
     def __init__(self, hours: float = 25) -> None:
-        self.queue = Queue()
-        self.url = ""
-        self._hours = hours
-        self._is_up = threading.Event()
-        self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-
-    def _run(self) -> None:
-        app = self.queue.app()
-        work(self.queue, app.extensions["history"], self._hours, "mail")
-        server = WSGIServer(("127.0.0.1", 0), app, log=None)
-        server.start()
-        self.url = f"http://127.0.0.1:{server.server_port}/"
-        self._is_up.set()
-        while not self._is_over.is_set():
-            gevent.sleep(0.02)
-        server.stop(timeout=0.1)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.web.served", str(hours)],
+            cwd=REPOSITORY,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._process.stdout is not None
+        self.url = self._process.stdout.readline().strip()
 
     def __enter__(self) -> Self:
-        self._thread.start()
-        assert self._is_up.wait(30)
+        assert self.url
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._is_over.set()
-        self._thread.join()
+        self._process.communicate(timeout=PATIENCE)
+        assert self._process.returncode == 0
 
 
 @pytest.fixture(scope="module")

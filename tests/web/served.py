@@ -1,0 +1,52 @@
+"""A dashboard whose queue has lived for some hours of fake time: `python -m tests.web.served HOURS`.
+
+It says its address, and serves until its standard input ends.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import gevent
+from gevent.pywsgi import WSGIServer
+
+from greenstalk_server.job import SECOND
+from web.history import History
+
+from .conftest import Queue
+
+
+def work(queue: Queue, history: History, hours: float, tube: str) -> None:
+    """Put six jobs each ten seconds, more at times; reserve most, and delete, bury or release those."""
+    broker, worker = queue.broker, queue.connect()
+    broker.watch(worker, tube.encode())
+    for at in range(int(hours * 360)):
+        queue.put(tube, count=6 + at // 40 % 3 * 4)
+        for turn in range(5 + at // 60 % 2 * 4):
+            job = broker.reserve(worker, queue.now - SECOND)
+            assert job is not None
+            if turn == 1:
+                broker.bury(worker, job.id, 0, queue.now)
+            elif turn == 2:
+                broker.release(worker, job.id, 9, 0, queue.now)
+            else:
+                broker.delete(worker, job.id, queue.now)
+        for _ in range(5):
+            queue.now += 2 * SECOND
+            history.tick()
+
+
+def main(hours: float) -> None:
+    """Serve a queue in which the tube `mail` has been worked on for *hours*."""
+    queue = Queue()
+    app = queue.app()
+    work(queue, app.extensions["history"], hours, "mail")
+    server = WSGIServer(("127.0.0.1", 0), app, log=None)
+    server.start()
+    print(f"http://127.0.0.1:{server.server_port}/", flush=True)
+    gevent.get_hub().threadpool.apply(sys.stdin.read)
+    server.stop(timeout=0.1)
+
+
+if __name__ == "__main__":
+    main(float(sys.argv[1]))
