@@ -121,7 +121,7 @@ def test_held_job_is_taken_only_on_purpose(tab: Tab, daemon: Daemon, clients: Cl
     held = clients.worker.reserve()
     tab.page.goto(f"{daemon.dashboard}job?id={id}")
     unfold(tab, "Release")
-    press(tab, f"Release job {id}")  # the browser asks for the box
+    tab.page.get_by_role("button", name=f"Release job {id}").click()  # the browser asks for the box
     assert clients.producer.stats_job(id)["state"] == "reserved"
     tab.page.locator("#confirm-release").check()
     press(tab, f"Release job {id}")

@@ -46,7 +46,9 @@ class Clients:
 
 
 def press(tab: Tab, name: str) -> None:
-    tab.page.get_by_role("button", name=name, exact=True).click()
+    """Press a button that leads to another page, and wait until that is there whole."""
+    with tab.page.expect_navigation():
+        tab.page.get_by_role("button", name=name, exact=True).click()
 
 
 def said(tab: Tab) -> str:
