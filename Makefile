@@ -8,10 +8,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PACKAGING := pyproject.toml greenstalk_server/__init__.py
+COMPILED := build/compiled
+# An environment in which the compiled build stands before the source.
+WITH_COMPILED := PYTHONSAFEPATH=1 PYTHONPATH=$(COMPILED):.
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help run test check coverage crash-test bench clean
+.PHONY: help run test test-compiled check compiled coverage crash-test bench clean
 
 help:
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -24,7 +27,16 @@ run: $(VENV)/.installed  ## set up, then serve beanstalk on 11300 and the dashbo
 test: $(VENV)/.installed-dev  ## set up, then run every test
 	@$(call need,beanstalkd,beanstalkd)
 	@$(call need,chromium,chromium)
+	@$(call need,systemd-analyze,systemd)
 	$(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart 0
+
+compiled: $(COMPILED)/.made  ## set up, then compile the core with mypyc into build/compiled
+
+test-compiled: $(COMPILED)/.made  ## the same, then run the core's tests against that build
+	@$(call need,beanstalkd,beanstalkd)
+	$(WITH_COMPILED) $(BIN)/python -c 'from greenstalk_server import broker as it; assert it.__file__.endswith(".so"), it.__file__'
+	$(WITH_COMPILED) $(BIN)/python -m pytest -o pythonpath= -n 2 --dist loadfile --max-worker-restart 0 \
+	  tests/core tests/wire tests/server tests/conformance
 
 check: $(VENV)/.installed-dev  ## set up, then lint, check types and the import rule
 	$(BIN)/ruff check
@@ -34,6 +46,7 @@ check: $(VENV)/.installed-dev  ## set up, then lint, check types and the import 
 coverage: $(VENV)/.installed-dev  ## run every test, and show the lines that none reached
 	@$(call need,beanstalkd,beanstalkd)
 	@$(call need,chromium,chromium)
+	@$(call need,systemd-analyze,systemd)
 	$(BIN)/coverage erase
 	$(BIN)/coverage run -m pytest
 	$(BIN)/coverage combine --quiet
@@ -42,10 +55,11 @@ coverage: $(VENV)/.installed-dev  ## run every test, and show the lines that non
 crash-test: $(VENV)/.installed-dev  ## set up, then kill a loaded server in ROUNDS=300 rounds, and audit each; SEED=1 to repeat
 	$(BIN)/python -m tests.crash --rounds $(or $(ROUNDS),300) $(if $(SEED),--seed $(SEED))
 
-bench: $(VENV)/.installed-dev  ## set up, then measure ours against beanstalkd
+bench: $(COMPILED)/.made  ## set up, then measure ours, as it is and compiled, against beanstalkd
 	@$(call need,gcc,gcc libc6-dev)
 	@$(call need,beanstalkd,beanstalkd)
-	$(BIN)/python -m bench $(ARGS)
+	$(BIN)/python -m bench $(ARGS) --also \
+	  "compiled=env $(WITH_COMPILED) $(BIN)/python -m greenstalk_server -l 127.0.0.1 -p {port} --no-web"
 	$(BIN)/python -m bench.dashboard
 
 clean:  ## remove the environment and everything made
@@ -59,6 +73,12 @@ $(VENV)/.installed: $(PACKAGING) | $(VENV)/.made
 $(VENV)/.installed-dev: $(PACKAGING) | $(VENV)/.made
 	$(BIN)/pip install --quiet --editable '.[dev]'
 	@touch $@ $(VENV)/.installed
+
+$(COMPILED)/.made: setup.py pyproject.toml $(shell find greenstalk_server web greenstalkctl templates static -type f -not -name '*.pyc') | $(VENV)/.installed-dev
+	@$(call need,gcc,gcc libc6-dev)
+	rm -rf $(COMPILED)
+	GREENSTALK_COMPILE=1 $(BIN)/pip install --quiet --no-deps --target $(COMPILED) .
+	@touch $@
 
 # Made whole or not at all: a half-made environment has no marker, and is made anew.
 $(VENV)/.made:

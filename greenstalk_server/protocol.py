@@ -18,7 +18,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import fields
-from typing import Any, Final, TypeAlias
+from typing import Any, ClassVar, Final, TypeAlias
 
 from greenstalk_server.job import SECOND, Job
 from greenstalk_server.stats import JobStats, ServerStats, TubeStats
@@ -79,19 +79,19 @@ TOUCHED: Final = b"TOUCHED\r\n"
 class ProtocolError(Exception):
     """A line that is no command. The connection survives it."""
 
-    reply: bytes = b"INTERNAL_ERROR\r\n"
+    reply: ClassVar[bytes] = b"INTERNAL_ERROR\r\n"
 
 
 class BadFormat(ProtocolError):
     """The line is not well-formed."""
 
-    reply = b"BAD_FORMAT\r\n"
+    reply: ClassVar[bytes] = b"BAD_FORMAT\r\n"
 
 
 class UnknownCommand(ProtocolError):
     """The line starts with no verb."""
 
-    reply = b"UNKNOWN_COMMAND\r\n"
+    reply: ClassVar[bytes] = b"UNKNOWN_COMMAND\r\n"
 
 
 def parse(line: bytes) -> Command:

@@ -21,36 +21,40 @@ DEFAULT_BINLOG_SIZE: Final = 10485760
 """Bytes of a file of the journal."""
 
 
+COUNTERS: Final = (
+    "cmd_bury",
+    "cmd_delete",
+    "cmd_ignore",
+    "cmd_kick",
+    "cmd_list_tube_used",
+    "cmd_list_tubes",
+    "cmd_list_tubes_watched",
+    "cmd_pause_tube",
+    "cmd_peek",
+    "cmd_peek_buried",
+    "cmd_peek_delayed",
+    "cmd_peek_ready",
+    "cmd_put",
+    "cmd_release",
+    "cmd_reserve",
+    "cmd_reserve_with_timeout",
+    "cmd_stats",
+    "cmd_stats_job",
+    "cmd_stats_tube",
+    "cmd_touch",
+    "cmd_use",
+    "cmd_watch",
+    "job_timeouts",
+    "total_connections",
+    "total_jobs",
+)
+"""The keys of "stats" that are counted, with underscores."""
+
+
 class Counters:
     """What a server has counted since it started; the names are the keys of "stats" in protocol.txt."""
 
-    __slots__ = (
-        "cmd_bury",
-        "cmd_delete",
-        "cmd_ignore",
-        "cmd_kick",
-        "cmd_list_tube_used",
-        "cmd_list_tubes",
-        "cmd_list_tubes_watched",
-        "cmd_pause_tube",
-        "cmd_peek",
-        "cmd_peek_buried",
-        "cmd_peek_delayed",
-        "cmd_peek_ready",
-        "cmd_put",
-        "cmd_release",
-        "cmd_reserve",
-        "cmd_reserve_with_timeout",
-        "cmd_stats",
-        "cmd_stats_job",
-        "cmd_stats_tube",
-        "cmd_touch",
-        "cmd_use",
-        "cmd_watch",
-        "job_timeouts",
-        "total_connections",
-        "total_jobs",
-    )
+    __slots__ = COUNTERS
 
     def __init__(self) -> None:
         self.cmd_put: int = 0
@@ -259,7 +263,7 @@ def server_stats(broker: Broker, now: int, jobs: JobCounts | None = None) -> Ser
     facts, journal = broker.facts, broker.journal.stats()
     urgent, ready, reserved, delayed, buried = jobs or count_jobs(broker.tubes.values())
     utime, stime = facts.rusage()
-    counters = {name: getattr(broker.counters, name) for name in Counters.__slots__}
+    counters = {name: getattr(broker.counters, name) for name in COUNTERS}
     return ServerStats(
         **counters,
         current_jobs_urgent=urgent,

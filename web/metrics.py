@@ -25,7 +25,7 @@ from prometheus_client.samples import Sample
 from greenstalk_server.broker import Broker
 from greenstalk_server.clock import Clock
 from greenstalk_server.job import SECOND
-from greenstalk_server.stats import Counters
+from greenstalk_server.stats import COUNTERS
 from web.ledger import Ledger, Row, Totals
 from web.pace import Pace
 from web.request_times import BOUNDS, RequestTimes
@@ -38,7 +38,7 @@ CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 STATES: Final = ("ready", "reserved", "delayed", "buried")
 
 COMMANDS: Final = {
-    name: name.removeprefix("cmd_").replace("_", "-") for name in Counters.__slots__ if name.startswith("cmd_")
+    name: name.removeprefix("cmd_").replace("_", "-") for name in COUNTERS if name.startswith("cmd_")
 }
 """The protocol's word for what each counter of "stats" counts."""
 

@@ -9,7 +9,7 @@ import pytest
 from greenstalk_server import life
 from greenstalk_server.broker import SLICE
 from greenstalk_server.job import BURIED, DELAYED, NO_KEY, SECOND, Job
-from tests.core.world import Actor, FullJournal, World
+from tests.core.world import Actor, FullJournal, World, slots
 
 STATES = ("ready", "delayed", "buried", "reserved")
 
@@ -29,7 +29,7 @@ def put_in(world: World, client: Actor, state: str, pri: int = 7) -> int:
 
 def look(job: Job) -> dict[str, object]:
     """All that is true of *job* alone."""
-    plain = {name: getattr(job, name) for name in job.__slots__ if name not in ("key", "tube", "holder")}
+    plain = {name: getattr(job, name) for name in slots(job) if name not in ("key", "tube", "holder")}
     return plain | {"tube": job.tube.name, "holder": job.holder, "is_in_heap": job.key != NO_KEY}
 
 

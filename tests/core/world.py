@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 from greenstalk_server.broker import (
     DEADLINE_SOON,
@@ -58,6 +58,12 @@ def outcome_of(result: Job | int | None) -> Outcome:
     """What a reserve or a wait has given, as an Outcome."""
     assert result is not None
     return result.id if isinstance(result, Job) else WORDS[result]
+
+
+def slots(one: object) -> tuple[str, ...]:
+    """The names of all that *one* holds, in whichever build: compiled classes have no `__slots__`."""
+    kind: Any = type(one)
+    return tuple(kind.__slots__ if hasattr(kind, "__slots__") else kind.__mypyc_attrs__)
 
 
 class FullJournal(NullJournal):

@@ -8,7 +8,7 @@ from typing import Final
 from greenstalk_server.broker import Broker
 from greenstalk_server.job import SECOND
 from greenstalk_server.session import Session
-from tests.core.world import START, make_broker
+from tests.core.world import START, make_broker, slots
 
 MARK: Final = b"list-tube-used\r\n"
 """A command that changes nothing, to see that the stream goes on at the right byte."""
@@ -63,7 +63,7 @@ class Talk:
 
 def kept(session: Session) -> int:
     """Bytes that *session* keeps of what was sent, whatever it calls them."""
-    return sum(_size(getattr(session, name)) for name in session.__slots__)
+    return sum(_size(getattr(session, name)) for name in slots(session))
 
 
 def _size(value: object) -> int:

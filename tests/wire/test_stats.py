@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from greenstalk_server.stats import COUNTERS
 from tests.wire.talk import Talk
 
 COUNTED: dict[bytes, str] = {
@@ -54,7 +55,7 @@ NOT_COUNTED = [
 
 def counts(talk: Talk) -> dict[str, int]:
     counters = talk.broker.counters
-    return {name.removeprefix("cmd_"): getattr(counters, name) for name in counters.__slots__ if name[:4] == "cmd_"}
+    return {name.removeprefix("cmd_"): getattr(counters, name) for name in COUNTERS if name[:4] == "cmd_"}
 
 
 @pytest.mark.parametrize(("sent", "counter"), COUNTED.items())
