@@ -14,9 +14,9 @@ Invariants, which `check` verifies:
 - A tube exists while it is used, watched or holds a job, and `default` always.
 - Every deadline ahead of us has an armed timer at or before it.
 
-Three things are the caller's to provide: `Client.wake`, which ends a wait; `Broker.alarm`, called with a time when
-`tick` is now wanted earlier than its last return value said; and `Broker.farewell`, called with a tube that goes,
-for who keeps its counters.
+Four things are the caller's to provide: `Client.wake`, which ends a wait; `Broker.alarm`, called with a time when
+`tick` is now wanted earlier than its last return value said; `Broker.farewell`, called with a tube that goes,
+for who keeps its counters; and `Broker.timed_out`, called with a client and the job that it has held too long.
 """
 
 from __future__ import annotations
@@ -84,6 +84,10 @@ def _no_farewell(tube: Tube) -> None:
     """Stand in for `Broker.farewell` where nobody keeps counters."""
 
 
+def _no_complaint(client: Client, job: Job) -> None:
+    """Stand in for `Broker.timed_out` where nobody keeps a log."""
+
+
 class Broker:
     """All jobs, tubes and clients of one server.
 
@@ -113,6 +117,7 @@ class Broker:
         self.waiting_count: int = 0
         self.alarm: Callable[[int], None] = _no_alarm
         self.farewell: Callable[[Tube], None] = _no_farewell
+        self.timed_out: Callable[[Client, Job], None] = _no_complaint
         self._burials: int = 0
         self._last_client: int = 0
         self._timers: Timers = Timers()
@@ -532,6 +537,7 @@ class Broker:
             job.timeouts += 1
             job.tube.total_timeouts += 1
             self.counters.job_timeouts += 1
+            self.timed_out(client, job)
             self.journal.lapse(job)
             self._add_ready(job, now)
             job = client.soonest()

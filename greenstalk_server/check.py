@@ -25,7 +25,7 @@ from greenstalk_server.journal.recovery import Damage, Recovery, Replayed, is_be
 from greenstalk_server.journal.segment import name_of, numbers
 from greenstalk_server.tube import Tube
 
-ATTEMPTS: Final = 5
+ATTEMPTS: Final = 20
 """How often to begin anew because a running server has removed a file in between."""
 
 KINDS: Final = {
@@ -89,8 +89,11 @@ def check(directory: str) -> int:
     return report.exit_code
 
 
-def inspect(directory: str, now: int) -> Report:
-    """Read *directory* as it is; raise StartError if it is none, or if a file in it cannot be read."""
+def inspect(directory: str, now: int, verb: str = "check") -> Report:
+    """Read *directory* as it is; raise StartError if it is none, or if a file in it cannot be read.
+
+    *verb* is what of `journal` asks for it.
+    """
     for attempt in range(1, ATTEMPTS + 1):
         try:
             return _inspect(directory, now)
@@ -98,7 +101,7 @@ def inspect(directory: str, now: int) -> Report:
             is_gone = isinstance(error, FileNotFoundError) and Path(directory).is_dir()
             if not is_gone or attempt == ATTEMPTS:
                 reason = f"{error.filename or directory}: {error.strerror}"
-                raise StartError(f"journal check: {reason}", EXIT_BINLOG) from error
+                raise StartError(f"journal {verb}: {reason}", EXIT_BINLOG) from error
     raise AssertionError
 
 
@@ -193,6 +196,7 @@ def describe(report: Report) -> list[str]:
         *_jobs(report.recovery),
         *_pauses(report.recovery),
         *_damage(report.recovery),
+        *_import(report),
         *_beanstalkd(report),
     ]
 
@@ -246,8 +250,12 @@ def _damage(recovery: Recovery) -> Iterator[str]:
         yield f"{how}: {damage}"
     if not recovery.is_readable:
         yield "a start would refuse: a later version has written here; start that one"
-    if recovery.is_import_open:
-        yield "an import from beanstalkd was cut short: its jobs do not count, and a start repeats it"
+
+
+def _import(report: Report) -> Iterator[str]:
+    if report.recovery.is_import_open:
+        next_step = "a start repeats it" if report.source.files else "repeat it, in an empty directory"
+        yield f"an import was cut short, and none of its jobs counts: {next_step}"
 
 
 def _beanstalkd(report: Report) -> Iterator[str]:

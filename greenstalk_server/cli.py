@@ -21,12 +21,22 @@ from typing import Final
 import gevent
 from flask import Flask
 from gevent.event import Event
-from gevent.pywsgi import LoggingLogAdapter, WSGIServer
+from gevent.pywsgi import WSGIServer
 
-from greenstalk_server import __version__
+from greenstalk_server import __version__, configuration, logs
+from greenstalk_server.backup import export_journal, import_journal
 from greenstalk_server.broker import Broker
 from greenstalk_server.check import check
 from greenstalk_server.clock import Clock, steady_clock
+from greenstalk_server.command_line import (
+    Command,
+    Information,
+    JournalCheck,
+    JournalExport,
+    JournalImport,
+    ShowConfig,
+    parse,
+)
 from greenstalk_server.committer import Committer
 from greenstalk_server.exits import EXIT_OK, EXIT_USAGE, StartError
 from greenstalk_server.journal import NullJournal
@@ -35,7 +45,7 @@ from greenstalk_server.journal.files import Directory
 from greenstalk_server.journal.lock import DirectoryLock
 from greenstalk_server.listeners import describe, open_listener, open_web_listener
 from greenstalk_server.memory import collect_nothing, keep_collections_short
-from greenstalk_server.options import PROGRAM, Information, JournalCheck, Options, parse, refuse_equal_passwords
+from greenstalk_server.options import PROGRAM, Options, refuse_equal_passwords
 from greenstalk_server.process import drop_privileges, raise_file_limit, server_facts
 from greenstalk_server.server import Server
 from greenstalk_server.startup import recover
@@ -56,18 +66,46 @@ log = logging.getLogger(__name__)
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command with *argv*, by default the process's own arguments; return its exit code."""
     try:
-        parsed = parse(sys.argv[1:] if argv is None else argv, os.environ)
-        if isinstance(parsed, Information):
-            print(parsed.text, end="")
-            return EXIT_OK
-        if isinstance(parsed, JournalCheck):
-            return check(parsed.directory)
-        _log_to_stderr(parsed.verbosity)
-        _run(parsed, os.environ)
+        command = parse(sys.argv[1:] if argv is None else argv, os.environ)
+        if not isinstance(command, Options):
+            return _answer(command)
+        logs.install(command.log_level, command.log_format)
     except StartError as error:
         print(f"{PROGRAM}: {error}", file=sys.stderr)
         return error.exit_code
+    try:
+        _run(command, os.environ)
+    except StartError as error:
+        _say_why(error, command)
+        return error.exit_code
     return EXIT_OK
+
+
+def _answer(command: Command) -> int:
+    """Do what *command*, which is not to serve, asks for; return the exit code."""
+    match command:
+        case Information(text):
+            print(text, end="")
+        case ShowConfig(options, is_json):
+            for warning in options.warnings:
+                print(f"{PROGRAM}: warning: {warning}", file=sys.stderr)
+            print(configuration.as_json(options) if is_json else configuration.as_table(options), end="")
+        case JournalCheck(directory):
+            return check(directory)
+        case JournalExport(directory, target):
+            collect_nothing()
+            return export_journal(directory, target)
+        case JournalImport(directory, source):
+            return import_journal(directory, source)
+    return EXIT_OK
+
+
+def _say_why(error: StartError, options: Options) -> None:
+    """Tell the operator that the server cannot start, in the form of the log where programs read that."""
+    if options.log_format == "json":
+        log.critical("%s", error, extra={"exit_code": error.exit_code})
+    else:
+        print(f"{PROGRAM}: {error}", file=sys.stderr)
 
 
 def _run(options: Options, environ: Mapping[str, str]) -> None:
@@ -100,9 +138,7 @@ def _serve(options: Options, listener: socket.socket, web_listener: socket.socke
         warm_up(app)
         web_server = _web_server(app, web_listener, options)
     stopping = Event()
-    gevent.signal_handler(signal.SIGTERM, stopping.set)
-    gevent.signal_handler(signal.SIGINT, stopping.set)
-    gevent.signal_handler(signal.SIGUSR1, server.drain)
+    _handle_signals(server, stopping, options)
     keep_collections_short()
     server.start()
     if web_server is not None:
@@ -112,12 +148,33 @@ def _serve(options: Options, listener: socket.socket, web_listener: socket.socke
     _stop(server, web_server)
 
 
+def _handle_signals(server: Server, stopping: Event, options: Options) -> None:
+    """Have signals stop the server (SIGTERM, SIGINT), drain it (SIGUSR1) and change the log's level (SIGUSR2).
+
+    SIGHUP means that the terminal is closed, if there is one, and stops it then; else somebody expects a new log or
+    new options, of which there are none. Whoever started it may have it ignored, as nohup(1) does.
+    """
+    gevent.signal_handler(signal.SIGTERM, stopping.set)
+    gevent.signal_handler(signal.SIGINT, stopping.set)
+    gevent.signal_handler(signal.SIGUSR1, server.drain)
+    gevent.signal_handler(signal.SIGUSR2, logs.Verbosity(options.log_level).toggle)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        has_terminal = sys.stdin is not None and sys.stdin.isatty()
+        gevent.signal_handler(signal.SIGHUP, stopping.set if has_terminal else _note_hangup)
+
+
+def _note_hangup() -> None:
+    log.info("SIGHUP is ignored: there is no log file to open anew, and new options need a restart")
+
+
 def _web_options(options: Options, where: str) -> WebOptions:
     """What concerns the dashboard, of a queue that listens at *where*."""
     return WebOptions(
         user=options.web_user,
         password=options.web_password,
         viewer_password=options.viewer_password,
+        api_token=options.api_token,
+        api_viewer_token=options.api_viewer_token,
         metrics_token=options.metrics_token,
         is_read_only=options.read_only,
         hides_bodies=options.hide_bodies,
@@ -133,7 +190,7 @@ def _with_password(options: Options) -> Options:
     """Return *options* with the password that is in a file, if one is; raise StartError if it cannot be had."""
     if options.web_password_file is None or not options.web_enabled:
         return options
-    where = f"GREENSTALK_WEB_PASSWORD_FILE {options.web_password_file}"
+    where = f"{options.named('web_password_file')} {options.web_password_file}"
     try:
         with Path(options.web_password_file).open("rb") as file:
             password = file.readline(LONGEST_PASSWORD + 2).rstrip(b"\r\n").decode()
@@ -143,7 +200,7 @@ def _with_password(options: Options) -> Options:
         raise StartError(message, EXIT_USAGE) from error
     if not 0 < len(password) <= LONGEST_PASSWORD:
         raise StartError(f"{where}: its first line must be the password, of 1 to {LONGEST_PASSWORD} bytes", EXIT_USAGE)
-    refuse_equal_passwords(password, options.viewer_password)
+    refuse_equal_passwords(options, password)
     return replace(options, web_password=password)
 
 
@@ -165,6 +222,7 @@ def _stop(server: Server, web_server: WSGIServer | None) -> None:
     if web_server is not None:
         web_server.close()
         web_server.application.extensions["live"].stop()
+        web_server.application.extensions["leases"].stop()
     server.stop()
     if web_server is not None:
         web_server.stop(timeout=WEB_STOP_TIMEOUT)
@@ -173,24 +231,28 @@ def _stop(server: Server, web_server: WSGIServer | None) -> None:
 
 
 def _web_server(app: Flask, web_listener: socket.socket, options: Options) -> WSGIServer:
-    """Return an HTTP server of *app*, not started; it logs requests from -V on."""
-    web_log = logging.getLogger("web")
+    """Return an HTTP server of *app*, not started."""
     return WSGIServer(
         web_listener,
         app,
-        log=LoggingLogAdapter(web_log, logging.DEBUG),
-        error_log=LoggingLogAdapter(web_log, logging.ERROR),
+        log=None,  # logs.RequestHandler logs requests
+        error_log=logs.web_errors,
+        handler_class=logs.RequestHandler,
         environ={"SERVER_NAME": options.web_host},  # else gevent asks the DNS for one
     )
 
 
 def _announce(options: Options, listener: socket.socket, web_listener: socket.socket | None) -> None:
-    """Print the first lines: version, where both listen, and whether jobs survive a restart."""
-    print(f"{PROGRAM} {__version__}, process {os.getpid()}")
-    print(f"beanstalk protocol: {describe(listener)}")
+    """Say version, where both listen, and whether jobs survive a restart: in the first lines, or in one of the log."""
     where = f"http://{describe(web_listener)}{options.url_prefix}/" if web_listener is not None else "off (--no-web)"
-    print(f"dashboard: {where}")
-    print(f"jobs: {_survival(options)}", flush=True)
+    facts = {"beanstalk": describe(listener), "dashboard": where, "jobs": _survival(options)}
+    if options.log_format == "json":
+        log.info("serving", extra={"version": __version__, "pid": os.getpid(), **facts})
+        return
+    print(f"{PROGRAM} {__version__}, process {os.getpid()}")
+    print(f"beanstalk protocol: {facts['beanstalk']}")
+    print(f"dashboard: {facts['dashboard']}")
+    print(f"jobs: {facts['jobs']}", flush=True)
 
 
 def _survival(options: Options) -> str:
@@ -204,11 +266,3 @@ def _survival(options: Options) -> str:
     else:
         synced = f"on disk within {interval // 1_000_000} ms (-f)"
     return f"kept in {options.binlog_dir}, and survive a restart; {synced}"
-
-
-def _log_to_stderr(verbosity: int) -> None:
-    logging.basicConfig(
-        level=logging.DEBUG if verbosity else logging.INFO,
-        format="%(asctime)s %(levelname)s %(message)s",
-        stream=sys.stderr,
-    )

@@ -35,6 +35,7 @@ class Client:
     is_producer     it has sent a put whose size was allowed.
     is_worker       it has sent a reserve, or reserved by id.
     is_waiting      it is parked in a reserve.
+    is_http         it is one request over HTTP, and the jobs that this got, rather than a connection.
     waiting_since   nanoseconds; of its last wait.
     wait_until      when that reserve times out, nanoseconds; None for never.
     outcome         what ended its last wait: a job, or one of the broker's outcomes; None while it waits.
@@ -49,6 +50,7 @@ class Client:
         "connected_at",
         "hang_up",
         "is_closed",
+        "is_http",
         "is_producer",
         "is_waiting",
         "is_worker",
@@ -77,6 +79,7 @@ class Client:
         self.is_producer: bool = False
         self.is_worker: bool = False
         self.is_waiting: bool = False
+        self.is_http: bool = False
         self.is_closed: bool = False
         self.waiting_since: int = 0
         self.wait_until: int | None = None

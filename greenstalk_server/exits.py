@@ -6,7 +6,7 @@ from typing import Final
 
 EXIT_OK: Final = 0
 EXIT_DAMAGED: Final = 1
-"""Of `journal check` alone: it has found damage."""
+"""Of `journal` alone: what was to be checked, exported or imported is damaged."""
 
 EXIT_USAGE: Final = 5
 EXIT_BINLOG: Final = 10

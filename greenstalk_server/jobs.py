@@ -75,6 +75,11 @@ class JobTable(MutableMapping[int, Job]):
         for shard in list(self._shards.values()):
             yield from list(shard)
 
+    def ids_above(self, id: int) -> Iterator[int]:
+        """Those of `ids` that are above *id*, in rising order: to go on where another look has ended."""
+        for number in sorted(number for number in self._shards if number >= id >> SHARD_BITS):
+            yield from sorted(one for one in self._shards.get(number, ()) if one > id)
+
 
 class _Jobs(ValuesView[Job]):
     """Every job of a table, without a look-up each."""

@@ -39,9 +39,9 @@ def open_listener(options: Options, environ: Mapping[str, str]) -> socket.socket
     sock = _inherited(environ)
     if sock is None:
         return _listen_on(options.listen, options.port)
-    for field, flag, value in (("listen", "-l", options.listen), ("port", "-p", options.port)):
-        if field in options.given:
-            log.warning("%s %s is ignored: serving the socket that was handed over", flag, value)
+    for field, value in (("listen", options.listen), ("port", options.port)):
+        if field in options.origins:
+            log.warning("%s %s is ignored: serving the socket that was handed over", options.named(field), value)
     return sock
 
 

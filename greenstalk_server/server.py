@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import select
 import socket
+from itertools import islice
 from typing import Any, Final
 
 import gevent
@@ -25,7 +26,7 @@ from greenstalk_server.broker import Broker
 from greenstalk_server.client import Client
 from greenstalk_server.clock import Clock
 from greenstalk_server.committer import Committer
-from greenstalk_server.job import SECOND
+from greenstalk_server.job import SECOND, Job
 from greenstalk_server.journal import Journal
 from greenstalk_server.listeners import describe_peer
 from greenstalk_server.memory import Heap
@@ -41,6 +42,12 @@ STOP_GRACE: Final = 10.0
 
 HOUSEKEEPING_EVERY: Final = 2.0
 """Seconds."""
+
+JOBS_LOGGED: Final = 100
+"""Of those that a connection held when it was closed, at debug."""
+
+COMMAND_LOGGED: Final = 224
+"""Bytes of a refused command, at debug: no command that is allowed is longer."""
 
 SLEEP_AT_MOST: Final = 3600.0
 """Seconds the ticker sleeps; a deadline may be a century away, which no timer takes."""
@@ -70,6 +77,7 @@ class Server:
         self._committer: Committer | None = committer
         self._listeners: list[_Listener] = [_Listener(sock, self._handle, spawn=gevent.spawn_raw) for sock in listeners]
         self._ticker: Ticker = Ticker(broker, clock)
+        broker.timed_out = _on_time_out
         self._housekeeper: gevent.Greenlet | None = None
         self._is_stopped: Event = Event()
 
@@ -85,6 +93,7 @@ class Server:
     def drain(self) -> None:
         """Refuse puts from now on. Does not switch."""
         self.broker.drain()
+        log.info("draining: puts are refused, all else goes on")
 
     def stop(self) -> None:
         """Accept no more, let replies under way leave, close every connection. Switches; may be called again."""
@@ -122,15 +131,39 @@ class Server:
     def _handle(self, sock: socket.socket, address: object) -> None:
         connection = Connection(self.broker, sock, address, self.clock, self._committer)
         self.connections.add(connection)
+        if log.isEnabledFor(logging.DEBUG):
+            log.debug("connected", extra=_fields(connection.client))
         try:
             connection.serve()
         except GreenletExit:
             pass
         except Exception:
-            log.exception("connection from %s: internal error, closed", connection.client.address)
+            log.exception("internal error: the connection is closed", extra=_fields(connection.client))
         finally:
             self.connections.discard(connection)
+            if log.isEnabledFor(logging.DEBUG):
+                jobs = list(islice(connection.client.reserved, JOBS_LOGGED))
+                log.debug("disconnected", extra=_fields(connection.client) | {"jobs": jobs})
             connection.close()
+
+
+def _fields(client: Client) -> dict[str, object]:
+    """What the log says of a connection."""
+    return {"connection": client.number, "address": client.address}
+
+
+def _on_refused(client: Client, command: bytes, reply: bytes) -> None:
+    """Note that *command* was answered by an error. Does not switch."""
+    if log.isEnabledFor(logging.DEBUG):
+        facts = {"command": command[:COMMAND_LOGGED].decode(errors="replace")}
+        log.debug("refused: %s", reply.decode().rstrip(), extra=_fields(client) | facts)
+
+
+def _on_time_out(client: Client, job: Job) -> None:
+    """Note that *client* has held *job* for longer than its ttr. Does not switch."""
+    if log.isEnabledFor(logging.DEBUG):
+        tube = job.tube.name.decode(errors="replace")
+        log.debug("job timed out", extra=_fields(client) | {"job": job.id, "tube": tube})
 
 
 class _Listener(StreamServer):  # type: ignore[misc]
@@ -185,6 +218,7 @@ class Connection:
         self.client.connected_at = clock()
         self.client.address, self.client.name = describe_peer(sock, address)
         self.client.hang_up = self.kill
+        self._session.refused = _on_refused
         self._greenlet: Any = getcurrent()
         self._watcher: Any = get_hub().loop.io(sock.fileno(), READ)
         self._held: list[tuple[int, bytes]] = []

@@ -53,6 +53,7 @@ class Session:
         "has_more",
         "is_closing",
         "is_waiting",
+        "refused",
     )
 
     def __init__(self, broker: Broker, wake: Callable[[], None]) -> None:
@@ -62,6 +63,7 @@ class Session:
         self.is_waiting: bool = False
         self.has_more: bool = False
         self.is_closing: bool = False
+        self.refused: Callable[[Client, bytes, bytes], None] = _nothing  # is told a command and the error that it gets
         self._is_eof: bool = False
         self._is_long_line: bool = False
         self._rest: bytes = b""
@@ -156,6 +158,7 @@ class Session:
                 reply = _HANDLERS[command[0]](self, command, now)
             except protocol.ProtocolError as error:
                 reply = error.reply
+                self.refused(self.client, line, reply)
             if reply is None:
                 break
             out.append(reply)
@@ -191,6 +194,7 @@ class Session:
         broker.counters.cmd_put += 1
         if size > broker.max_job_size:
             self._skip = size + 2
+            self.refused(self.client, b"put of %d bytes" % size, protocol.JOB_TOO_BIG)
             return self._go_on_skipping(data, pos, out)
         if not command[5]:
             raise protocol.BadFormat
@@ -220,6 +224,7 @@ class Session:
 
     def _end_put(self, command: Command, id: int, body: bytes, is_terminated: bool, now: int) -> bytes:
         if not is_terminated:
+            self.refused(self.client, b"put of %d bytes" % command[4], protocol.EXPECTED_CRLF)
             return protocol.EXPECTED_CRLF
         if self._broker.is_draining:
             return protocol.DRAINING
@@ -385,6 +390,10 @@ class Session:
 
     def _quit(self, command: Command, now: int) -> None:
         self.is_closing = True
+
+
+def _nothing(client: Client, command: bytes, reply: bytes) -> None:
+    """Stand in for `Session.refused` where nobody listens."""
 
 
 class _Kick:

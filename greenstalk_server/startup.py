@@ -43,6 +43,8 @@ def recover(files: Files, broker: Broker, binlog: Binlog, now: int, is_strict: b
             raise StartError(f"--strict-recovery: the journal is damaged: {reasons}", EXIT_BINLOG)
         _tidy(files, recovery)
         recovery.settle(now)
+        if recovery.is_import_open:
+            log.warning("journal: an import was cut short, and none of its jobs counts")
         binlog.begin(recovery, broker.jobs, broker.tubes)
         for job in recovery.returned:
             binlog.lapse(job)

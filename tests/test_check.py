@@ -163,10 +163,11 @@ def test_a_running_server_is_named_and_not_disturbed(tmp_path: Path) -> None:
 def test_a_server_under_load_is_found_sound(tmp_path: Path) -> None:
     """Files come and go beneath the reader, and the newest is being written."""
     with Daemon(*QUIET, *SMALL, "-F", "-b", str(tmp_path)) as daemon:
-        is_over = Event()
-        thread = Thread(target=keep_busy, args=(daemon, is_over))
+        holds_fifty, is_over = Event(), Event()
+        thread = Thread(target=keep_busy, args=(daemon, holds_fifty, is_over))
         thread.start()
         try:
+            assert holds_fifty.wait(PATIENCE)
             reports, until = list[Report](), time.monotonic() + 30
             while len(reports) < 200 or (len(file_sets(reports)) <= 3 and time.monotonic() < until):
                 reports.append(inspect(str(tmp_path), time.time_ns()))
@@ -175,18 +176,19 @@ def test_a_server_under_load_is_found_sound(tmp_path: Path) -> None:
             thread.join()
     assert all(report.is_sound for report in reports)
     assert len(file_sets(reports)) > 3
-    assert all(len(report.recovery.jobs) >= 50 for report in reports[-50:])
+    assert all(len(report.recovery.jobs) >= 50 for report in reports)
 
 
 def file_sets(reports: list[Report]) -> set[tuple[str, ...]]:
     return {tuple(report.sizes) for report in reports}
 
 
-def keep_busy(daemon: Daemon, is_over: Event) -> None:
+def keep_busy(daemon: Daemon, holds_fifty: Event, is_over: Event) -> None:
     """Hold fifty jobs, and put and delete others, so that compaction has to run."""
     with client(daemon) as queue, client(daemon, "short") as short:
         for _ in range(50):
             queue.put("y" * 100)
+        holds_fifty.set()
         while not is_over.is_set():
             short.put(BODY)
             short.delete(short.reserve())
@@ -326,7 +328,9 @@ def test_an_import_cut_short_does_not_count(tmp_path: Path) -> None:
     code, said = check(tmp_path)
     assert code == 0
     assert "\nrecords: 1 job, 1 import begun\n" in said
-    assert "\njobs: 0\nan import from beanstalkd was cut short: " in said
+    assert said.endswith(
+        "\njobs: 0\nan import was cut short, and none of its jobs counts: repeat it, in an empty directory\n"
+    )
 
 
 # beanstalkd's files
@@ -396,7 +400,7 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, name: str) -> None:
 def test_anything_but_check_and_a_directory_is_refused(arguments: list[str]) -> None:
     done = run("journal", *arguments)
     assert done.stderr.startswith("greenstalk-server: journal")
-    assert done.stderr.endswith(": must be `journal check DIR`\n")
+    assert "must be `journal check DIR`, " in done.stderr
     assert (done.stdout, done.returncode) == ("", 5)
 
 

@@ -7,7 +7,17 @@ from ipaddress import ip_network
 import pytest
 
 from greenstalk_server import __version__
-from greenstalk_server.options import DEFINITIONS, Information, Options, UsageError, parse, usage
+from greenstalk_server.command_line import (
+    Command,
+    Information,
+    JournalCheck,
+    JournalExport,
+    JournalImport,
+    ShowConfig,
+    parse,
+    usage,
+)
+from greenstalk_server.options import DEFINITIONS, TOKENS, Options, UsageError
 
 GIB = 2**30
 
@@ -15,6 +25,7 @@ ADMIN = {"GREENSTALK_WEB_PASSWORD": "pa55word"}
 ADMIN_FILE = {"GREENSTALK_WEB_PASSWORD_FILE": "/run/secret"}
 VIEWER = {"GREENSTALK_WEB_VIEWER_PASSWORD": "l00k"}
 SCRAPER = {"GREENSTALK_METRICS_TOKEN": "t0ken"}
+PROGRAMS = {"GREENSTALK_API_TOKEN": "pr0gram", "GREENSTALK_API_VIEWER_TOKEN": "st4ts"}
 
 
 def options(*argv: str, **environ: str) -> Options:
@@ -31,6 +42,7 @@ def refusal(*argv: str, **environ: str) -> UsageError:
 
 def test_defaults() -> None:
     assert options() == Options(
+        config_file=None,
         binlog_dir=None,
         sync_interval_ns=50_000_000,
         binlog_max_size=10_485_760,
@@ -38,7 +50,8 @@ def test_defaults() -> None:
         port=11300,
         user=None,
         max_job_size=65535,
-        verbosity=0,
+        log_level="info",
+        log_format="text",
         strict_recovery=False,
         web_host="127.0.0.1",
         web_port=8080,
@@ -47,13 +60,15 @@ def test_defaults() -> None:
         web_password=None,
         web_password_file=None,
         viewer_password=None,
+        api_token=None,
+        api_viewer_token=None,
         metrics_token=None,
         read_only=False,
         hide_bodies=False,
         url_prefix="",
         trusted_proxies=(),
         allow_insecure=False,
-        given=frozenset(),
+        origins={},
         warnings=(),
     )
 
@@ -65,6 +80,7 @@ def test_defaults() -> None:
         (["-f", "0"], "sync_interval_ns", 0),
         (["-f100"], "sync_interval_ns", 100_000_000),
         (["-F"], "sync_interval_ns", None),
+        (["-f", "never"], "sync_interval_ns", None),
         (["-s", "4096"], "binlog_max_size", 4096),
         (["-l", "::1"], "listen", "::1"),
         (["-lunix:/run/jobs.sock"], "listen", "unix:/run/jobs.sock"),
@@ -74,8 +90,10 @@ def test_defaults() -> None:
         (["-u", "nobody"], "user", "nobody"),
         (["-z", "0"], "max_job_size", 0),
         (["-z", str(GIB)], "max_job_size", GIB),
-        (["-V"], "verbosity", 1),
-        (["-VV", "-V"], "verbosity", 3),
+        (["-V"], "log_level", "debug"),
+        (["-VV", "-V"], "log_level", "debug"),
+        (["--log-level", "warning"], "log_level", "warning"),
+        (["--log-format=json"], "log_format", "json"),
         (["--web-host", "localhost"], "web_host", "localhost"),
         (["--web-host=::1"], "web_host", "::1"),
         (["--web-host", "127.8.9.10"], "web_host", "127.8.9.10"),
@@ -92,14 +110,15 @@ def test_defaults() -> None:
 def test_a_flag_sets_its_field_and_no_other(argv: list[str], field: str, value: object) -> None:
     parsed = options(*argv)
     assert getattr(parsed, field) == value
-    assert parsed.given == {field}
+    assert parsed.origins.keys() == {field}
     unset = {name for name in Options.__slots__ if getattr(parsed, name) == getattr(options(), name)}
-    assert unset == set(Options.__slots__) - {field, "given"}
+    assert unset == set(Options.__slots__) - {field, "origins"}
 
 
 def test_short_flags_can_be_bundled() -> None:
     parsed = options("-VFVp11301", "-Vl", "127.0.0.1")
-    assert (parsed.verbosity, parsed.sync_interval_ns, parsed.port, parsed.listen) == (3, None, 11301, "127.0.0.1")
+    assert (parsed.sync_interval_ns, parsed.port, parsed.listen) == (None, 11301, "127.0.0.1")
+    assert parsed.origins == {"log_level": "-V", "sync_interval_ns": "-F", "port": "-p", "listen": "-l"}
 
 
 def test_a_value_may_look_like_a_flag() -> None:
@@ -132,7 +151,7 @@ def test_help(argv: list[str]) -> None:
 def test_help_names_every_option_and_fits_a_terminal() -> None:
     text = usage()
     for row in DEFINITIONS:
-        for name in (*row.flags, row.variable or "", row.default if row.metavar and row.default else ""):
+        for name in (*row.flags, row.variable, row.key, row.default if row.metavar and row.default else ""):
             assert name in text
     assert max(map(len, text.splitlines())) <= 108
 
@@ -161,8 +180,11 @@ def test_help_names_every_option_and_fits_a_terminal() -> None:
         (["-z", "1_000"], "-z 1_000: must be a whole number of bytes, 0 or more"),
         (["-z", "٣"], "-z ٣: must be a whole number of bytes, 0 or more"),
         (["-s", "0x10"], "-s 0x10: must be a whole number of bytes, 0 or more"),
-        (["-f", "1.5"], "-f 1.5: must be a whole number of milliseconds, 0 (at every write) or more"),
-        (["-f", "1", "-f", "-1"], "-f -1: must be a whole number of milliseconds, 0 (at every write) or more"),
+        (["-f", "1.5"], "-f 1.5: must be a whole number of milliseconds, 0 (at every write) or more; or never"),
+        (
+            ["-f", "1", "-f", "-1"],
+            "-f -1: must be a whole number of milliseconds, 0 (at every write) or more; or never",
+        ),
         (["--web-port", "65536"], "--web-port 65536: must be a port number from 0 (any free one) to 65535"),
         (["--web-port="], "--web-port '': must be a port number from 0 (any free one) to 65535"),
     ],
@@ -218,18 +240,29 @@ def test_a_job_size_above_1_gib_is_cut_with_a_warning(text: str) -> None:
         ("GREENSTALK_WEB_PASSWORD", "secret", "web_password", "secret"),
         ("GREENSTALK_WEB_PASSWORD_FILE", "/run/secret", "web_password_file", "/run/secret"),
         ("GREENSTALK_METRICS_TOKEN", "t0ken", "metrics_token", "t0ken"),
+        ("GREENSTALK_API_TOKEN", "t0ken", "api_token", "t0ken"),
+        ("GREENSTALK_API_VIEWER_TOKEN", "t0ken", "api_viewer_token", "t0ken"),
+        ("GREENSTALK_SYNC_MS", "7", "sync_interval_ns", 7_000_000),
+        ("GREENSTALK_SYNC_MS", "never", "sync_interval_ns", None),
+        ("GREENSTALK_JOURNAL_FILE_SIZE", "8192", "binlog_max_size", 8192),
+        ("GREENSTALK_LISTEN_PORT", "11301", "port", 11301),
+        ("GREENSTALK_USER", "nobody", "user", "nobody"),
+        ("GREENSTALK_LOG_LEVEL", "error", "log_level", "error"),
+        ("GREENSTALK_LOG_FORMAT", "json", "log_format", "json"),
+        ("GREENSTALK_STRICT_RECOVERY", "on", "strict_recovery", True),
+        ("GREENSTALK_WEB_ENABLED", "no", "web_enabled", False),
         ("GREENSTALK_READ_ONLY", "1", "read_only", True),
         ("GREENSTALK_HIDE_BODIES", "yes", "hide_bodies", True),
         ("GREENSTALK_URL_PREFIX", "/queue", "url_prefix", "/queue"),
         ("GREENSTALK_TRUSTED_PROXIES", "127.0.0.1", "trusted_proxies", (ip_network("127.0.0.1"),)),
         ("GREENSTALK_ALLOW_INSECURE", "1", "allow_insecure", True),
-        ("GREENSTALK_ALLOW_INSECURE", "No", "allow_insecure", False),
+        ("GREENSTALK_READ_ONLY", "No", "read_only", False),
     ],
 )
 def test_a_variable_sets_its_field(variable: str, text: str, field: str, value: object) -> None:
     parsed = options(**{variable: text})
     assert getattr(parsed, field) == value
-    assert parsed.given == {field}
+    assert parsed.origins == {field: variable}
 
 
 def test_the_user_and_the_viewers_password_set_their_fields() -> None:
@@ -241,20 +274,21 @@ def test_the_user_and_the_viewers_password_set_their_fields() -> None:
 def test_every_variable_is_tested_above() -> None:
     (parametrize,) = test_a_variable_sets_its_field.pytestmark  # type: ignore[attr-defined]
     tested = {case[0] for case in parametrize.args[1]} | {"GREENSTALK_WEB_USER", "GREENSTALK_WEB_VIEWER_PASSWORD"}
+    tested |= {"GREENSTALK_CONFIG"}  # test_config_file.py
     assert tested == {row.variable for row in DEFINITIONS if row.variable}
 
 
 def test_no_secret_is_in_the_text_of_the_options() -> None:
-    parsed = options(**ADMIN, **VIEWER, **SCRAPER)
-    assert "pa55word" not in repr(parsed)
-    assert "l00k" not in repr(parsed)
-    assert "t0ken" not in repr(parsed)
+    parsed = options(**ADMIN, **VIEWER, **SCRAPER, **PROGRAMS)
+    for secret in ("pa55word", "l00k", "t0ken", "pr0gram", "st4ts"):
+        assert secret not in repr(parsed)
 
 
 def test_no_flag_takes_a_secret() -> None:
     """The command line of a process is there for all to see."""
-    secrets = ("web_password", "viewer_password", "metrics_token")
-    assert [row.flags for row in DEFINITIONS if row.field in secrets] == [(), (), ()]
+    secrets = [row for row in DEFINITIONS if row.is_secret]
+    assert {row.field for row in secrets} == {"web_password", "viewer_password", *TOKENS}
+    assert {row.flags for row in secrets} == {()}
 
 
 def test_a_viewers_password_alone_warns() -> None:
@@ -299,6 +333,21 @@ def test_a_token_that_no_header_can_carry_is_refused_and_not_shown(token: str) -
     )
 
 
+@pytest.mark.parametrize("first", ["GREENSTALK_API_TOKEN", "GREENSTALK_API_VIEWER_TOKEN"])
+def test_a_token_that_opens_two_things_is_refused(first: str) -> None:
+    error = refusal(**{first: "t0ken"}, **SCRAPER)
+    assert str(error) == f"GREENSTALK_METRICS_TOKEN: must differ from {first}, which opens something else"
+
+
+def test_a_token_keeps_nobody_from_the_pages() -> None:
+    error = refusal("--web-host", "0.0.0.0", GREENSTALK_API_TOKEN="t0ken")  # noqa: S106
+    assert str(error) == (
+        "--web-host 0.0.0.0: must be a loopback address while the dashboard has no password"
+        " (GREENSTALK_API_TOKEN keeps nobody from the pages);"
+        " set GREENSTALK_WEB_PASSWORD, or GREENSTALK_ALLOW_INSECURE=1 to open it to everyone"
+    )
+
+
 @pytest.mark.parametrize("text", ["", "/"])
 def test_no_prefix(text: str) -> None:
     assert options("--url-prefix", text).url_prefix == ""
@@ -329,6 +378,12 @@ def test_an_empty_variable_counts_as_absent() -> None:
     ("variable", "text", "message", "exit_code"),
     [
         ("PORT", "http", "PORT http: must be a port number from 0 (any free one) to 65535", 5),
+        (
+            "GREENSTALK_LOG_LEVEL",
+            "verbose",
+            "GREENSTALK_LOG_LEVEL verbose: must be debug, info, warning or error",
+            5,
+        ),
         (
             "GREENSTALK_ALLOW_INSECURE",
             "maybe",
@@ -371,3 +426,54 @@ def test_a_dashboard_on_the_network_is_allowed_with_a_password_or_on_purpose(env
 
 def test_without_a_dashboard_its_address_does_not_matter() -> None:
     assert not options("--no-web", "--web-host", "0.0.0.0").web_enabled
+
+
+# Words instead of flags
+
+
+@pytest.mark.parametrize(
+    ("argv", "command"),
+    [
+        (["journal", "check", "d"], JournalCheck("d")),
+        (["journal", "export", "d"], JournalExport("d", None)),
+        (["journal", "export", "d", "-o", "f"], JournalExport("d", "f")),
+        (["journal", "import", "d"], JournalImport("d", None)),
+        (["journal", "import", "d", "f"], JournalImport("d", "f")),
+        (["config"], ShowConfig(options(), is_json=False)),
+        (["config", "--json", "-p1"], ShowConfig(options("-p1"), is_json=True)),
+        (["config", "-v"], Information(f"greenstalk-server {__version__}\n")),
+        (["config", "--help"], Information(usage())),
+        (["journal", "-h"], Information(usage())),
+    ],
+)
+def test_words(argv: list[str], command: Command) -> None:
+    assert parse(argv, {}) == command
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        [],
+        ["export"],
+        ["export", ""],
+        ["export", "-o", "f"],
+        ["export", "d", "f"],
+        ["export", "d", "-o"],
+        ["export", "d", "-o", ""],
+        ["import", "d", "f", "g"],
+        ["import", "d", "-f"],
+        ["import", "d", ""],
+        ["check", "d", "e"],
+        ["dump", "d"],
+    ],
+)
+def test_what_is_no_verb_of_the_journal_is_refused(argv: list[str]) -> None:
+    error = refusal("journal", *argv)
+    assert str(error).endswith(
+        ": must be `journal check DIR`, `journal export DIR [-o FILE]` or `journal import DIR [FILE]`"
+    )
+    assert error.exit_code == 5
+
+
+def test_a_bad_option_of_config_is_refused() -> None:
+    assert str(refusal("config", "--jsn")) == "unknown flag --jsn: greenstalk-server -h lists those allowed"

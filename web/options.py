@@ -15,6 +15,9 @@ class WebOptions:
     password        of admins, asked for by HTTP basic auth; None or empty is no such password.
     viewer_password of those who may look and change nothing, with any name. Without either password the dashboard is
                     open, and whoever reaches it is an admin. With this one alone nobody is.
+    api_token       bearer token by which programs use `/api/v1` as admins; the pages ask for passwords only.
+    api_viewer_token    the same for programs that may look and change nothing. With one of the two the API is never
+                    open to all.
     metrics_token   bearer token that opens `/metrics` and nothing else; with one that is never open to all.
     is_read_only    nobody changes anything.
     hides_bodies    nobody sees what is in jobs.
@@ -30,6 +33,8 @@ class WebOptions:
     user: str | None = None
     password: str | None = field(default=None, repr=False)
     viewer_password: str | None = field(default=None, repr=False)
+    api_token: str | None = field(default=None, repr=False)
+    api_viewer_token: str | None = field(default=None, repr=False)
     metrics_token: str | None = field(default=None, repr=False)
     is_read_only: bool = False
     hides_bodies: bool = False

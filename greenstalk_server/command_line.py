@@ -1,0 +1,306 @@
+"""The command line: arguments and an environment in, what is to be done out.
+
+A flag beats the environment, which beats the configuration file, which beats the default; among flags the last one
+wins. Short flags are beanstalkd's, with its grammar: `-VV`, `-p11300`, `-Vp 11300`; a value may begin with a dash.
+
+The first argument may be a word instead: `config` or `journal`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeAlias
+
+from greenstalk_server import __version__
+from greenstalk_server.config_file import read_config
+from greenstalk_server.options import (
+    DEFINITIONS,
+    LARGEST_JOB_SIZE,
+    PROGRAM,
+    Definition,
+    Kind,
+    Options,
+    UsageError,
+    check,
+    defaults,
+    shown,
+)
+
+CONFIG: Final = "config"
+JOURNAL: Final = "journal"
+
+
+@dataclass(frozen=True, slots=True)
+class Information:
+    """What `-h` or `-v` asked for: text to print instead of serving."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ShowConfig:
+    """What `config` asks for: *options*, and where each is from, instead of serving."""
+
+    options: Options
+    is_json: bool
+
+
+@dataclass(frozen=True, slots=True)
+class JournalCheck:
+    """What `journal check DIR` asks for: a look at *directory* instead of serving."""
+
+    directory: str
+
+
+@dataclass(frozen=True, slots=True)
+class JournalExport:
+    """What `journal export DIR` asks for: what *directory* holds, into the file *target*, or None for stdout."""
+
+    directory: str
+    target: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class JournalImport:
+    """What `journal import DIR` asks for: a journal in *directory* from the file *source*, or None for stdin."""
+
+    directory: str
+    source: str | None
+
+
+Command: TypeAlias = Options | Information | ShowConfig | JournalCheck | JournalExport | JournalImport
+
+
+def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Command:
+    """Read a command line, without the program's name, and an environment; raise UsageError for what is wrong.
+
+    Reading is from left to right, as beanstalkd does it: `-v` after a bad flag is never reached.
+    """
+    match argv[:1]:
+        case [word] if word == JOURNAL:
+            return _parse_journal(argv[1:])
+        case [word] if word == CONFIG:
+            is_json = argv[1:2] == ["--json"]
+            parsed = _parse_options(argv[2:] if is_json else argv[1:], environ)
+            return ShowConfig(parsed, is_json) if isinstance(parsed, Options) else parsed
+    return _parse_options(argv, environ)
+
+
+def _parse_options(argv: Sequence[str], environ: Mapping[str, str]) -> Options | Information:
+    parser = _Parser(argv)
+    if (information := parser.read_arguments()) is not None:
+        return information
+    parser.read_environment(environ)
+    parser.read_file()
+    return parser.options()
+
+
+def _parse_journal(argv: Sequence[str]) -> Command:
+    """Read what follows `journal`: a verb, a directory, and perhaps a file."""
+    arguments = [argument for argument in argv if argument not in ("-h", "--help")]
+    if len(arguments) < len(argv):
+        return Information(usage())
+    if len(arguments) > 1 and arguments[1] and not arguments[1].startswith("-"):
+        match arguments:
+            case ["check", directory]:
+                return JournalCheck(directory)
+            case ["export", directory]:
+                return JournalExport(directory, None)
+            case ["export", directory, "-o", target] if target:
+                return JournalExport(directory, target)
+            case ["import", directory]:
+                return JournalImport(directory, None)
+            case ["import", directory, source] if source and not source.startswith("-"):
+                return JournalImport(directory, source)
+    given = " ".join(map(shown, (JOURNAL, *arguments)))
+    allowed = f"`{JOURNAL} check DIR`, `{JOURNAL} export DIR [-o FILE]` or `{JOURNAL} import DIR [FILE]`"
+    raise UsageError(f"{given}: must be {allowed}")
+
+
+def usage() -> str:
+    """Return the text of `--help`."""
+    short = [_flag_entry(row) for row in DEFINITIONS if _is_short(row)]
+    long = [_flag_entry(row) for row in DEFINITIONS if row.flags and not _is_short(row)]
+    other = [_other_entry(row) for row in DEFINITIONS if row.variable]
+    return "\n".join(
+        (
+            HEADLINE,
+            "Options, as beanstalkd has them:\n" + "".join(short),
+            "Options of our own:\n" + "".join(long),
+            "Environment, and keys of the file; a flag beats both, and the environment the file:\n" + "".join(other),
+            FOOTER,
+        )
+    )
+
+
+HEADLINE: Final = f"""\
+Use: {PROGRAM} [OPTIONS]
+     {PROGRAM} config [--json] [OPTIONS]
+     {PROGRAM} journal check DIR
+     {PROGRAM} journal export DIR [-o FILE]
+     {PROGRAM} journal import DIR [FILE]
+
+A job queue that speaks the beanstalk protocol, in beanstalkd's place: same port, same flags, same replies,
+and a dashboard from the same process.
+
+`config` prints what would be in force with these options, this environment and this file, and which of them
+each value is from. `journal check` tells what the binlog directory DIR holds, and what in it is damaged;
+`journal export` writes it out as JSON lines. Both change nothing, and a server may be running there.
+`journal import` makes a binlog of such lines in DIR, which must be empty.
+"""
+
+FOOTER: Final = """\
+Signals: SIGTERM and SIGINT stop in order; SIGUSR1 drains: put answers DRAINING, the rest goes on; SIGUSR2
+logs from debug on, and as before when it comes again; SIGHUP is noted, and stops it if its terminal closes.
+Started by a systemd socket unit, it serves the socket handed to it, and -l and -p are ignored.
+Exit codes: 0 stopped or answered; 1 what journal was to check, export or import is damaged; 5 usage;
+10 binlog directory missing, locked, unreadable or refused; 33 no such user; 34 not allowed to become the
+user; 111 cannot listen.
+
+Examples:
+  greenstalk-server                            beanstalk on 0.0.0.0:11300, dashboard on 127.0.0.1:8080
+  greenstalk-server -b /var/lib/greenstalk     the same, and jobs survive a restart
+  greenstalk-server -l 127.0.0.1 -p 11301 --no-web
+  greenstalk-server -l unix:/run/greenstalk.sock -u nobody
+"""
+
+_BY_FLAG: Final = {flag: row for row in DEFINITIONS for flag in row.flags}
+
+
+class _Parser:
+    """One command line on its way to Options."""
+
+    __slots__ = ("_origins", "_rest", "_values", "_warnings")
+
+    def __init__(self, argv: Sequence[str]) -> None:
+        self._rest: Iterator[str] = iter(argv)
+        self._values: dict[str, Any] = defaults()
+        self._origins: dict[str, str] = {}
+        self._warnings: list[str] = []
+
+    def read_arguments(self) -> Information | None:
+        """Apply every flag; return what the first -h or -v asks for, leaving the rest unread."""
+        for argument in self._rest:
+            if argument.startswith("--"):
+                information = self._read_long(argument)
+            elif argument.startswith("-") and argument != "-":
+                information = self._read_bundle(argument)
+            else:
+                raise UsageError(f"unknown argument {shown(argument)}: only flags are allowed")
+            if information is not None:
+                return information
+        return None
+
+    def read_environment(self, environ: Mapping[str, str]) -> None:
+        """Apply every variable whose field no flag has set; an empty one counts as absent."""
+        for row in DEFINITIONS:
+            if row.variable and row.field not in self._origins and (text := environ.get(row.variable)):
+                self._set(row, row.variable, text)
+
+    def read_file(self) -> None:
+        """Apply every key of the configuration file, if there is one, whose field nobody else has set."""
+        if (path := self._values["config_file"]) is None:
+            return
+        settings, warnings = read_config(path, self._origins["config_file"])
+        self._warnings += warnings
+        for setting in settings:
+            if self._origins.setdefault(setting.row.field, setting.where) is setting.where:
+                self._values[setting.row.field] = setting.value
+
+    def options(self) -> Options:
+        """Return what was read, after the checks that concern several fields."""
+        options = Options(**self._values, origins=self._origins, warnings=())
+        check(options)
+        warnings = (*self._warnings, *_warnings(options))
+        largest = min(options.max_job_size, LARGEST_JOB_SIZE)
+        return replace(options, max_job_size=largest, warnings=warnings)
+
+    def _read_long(self, argument: str) -> Information | None:
+        flag, equals, text = argument.partition("=")
+        row = _find(flag)
+        if row.kind is Kind.VALUE:
+            return self._apply(row, flag, text if equals else self._next(row, flag))
+        if equals:
+            raise UsageError(f"{flag} takes no value, not {shown(text)}")
+        return self._apply(row, flag, row.implies)
+
+    def _read_bundle(self, argument: str) -> Information | None:
+        """Apply the letters of `-VVp11300`, of which the first that takes a value takes all that follows."""
+        for at, letter in enumerate(argument[1:], start=2):
+            flag = f"-{letter}"
+            row = _find(flag, argument)
+            if row.kind is Kind.VALUE:
+                return self._apply(row, flag, argument[at:] or self._next(row, flag))
+            if (information := self._apply(row, flag, row.implies)) is not None:
+                return information
+        return None
+
+    def _next(self, row: Definition, flag: str) -> str:
+        try:
+            return next(self._rest)
+        except StopIteration:
+            raise UsageError(f"{flag} needs a value: {flag} {row.metavar} ({row.help})") from None
+
+    def _apply(self, row: Definition, flag: str, text: str) -> Information | None:
+        match row.kind:
+            case Kind.VALUE | Kind.SWITCH:
+                self._set(row, flag, text)
+            case Kind.REMOVED:
+                self._warnings.append(f"the {flag} flag was removed: the binlog is always compacted")
+            case Kind.VERSION:
+                return Information(f"{PROGRAM} {__version__}\n")
+            case Kind.HELP:
+                return Information(usage())
+        return None
+
+    def _set(self, row: Definition, name: str, text: str) -> None:
+        try:
+            self._values[row.field] = row.type.read(text)
+        except ValueError as allowed:
+            raise UsageError(f"{name} {shown(text)}: must be {allowed}", row.exit_code) from None
+        self._origins[row.field] = name
+
+
+def _warnings(options: Options) -> Iterator[str]:
+    """What of *options* was understood, but not as the operator may think."""
+    if options.max_job_size > LARGEST_JOB_SIZE:
+        name = options.named("max_job_size")
+        yield f"the maximum job size ({name}) was cut to {LARGEST_JOB_SIZE}, the largest allowed"
+    if options.viewer_password and not (options.web_password or options.web_password_file):
+        name, other = options.named("viewer_password"), options.named("web_password")
+        yield f"{name} is set without {other}: nobody can change anything on the dashboard"
+
+
+def _find(flag: str, argument: str = "") -> Definition:
+    """Return the definition of *flag*, found in the bundle *argument* if any; raise UsageError if there is none."""
+    if (row := _BY_FLAG.get(flag)) is not None:
+        return row
+    where = f" in {shown(argument)}" if len(argument) > 2 else ""
+    nearest = difflib.get_close_matches(flag, _BY_FLAG, n=1) if flag.startswith("--") else []
+    hint = f"did you mean {nearest[0]}?" if nearest else f"{PROGRAM} -h lists those allowed"
+    raise UsageError(f"unknown flag {shown(flag)}{where}: {hint}")
+
+
+def _is_short(row: Definition) -> bool:
+    return any(not flag.startswith("--") for flag in row.flags)
+
+
+def _flag_entry(row: Definition) -> str:
+    name = " ".join(filter(None, (", ".join(row.flags), row.metavar)))
+    default = f" (default {row.default})" if row.metavar and row.default else ""
+    return _entry(name, row.help + default, 22)
+
+
+def _other_entry(row: Definition) -> str:
+    text = f"as {row.flags[0]}" if row.flags else row.help
+    text += f" if it is {row.implies}" if row.kind is Kind.SWITCH else ""
+    return _entry(f"{row.variable:30} {row.key}", text, 51)
+
+
+def _entry(name: str, text: str, width: int) -> str:
+    """Return one entry of the help: *name* in a column *width* wide, *text* folded beside it."""
+    lead = f"  {name:<{width}} "
+    return textwrap.fill(text, 107, initial_indent=lead, subsequent_indent=" " * len(lead)) + "\n"

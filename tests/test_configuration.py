@@ -1,0 +1,89 @@
+"""What is in force: `greenstalk-server config`, and docs/configuration.md, which has every option."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from greenstalk_server.command_line import parse
+from greenstalk_server.options import DEFINITIONS, Options
+from tests.configuration_table import PAGE, page
+from tests.daemon import run
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "greenstalk.toml"
+    path.touch(mode=0o600)
+    path.write_text(
+        f'data_dir = "{tmp_path}"\n[web]\npassword = "pa55word"\ntrusted_proxies = ["::1", "10.0.0.0/8"]\n'
+        'user = "Ada \\u001b[31m"\n'
+    )
+    return path
+
+
+def test_the_table_says_what_is_in_force_and_who_set_it(file: Path, tmp_path: Path) -> None:
+    done = run("config", "--config", str(file), "-F", "--no-web", GREENSTALK_LISTEN="::1", GREENSTALK_API_TOKEN="t0k")  # noqa: S106
+    assert (done.returncode, done.stderr) == (0, "")
+    head, *lines = done.stdout.partition("\n\n")[0].splitlines()
+    columns = [head.index(name) for name in ("key", "value", "set by")]
+    cells = {line[: columns[1]].strip(): (line[columns[1] : columns[2]].strip(), line[columns[2] :]) for line in lines}
+    assert list(cells) == [row.key for row in DEFINITIONS if row.key]
+    assert cells["data_dir"] == (str(tmp_path), f"{file}:1")
+    assert cells["sync_ms"] == ("never", "-F")
+    assert cells["listen"] == ("::1", "GREENSTALK_LISTEN")
+    assert cells["port"] == ("11300", "default")
+    assert cells["user"] == ("(none)", "default")
+    assert cells["web.enabled"] == ("false", "--no-web")
+    assert cells["web.user"] == ("'Ada \\x1b[31m'", f"{file}:5")
+    assert cells["web.password"] == ("(set)", f"{file}:3")
+    assert cells["web.trusted_proxies"] == ("::1/128, 10.0.0.0/8", f"{file}:4")
+    assert cells["web.api_token"] == ("(set)", "GREENSTALK_API_TOKEN")
+    assert cells["web.metrics_token"] == ("(none)", "default")
+    assert done.stdout.endswith(f"\n\nconfiguration file: {file}, by --config\n")
+    assert not re.search("pa55word|t0k", done.stdout)
+
+
+def test_the_same_as_json(file: Path) -> None:
+    done = run("config", "--json", "-p", "1", GREENSTALK_CONFIG=str(file))
+    told = json.loads(done.stdout)
+    assert told["config_file"] == str(file)
+    assert told["settings"]["port"] == {"value": 1, "origin": "-p"}
+    assert told["settings"]["sync_ms"] == {"value": 50, "origin": "default"}
+    assert told["settings"]["web.read_only"] == {"value": False, "origin": "default"}
+    assert told["settings"]["web.trusted_proxies"] == {"value": ["::1/128", "10.0.0.0/8"], "origin": f"{file}:4"}
+    assert told["settings"]["web.password"] == {"value": "(set)", "origin": f"{file}:3"}
+    assert told["settings"]["web.api_token"] == {"value": None, "origin": "default"}
+
+
+def test_warnings_are_told_beside_the_table(file: Path) -> None:
+    file.chmod(0o644)
+    done = run("config", "--config", str(file), "-z", "2000000000")
+    first, second = done.stderr.splitlines()
+    assert first.startswith(f"greenstalk-server: warning: {file}:3: everybody on this machine can read web.password;")
+    assert second == "greenstalk-server: warning: the maximum job size (-z) was cut to 1073741824, the largest allowed"
+    assert "max_job_size          1073741824" in done.stdout
+
+
+def test_what_cannot_be_in_force_is_refused() -> None:
+    done = run("config", "-p", "70000")
+    assert (done.returncode, done.stdout) == (111, "")
+    assert done.stderr == ("greenstalk-server: -p 70000: must be a port number from 0 (any free one) to 65535\n")
+
+
+# docs/configuration.md
+
+
+def test_the_page_has_every_option() -> None:
+    assert PAGE.read_text() == page(), "python -m tests.configuration_table writes the table anew"
+
+
+def test_the_file_on_the_page_is_taken(tmp_path: Path) -> None:
+    example = re.search(r"```toml\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    assert example is not None
+    path = tmp_path / "greenstalk.toml"
+    path.write_text(example[1])
+    assert isinstance(parse(["--config", str(path)], {}), Options)
