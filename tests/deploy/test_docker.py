@@ -1,0 +1,106 @@
+"""The image of deploy/Dockerfile, as far as it can be tried without a build: lint, what it copies, its process 1."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+
+from tests.daemon import COMMAND, PATIENCE, REPOSITORY, Daemon, environment
+from tests.test_wheel import NEEDED_TO_BUILD, SOURCES
+
+DOCKERFILE = REPOSITORY / "deploy" / "Dockerfile"
+INSTRUCTIONS = [
+    line.split(maxsplit=1) for line in re.sub(r"\\\n\s*", "", DOCKERFILE.read_text()).splitlines() if line[:1].isupper()
+]
+"""Word and rest of each, in order."""
+
+
+def last(word: str) -> str:
+    """What the last instruction of this *word* says, which counts for the image."""
+    return [rest for found, rest in INSTRUCTIONS if found == word][-1]
+
+
+def health_check(port: int) -> int:
+    """Run the image's health check against a dashboard on *port*; return its exit code."""
+    python, *arguments = json.loads(last("HEALTHCHECK").partition("CMD ")[2])
+    assert python == "python"
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        env=environment(PORT=str(port)),
+        timeout=PATIENCE,
+        capture_output=True,
+        check=False,
+    )
+    return done.returncode
+
+
+def test_it_passes_the_lint() -> None:
+    hadolint = Path(sys.executable).with_name("hadolint")
+    done = subprocess.run([hadolint, DOCKERFILE], capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert (done.stdout, done.stderr, done.returncode) == ("", "", 0)
+
+
+def test_it_copies_what_a_build_needs_and_the_context_has_nothing_else() -> None:
+    copied = {
+        source
+        for word, rest in INSTRUCTIONS
+        if word == "COPY" and not rest.startswith("--from")
+        for source in rest.split()[:-1]
+    }
+    assert copied == {*SOURCES, *NEEDED_TO_BUILD}
+    ignored, *patterns = [
+        line for line in (REPOSITORY / ".dockerignore").read_text().splitlines() if line and not line.startswith("#")
+    ]
+    assert ignored == "*"
+    assert {pattern.removeprefix("!") for pattern in patterns if pattern.startswith("!")} == copied
+
+
+def test_it_runs_as_a_user_by_number_who_owns_the_volume() -> None:
+    user, group = last("USER").split(":")
+    assert int(user) > 0
+    assert f"install -d -o {user} -g {group} -m 0700 {last('VOLUME')}" in last("RUN")
+    words = [word for word, _ in INSTRUCTIONS]
+    assert words.index("USER") > max(index for index, word in enumerate(words) if word == "RUN")
+
+
+def test_its_health_check_knows_a_server_that_serves() -> None:
+    with Daemon("-l", "127.0.0.1", "-p", "0", "--web-port", "0") as daemon:
+        port = int(daemon.dashboard.rpartition(":")[2].strip("/"))
+        assert health_check(port) == 0
+    assert health_check(port) == 1
+
+
+def test_its_command_serves_as_process_1_and_a_stop_reaches_it(tmp_path: Path) -> None:
+    """In a namespace of processes of its own, where a signal that nobody handles does nothing."""
+    assert json.loads(last("ENTRYPOINT")) == ["greenstalk-server"]
+    isolated = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc", "--kill-child", *COMMAND)
+    environ = image_environment(tmp_path) | {"GREENSTALK_WEB_PASSWORD": "secret"}
+    with Daemon("-p", "0", "--web-port", "0", command=isolated, environ=environ) as daemon:
+        assert ", process 1\n" in daemon.first_lines
+        assert daemon.dashboard.startswith("http://0.0.0.0:")
+        (server,) = psutil.Process(daemon.process.pid).children()
+        server.send_signal(signal.SIGTERM)
+        assert daemon.process.wait(PATIENCE) == 0
+
+
+def test_without_a_password_it_says_what_to_set(tmp_path: Path) -> None:
+    done = subprocess.run(
+        COMMAND, env=image_environment(tmp_path), capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
+    assert done.returncode == 5
+    assert "set GREENSTALK_WEB_PASSWORD" in done.stderr
+
+
+def image_environment(volume: Path) -> dict[str, str]:
+    """The environment that the image gives the server, with the directory *volume* for its volume."""
+    variables = dict(part.split("=", 1) for part in shlex.split(last("ENV")))
+    assert variables.pop("PATH").startswith("/opt/greenstalk/bin:")
+    assert variables["GREENSTALK_DATA_DIR"] == last("VOLUME")
+    return environment(**variables) | {"GREENSTALK_DATA_DIR": str(volume), "PYTHONPATH": str(REPOSITORY)}

@@ -1,0 +1,87 @@
+"""The Procfile, run by honcho: HTTP on PORT, jobs that are kept, and an orderly stop when the platform asks for it."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.daemon import PATIENCE, REPOSITORY, Daemon, ask, environment
+from tests.test_cli import PUT
+
+BIN = Path(sys.executable).parent
+PASSWORD = {"GREENSTALK_WEB_PASSWORD": "secret"}
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        port: int = sock.getsockname()[1]
+        return port
+
+
+def platform(app: Path, port: int, **variables: str) -> Daemon:
+    """Run the Procfile in the directory *app* as a platform does that gives it *port* for HTTP.
+
+    The protocol is on a Unix socket, since another server may have port 11300.
+    """
+    start = ("honcho", "--no-prefix", "--no-colour", "--procfile", str(REPOSITORY / "Procfile"), "start")
+    environ = environment(
+        GREENSTALK_LISTEN=f"unix:{app}/queue",
+        PATH=f"{BIN}:{os.environ['PATH']}",
+        PYTHONPATH=str(REPOSITORY),  # this tree, wherever the installation leads
+        **variables,
+    )
+    return Daemon("--port", str(port), command=start, environ=environ, cwd=app)
+
+
+def ask_queue(app: Path, request: bytes) -> bytes:
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(PATIENCE)
+        sock.connect(str(app / "queue"))
+        return ask(sock, request)
+
+
+def status(port: int, path: str) -> int:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
+def test_it_serves_on_the_port_keeps_jobs_and_stops_in_order(tmp_path: Path) -> None:
+    port = free_port()
+    with platform(tmp_path, port, **PASSWORD) as first:
+        assert (status(port, "/healthz"), status(port, "/")) == (200, 401)
+        assert ask_queue(tmp_path, PUT) == b"INSERTED 1"
+        first.process.send_signal(signal.SIGTERM)
+        said, _ = first.process.communicate(timeout=PATIENCE)
+        assert b"stopped (rc=0)" in said
+    assert (tmp_path / "data" / "journal.1").exists()
+    with platform(tmp_path, port, **PASSWORD):
+        assert ask_queue(tmp_path, b"reserve-with-timeout 0\r\n") == b"RESERVED 1 2"
+
+
+def test_without_a_password_it_does_not_start(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="set GREENSTALK_WEB_PASSWORD"):
+        platform(tmp_path, free_port())
+
+
+def test_a_buildpack_finds_what_to_install() -> None:
+    """By requirements.txt, which it looks for: that names this project."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", "install", "--dry-run", "--no-deps", "-r", "requirements.txt"],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+    )
+    assert "Would install greenstalk-server-" in done.stdout

@@ -1,0 +1,19 @@
+"""docs/from-beanstalkd.md and docs/backup.md, followed with real servers: they print what the pages say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from .pages import blocks, follow, without_ports
+
+REHEARSALS = {"from-beanstalkd.md": "Rehearsal", "backup.md": "A rehearsal"}
+
+
+@pytest.mark.parametrize("page", REHEARSALS)
+def test_a_rehearsal_prints_what_the_page_says(page: str, tmp_path: Path) -> None:
+    steps = blocks(page, REHEARSALS[page])
+    printed, err = follow(steps, tmp_path)
+    assert err == ""
+    assert [without_ports(text) for text in printed] == [without_ports(step.output) for step in steps]

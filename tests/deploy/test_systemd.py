@@ -1,0 +1,125 @@
+"""The units of deploy/: systemd takes them, they confine the server, and it serves the socket as they promise."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from greenstalk_server.options import DEFINITIONS
+from tests.daemon import COMMAND, PATIENCE, REPOSITORY, Daemon, ask, environment
+from tests.test_cli import PUT, handing_over
+
+SERVICE = REPOSITORY / "deploy" / "greenstalk-server.service"
+SOCKET = REPOSITORY / "deploy" / "greenstalk-server.socket"
+ENVIRONMENT_FILE = REPOSITORY / "deploy" / "greenstalk-server.env"
+
+INSTALLED = "/opt/greenstalk/bin/greenstalk-server"
+HIGHEST_EXPOSURE = 1.2
+"""On systemd's scale, where 0 is the safest and 10 the least safe; it calls less than 2 «OK»."""
+
+
+@pytest.fixture(scope="module")
+def systemd() -> str:
+    path = shutil.which("systemd-analyze")
+    assert path is not None, "systemd-analyze is missing: apt-get install --no-install-recommends systemd"
+    return path
+
+
+def test_systemd_takes_the_units(systemd: str, tmp_path: Path) -> None:
+    """That the command is where it is installed is all that cannot be so here."""
+    text = SERVICE.read_text()
+    assert INSTALLED in text
+    (tmp_path / SERVICE.name).write_text(text.replace(INSTALLED, sys.executable))
+    shutil.copy(SOCKET, tmp_path)
+    done = run(systemd, "verify", str(tmp_path / SERVICE.name), str(tmp_path / SOCKET.name))
+    assert (done.stdout, done.stderr, done.returncode) == ("", "", 0)
+
+
+def test_systemd_finds_a_mistake_in_a_unit(systemd: str, tmp_path: Path) -> None:
+    """Else the test above would show nothing."""
+    text = SERVICE.read_text().replace(INSTALLED, sys.executable).replace("UMask=", "Umask=")
+    (tmp_path / SERVICE.name).write_text(text)
+    shutil.copy(SOCKET, tmp_path)
+    assert "'Umask'" in run(systemd, "verify", str(tmp_path / SERVICE.name)).stderr
+
+
+def test_the_service_is_confined(systemd: str) -> None:
+    done = run(systemd, "security", "--offline=true", "--no-pager", str(SERVICE))
+    found = re.search(r"Overall exposure level for \S+: ([0-9.]+)", done.stdout)
+    assert found is not None, done.stderr
+    assert float(found[1]) <= HIGHEST_EXPOSURE
+
+
+def test_the_service_keeps_its_jobs_where_systemd_lets_it_write() -> None:
+    text = SERVICE.read_text()
+    (flags,) = re.findall(rf"^ExecStart={INSTALLED} (.*)$", text, re.MULTILINE)
+    (state,) = re.findall(r"^StateDirectory=(\S+)$", text, re.MULTILINE)
+    assert flags.split() == ["-b", f"/var/lib/{state}"]
+
+
+def test_the_page_installs_what_the_service_names() -> None:
+    page = (REPOSITORY / "docs" / "deploy.md").read_text()
+    named = dict(re.findall(r"^(EnvironmentFile|User|ExecStart)=-?(\S+)", SERVICE.read_text(), re.MULTILINE))
+    assert f"python3 -m venv {Path(named['ExecStart']).parent.parent}\n" in page
+    assert f"{ENVIRONMENT_FILE.name} {named['EnvironmentFile']}\n" in page
+    assert re.search(rf"^useradd .* {named['User']}$", page, re.MULTILINE)
+
+
+def test_all_that_the_environment_file_shows_is_taken() -> None:
+    """Each line is an example that is commented out."""
+    examples = dict(re.findall(r"^#([A-Z_]+)=(.*)$", ENVIRONMENT_FILE.read_text(), re.MULTILINE))
+    assert examples.keys() <= {definition.variable for definition in DEFINITIONS}
+    with Daemon("-l", "127.0.0.1", "-p", "0", "--web-port", "0", environ=environment(**examples)) as daemon:
+        assert daemon.dashboard.startswith("http://0.0.0.0:")
+        assert daemon.dashboard.endswith("/queue/")
+
+
+def test_the_environment_file_changes_nothing_as_it_is() -> None:
+    assert all(not line or line.startswith("#") for line in ENVIRONMENT_FILE.read_text().splitlines())
+
+
+def test_a_socket_of_systemd_is_served(tmp_path: Path) -> None:
+    """By systemd's own tool, which listens, and starts the server at the first connection, as a socket unit does."""
+    activate = shutil.which("systemd-socket-activate")
+    assert activate is not None, "systemd-socket-activate is missing: apt-get install --no-install-recommends systemd"
+    path = tmp_path / "socket"
+    command = [activate, f"--listen={path}", "--setenv=PYTHONPATH", *COMMAND, "--no-web", "-b", str(tmp_path)]
+    environ = environment(PYTHONPATH=str(REPOSITORY))
+    with subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:
+        try:
+            assert process.stderr is not None
+            assert process.stderr.readline().startswith(b"Listening on ")
+            with socket.socket(socket.AF_UNIX) as sock:
+                sock.settimeout(PATIENCE)
+                sock.connect(str(path))
+                assert ask(sock, PUT) == b"INSERTED 1"
+            process.send_signal(signal.SIGTERM)
+            _, said = process.communicate(timeout=PATIENCE)
+        finally:
+            process.kill()
+    assert process.returncode == 0, said
+
+
+def test_clients_wait_while_the_server_restarts(tmp_path: Path) -> None:
+    """The socket unit keeps the port: who connects between two servers is served by the second, and misses no job."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        command = handing_over(listener)
+        with Daemon("--no-web", "-b", str(tmp_path), command=command, pass_fds=[listener.fileno()]) as first:
+            assert first.ask(PUT) == b"INSERTED 1"
+            assert first.stop()[0] == 0
+        with socket.create_connection(("127.0.0.1", port), PATIENCE) as client:
+            client.sendall(b"reserve\r\n")
+            with Daemon("--no-web", "-b", str(tmp_path), command=command, pass_fds=[listener.fileno()]):
+                assert ask(client, b"") == b"RESERVED 1 2"
+
+
+def run(*command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
