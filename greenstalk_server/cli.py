@@ -46,7 +46,14 @@ from greenstalk_server.journal.lock import DirectoryLock
 from greenstalk_server.listeners import describe, open_listener, open_web_listener
 from greenstalk_server.memory import collect_nothing, keep_collections_short
 from greenstalk_server.options import PROGRAM, Options, refuse_equal_passwords
-from greenstalk_server.process import drop_privileges, raise_file_limit, server_facts
+from greenstalk_server.process import (
+    READY,
+    STOPPING,
+    drop_privileges,
+    raise_file_limit,
+    server_facts,
+    tell_manager,
+)
 from greenstalk_server.server import Server
 from greenstalk_server.startup import recover
 from web import WebOptions, create_app, warm_up
@@ -121,10 +128,12 @@ def _run(options: Options, environ: Mapping[str, str]) -> None:
             drop_privileges(options.user)
         if options.binlog_dir is not None:
             at_exit.callback(DirectoryLock(options.binlog_dir).close)
-        _serve(options, listener, web_listener)
+        _serve(options, environ, listener, web_listener)
 
 
-def _serve(options: Options, listener: socket.socket, web_listener: socket.socket | None) -> None:
+def _serve(
+    options: Options, environ: Mapping[str, str], listener: socket.socket, web_listener: socket.socket | None
+) -> None:
     """Serve on sockets that are bound, until SIGTERM or SIGINT; then stop in order."""
     collect_nothing()
     clock = steady_clock()
@@ -144,7 +153,9 @@ def _serve(options: Options, listener: socket.socket, web_listener: socket.socke
     if web_server is not None:
         web_server.start()
     _announce(options, listener, web_listener)
+    tell_manager(READY, environ)
     stopping.wait()
+    tell_manager(STOPPING, environ)
     _stop(server, web_server)
 
 

@@ -7,13 +7,20 @@ import os
 import pwd
 import resource
 import secrets
+import socket
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Final
 
 from greenstalk_server import __version__
 from greenstalk_server.exits import EXIT_NO_SUCH_USER, EXIT_PRIVILEGES, StartError
 from greenstalk_server.stats import ServerFacts
 
 log = logging.getLogger(__name__)
+
+READY: Final = "READY=1"
+STOPPING: Final = "STOPPING=1"
+"""States of a service (sd_notify(3))."""
 
 
 def drop_privileges(user: str) -> None:
@@ -44,6 +51,18 @@ def raise_file_limit() -> int:
         log.warning("the limit on open files stays at %d: %s", soft, error)
         return soft
     return hard
+
+
+def tell_manager(state: str, environ: Mapping[str, str]) -> None:
+    """Tell whoever has started this process, as systemd does a unit of Type=notify, in what *state* it is."""
+    if not (address := environ.get("NOTIFY_SOCKET")):
+        return
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+            sock.connect(f"\0{address[1:]}" if address.startswith("@") else address)
+            sock.send(state.encode())
+    except OSError as error:
+        log.warning("NOTIFY_SOCKET %s: %s; systemd is not told: %s", address, error.strerror, state)
 
 
 def server_facts(started_at: int) -> ServerFacts:

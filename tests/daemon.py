@@ -24,7 +24,7 @@ PATIENCE = 20.0
 
 def environment(**variables: str) -> dict[str, str]:
     """Return this process's environment without what a server reads from it, and with *variables*."""
-    kept = {name: text for name, text in os.environ.items() if not re.match(r"PORT$|GREENSTALK_|LISTEN_", name)}
+    kept = {name: text for name, text in os.environ.items() if not re.match(r"PORT$|GREENSTALK_|LISTEN_|NOTIFY_", name)}
     return kept | {"PYTHONUNBUFFERED": "1"} | variables
 
 

@@ -91,6 +91,26 @@ def test_first_lines_say_version_where_both_listen_and_whether_jobs_survive() ->
             assert page.status == 200
 
 
+@pytest.mark.parametrize("is_abstract", [False, True])
+def test_systemd_is_told_when_it_serves_and_when_it_stops(tmp_path: Path, is_abstract: bool) -> None:
+    name = str(tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.settimeout(PATIENCE)
+        manager.bind(f"\0{name}" if is_abstract else name)
+        with Daemon(*QUIET, environ=environment(NOTIFY_SOCKET=f"@{name}" if is_abstract else name)) as daemon:
+            assert manager.recv(100) == b"READY=1"
+            daemon.stop()
+        assert manager.recv(100) == b"STOPPING=1"
+
+
+def test_a_manager_that_has_gone_stops_nothing(tmp_path: Path) -> None:
+    with Daemon(*QUIET, environ=environment(NOTIFY_SOCKET=str(tmp_path / "gone"))) as daemon:
+        assert daemon.ask(PUT) == b"INSERTED 1"
+        code, said = daemon.stop()
+    assert code == 0
+    assert "gone: No such file or directory; systemd is not told: READY=1" in said
+
+
 def test_without_a_dashboard() -> None:
     with Daemon(*QUIET) as daemon:
         assert "\ndashboard: off (--no-web)\n" in daemon.first_lines

@@ -14,6 +14,9 @@ from greenstalk_server.options import DEFINITIONS
 from tests.daemon import PATIENCE, REPOSITORY, Daemon
 
 README = (REPOSITORY / "README.md").read_text()
+COMPILE = "GREENSTALK_COMPILE"
+"""What setup.py reads."""
+
 PAGES = [REPOSITORY / "README.md", *(REPOSITORY / "docs").glob("*.md")]
 
 
@@ -45,5 +48,5 @@ def test_the_first_example_runs_as_written() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_variable_that_a_page_names_is_one(page: Path) -> None:
-    known = {definition.variable for definition in DEFINITIONS}
+    known = {definition.variable for definition in DEFINITIONS} | {COMPILE}
     assert set(re.findall(r"\bGREENSTALK_[A-Z_]+", page.read_text())) <= known
