@@ -76,7 +76,7 @@ $(VENV)/.installed-dev: $(PACKAGING) | $(VENV)/.made
 
 $(COMPILED)/.made: setup.py pyproject.toml $(shell find greenstalk_server web greenstalkctl templates static -type f -not -name '*.pyc') | $(VENV)/.installed-dev
 	@$(call need,gcc,gcc libc6-dev)
-	rm -rf $(COMPILED)
+	rm -rf build  # what another build has left there would get in
 	GREENSTALK_COMPILE=1 $(BIN)/pip install --quiet --no-deps --target $(COMPILED) .
 	@touch $@
 

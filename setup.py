@@ -15,6 +15,8 @@ COMPILED = (
     "arrivals",
     "broker",
     "client",
+    "clock",
+    "connection",
     "job",
     "jobs",
     "journal/record",
@@ -26,7 +28,7 @@ COMPILED = (
     "timers",
     "tube",
 )
-"""Modules of greenstalk_server: the core, which no gevent, socket or clock is in."""
+"""Modules of greenstalk_server: the core, and the loop of a connection around it."""
 
 IS_ASKED = os.environ.get("GREENSTALK_COMPILE") == "1"
 

@@ -62,7 +62,7 @@ SLICE: Final = 256
 SKIP_AT_MOST: Final = 4 * SLICE
 """Jobs looked at by one slice of a clear."""
 
-PARTED_AT_MOST: Final = 1000
+PARTED_AT_MOST: Final = 10_000
 """Workers that have gone whose addresses are kept, since jobs still tell of them."""
 
 DONE: Final = 0

@@ -31,7 +31,8 @@ class Client:
     connected_at    nanoseconds.
     used            the tube its puts go to.
     watched         the tubes its reserves take from, by name, in the order of watching.
-    reserved        the jobs it holds, by id, in the order of reservation.
+    reserved        the jobs it holds, by id, in the order of reservation. One leaves by `del` and by nothing else, so
+                    that a subclass of dict can tell when (see web.leases).
     is_producer     it has sent a put whose size was allowed.
     is_worker       it has sent a reserve, or reserved by id.
     is_waiting      it is parked in a reserve.

@@ -17,7 +17,7 @@ from jinja2 import StrictUndefined
 
 from greenstalk_server.broker import Broker
 from greenstalk_server.clock import Clock
-from web import errors, guard, theme, views
+from web import api, errors, guard, theme, views
 from web.access import visitor
 from web.actions import Actions
 from web.assets import static_folder, template_folder
@@ -26,6 +26,7 @@ from web.audit_pages import AuditPages
 from web.bulk import Bulk
 from web.charts import Charts
 from web.connections import ConnectionViews
+from web.deeds import Deeds
 from web.export import Exports
 from web.fields import MAX_PUT
 from web.first_job import examples
@@ -83,16 +84,39 @@ def create_app(
     Charts(broker, history).install(app)
     views.Views(broker, clock, history, examples(options.beanstalk), store).install(app, live)
     ConnectionViews(broker, clock).install(app, live)
-    Actions(broker, clock, commit if commit is not None else _nothing_to_wait_for, audit, store).install(app)
+    commit = commit if commit is not None else _nothing_to_wait_for
+    deeds = Deeds(broker, clock, audit, store)
+    Actions(broker, clock, commit, deeds).install(app)
     tasks = app.extensions["tasks"] = Tasks(clock, audit)
     tasks.install(app, live)
-    Searches(broker, clock, tasks).install(app, live)
-    Bulk(broker, clock, commit if commit is not None else _nothing_to_wait_for, audit, tasks).install(app)
-    Exports(broker, clock).install(app)
+    searches = Searches(broker, clock, tasks)
+    searches.install(app, live)
+    bulk = Bulk(broker, clock, commit, audit, tasks)
+    bulk.install(app)
+    exports = Exports(broker, clock)
+    exports.install(app)
+    samples = Samples(store, audit)
+    samples.install(app)
+    parts = api.Parts(
+        options=options,
+        broker=broker,
+        clock=clock,
+        commit=commit,
+        audit=audit,
+        bulk=bulk,
+        deeds=deeds,
+        exports=exports,
+        history=history,
+        live=live,
+        samples=samples,
+        searches=searches,
+        store=store,
+        tasks=tasks,
+    )
+    api.install(app, parts)
     app.context_processor(_notice)
     app.context_processor(_visitor)
     app.context_processor(_navigation)
-    Samples(store, audit).install(app)
     AuditPages(audit).install(app)
     Metrics(broker, clock, requests).install(app)
     theme.install(app)

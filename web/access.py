@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, cast
 
-from flask import g
+from flask import g, request
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,15 @@ class Visitor:
 
 
 NOBODY: Final = Visitor("", "", is_admin=False, sees_bodies=False, is_known=False)
+
+
+API: Final = "/api/"
+"""What the paths of the API begin with, under the prefix."""
+
+
+def asks_api() -> bool:
+    """Whether the current request is for the API, and so is refused as programs want it."""
+    return request.path.startswith(API)
 
 
 def visitor() -> Visitor:

@@ -1,44 +1,31 @@
 """The changes: each by POST, as a form without a script sends it, and answered by a redirect to a page that says so.
 
-An action calls the broker as the protocol does, waits until the journal has made it safe, and then redirects. Long
-ones go a slice at a time and let others run in between, so each may switch greenlets; what one knew of a tube
-or a job before is looked up anew after.
+An action reads its form, has the deed done (web.deeds), waits until the journal has made it safe, and then redirects.
+So each may switch greenlets; what one knew of a tube or a job before is looked up anew after.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from typing import Final
 from urllib.parse import urlencode
 
-import gevent
 from flask import Flask, make_response, redirect, request, url_for
-from werkzeug.exceptions import BadRequest, Conflict, HTTPException, NotFound, ServiceUnavailable
+from werkzeug.exceptions import BadRequest, Conflict, HTTPException, NotFound
 from werkzeug.wrappers import Response
 
-from greenstalk_server.broker import DONE, NO_ROOM, Broker
+from greenstalk_server.broker import Broker
 from greenstalk_server.clock import Clock
 from greenstalk_server.job import BURIED, DELAYED, READY, RESERVED, SECOND, STATE_NAMES, Job
 from greenstalk_server.tube import Tube
 from web import fields, text
 from web.access import visitor
-from web.audit import Audit
 from web.connections import find_client
+from web.deeds import LONGEST_REASON, Deeds, Put
 from web.details import reservation
 from web.edit import Changes, edit_page, given, read, version
 from web.fields import MAX_NUMBER
 from web.jobs import count
-from web.store import Store
-
-BULK_AT_MOST: Final = 20.0
-"""Seconds that one request may go on; what is left after that takes another."""
-
-LONGEST_REASON: Final = 200
-"""Characters, of why a tube is paused."""
-
-CLOSED_WITHIN: Final = 1.0
-"""Seconds that a connection which is to be closed may take to be; it takes the next turn of the loop."""
 
 ACTIONS: Final = (
     "tube/pause",
@@ -64,12 +51,11 @@ class Actions:
     *commit* returns when what has been changed is as safe as an acknowledged command's; False if it takes too long.
     """
 
-    def __init__(self, broker: Broker, clock: Clock, commit: Callable[[], bool], audit: Audit, store: Store) -> None:
-        self._store: Store = store
-        self._audit: Audit = audit
+    def __init__(self, broker: Broker, clock: Clock, commit: Callable[[], bool], deeds: Deeds) -> None:
         self._broker: Broker = broker
         self._clock: Clock = clock
         self._commit: Callable[[], bool] = commit
+        self._deeds: Deeds = deeds
 
     def install(self, app: Flask) -> None:
         """Add the actions to *app*."""
@@ -83,21 +69,13 @@ class Actions:
         """`tube`, `seconds`, `reason`: let no job of the tube be reserved for so long. May switch."""
         tube = self._tube()
         seconds = fields.number(request.form, "seconds", 1, MAX_NUMBER)
-        reason, now = fields.line(request.form, "reason", LONGEST_REASON), self._clock()
-        self._broker.pause_tube(tube.name, seconds * SECOND, now)
-        self._store.set_reason(tube.name.decode(), reason, tube.paused_until, now)
-        self._audit.note("tube/pause", tube=tube.name.decode(), seconds=seconds, reason=reason)
-        self._store.save()
+        self._deeds.pause(tube, seconds, fields.line(request.form, "reason", LONGEST_REASON))
         return self._to_tube(tube.name, "", "paused", seconds)
 
     def tube_resume(self) -> Response:
         """`tube`: end its pause. May switch."""
         tube = self._tube()
-        now = self._clock()
-        self._broker.pause_tube(tube.name, 0, now)
-        self._store.set_reason(tube.name.decode(), "", 0, now)
-        self._audit.note("tube/resume", tube=tube.name.decode())
-        self._store.save()
+        self._deeds.resume(tube)
         return self._to_tube(tube.name, "", "resumed", 0)
 
     def tube_kick(self) -> Response:
@@ -107,8 +85,7 @@ class Actions:
         bound = count(tube, state)
         if not request.form.get("all"):
             bound = min(bound, fields.number(request.form, "count", 1, MAX_NUMBER))
-        kicked = self._in_slices(tube, bound, lambda found, left: self._broker.kick(found, state, left, self._clock()))
-        self._audit.note("tube/kick", tube=tube.name.decode(), state=STATE_NAMES[state], jobs=kicked)
+        kicked = self._deeds.kick(tube, state, bound)
         return self._to_tube(tube.name, STATE_NAMES[state], *_bulk_notice("kicked", kicked, tube, state, bound))
 
     def tube_clear(self) -> Response:
@@ -120,83 +97,59 @@ class Actions:
                 f"“confirm” must be the tube's name, “{tube.name.decode()}”: type it to delete its jobs."
                 " Nothing was deleted."
             )
-        bound, below = count(tube, state), self._broker.next_id
-
-        def clear(found: Tube, left: int) -> int:
-            return self._broker.clear(found, state, left, below, self._clock())
-
-        cleared = self._in_slices(tube, bound, clear)
-        self._audit.note("tube/clear", tube=tube.name.decode(), state=STATE_NAMES[state], jobs=cleared)
+        bound = count(tube, state)
+        cleared = self._deeds.clear(tube, state)
         return self._to_tube(tube.name, STATE_NAMES[state], *_bulk_notice("cleared", cleared, tube, state, bound))
 
     def tube_put(self) -> Response:
         """`tube`, `pri`, `delay`, `ttr`, `body`: put a job. A browser sends line ends as CRLF; the job gets LF."""
-        name = fields.tube_name(request.form)
-        pri = fields.number(request.form, "pri", 0, MAX_NUMBER)
-        delay = fields.number(request.form, "delay", 0, MAX_NUMBER)
-        ttr = fields.number(request.form, "ttr", 1, MAX_NUMBER)
-        body = request.form.get("body", "").replace("\r\n", "\n").encode(errors="replace")
-        broker = self._broker
-        if len(body) > broker.max_job_size:
-            raise BadRequest(
-                f"“body” must be at most {text.size(broker.max_job_size)}, and has {text.number(len(body))}."
-            )
-        if broker.is_draining:
-            raise ServiceUnavailable("The server is draining: it takes no new jobs. Nothing was put.")
-        id = broker.put_into(name, pri, delay * SECOND, ttr * SECOND, body, self._clock())
-        if not id:
-            trouble = broker.journal.trouble or "there is no room for it on the disk"
-            raise ServiceUnavailable(f"The journal cannot take the job: {trouble}. Nothing was put.")
-        self._audit.note("tube/put", tube=name.decode(), id=id, bytes=len(body))
-        return self._to_tube(name, "delayed" if delay else "ready", "put", id)
+        new = Put(
+            fields.tube_name(request.form),
+            fields.number(request.form, "pri", 0, MAX_NUMBER),
+            fields.number(request.form, "delay", 0, MAX_NUMBER),
+            fields.number(request.form, "ttr", 1, MAX_NUMBER),
+            request.form.get("body", "").replace("\r\n", "\n").encode(errors="replace"),
+        )
+        if len(new.body) > self._broker.max_job_size:
+            allowed = text.size(self._broker.max_job_size)
+            raise BadRequest(f"“body” must be at most {allowed}, and has {text.number(len(new.body))}.")
+        job = self._deeds.put(new)
+        return self._to_tube(new.tube, "delayed" if new.delay else "ready", "put", job.id)
 
     # Jobs
 
     def job_kick(self) -> Response:
         """`id`: make it ready."""
         job = self._job()
-        if not self._broker.kick_job(job.id, self._clock()):
-            raise Conflict(f"Job {job.id} is {STATE_NAMES[job.state]}. Only a buried or delayed job can be kicked.")
-        self._audit.note("job/kick", id=job.id, tube=job.tube.name.decode())
+        self._deeds.kick_job(job)
         return self._to_job(job, "kicked-job")
 
     def job_bury(self) -> Response:
         """`id`, and `confirm` if it is reserved: set it aside."""
         job = self._job()
-        if job.state == BURIED:
-            raise Conflict(f"Job {job.id} is buried already.")
-        self._broker.bury_job(job.id, self._clock(), self._is_forced(job, "buried"))
-        self._audit.note("job/bury", id=job.id, tube=job.tube.name.decode())
+        self._deeds.bury_job(job, self._is_forced(job, "buried"))
         return self._to_job(job, "buried-job")
 
     def job_release(self) -> Response:
         """`id`, `confirm`: take it from the client that holds it, and make it ready."""
         job = self._job()
-        if job.state != RESERVED:
-            raise Conflict(f"Job {job.id} is {STATE_NAMES[job.state]}. Only a reserved job can be released.")
-        self._is_forced(job, "released")
-        self._broker.release_job(job.id, self._clock())
-        self._audit.note("job/release", id=job.id, tube=job.tube.name.decode())
+        self._deeds.release_job(job, self._is_forced(job, "released"))
         return self._to_job(job, "released-job")
 
     def job_delete(self) -> Response:
         """`id`, and `confirm` if it is reserved: remove it for good."""
         job = self._job()
-        is_forced = self._is_forced(job, "deleted")
         name, state = job.tube.name, STATE_NAMES[job.state]
-        self._broker.delete_job(job.id, self._clock(), is_forced)
-        self._audit.note("job/delete", id=job.id, tube=name.decode())
+        self._deeds.delete_job(job, self._is_forced(job, "deleted"))
         return self._to_tube(name, state, "deleted-job", job.id)
 
     def job_move(self) -> Response:
         """`id`, `tube`, and `confirm` if it is reserved: have it in that tube, in the state that it is in."""
         job = self._job()
-        name, old = fields.tube_name(request.form), job.tube.name
-        if name == old:
-            raise Conflict(f"Job {job.id} is in the tube “{name.decode()}” already.")
-        is_forced = self._is_forced(job, "moved")
-        self._refuse_no_room(self._broker.edit_job(job.id, self._clock(), tube=name, is_forced=is_forced))
-        self._audit.note("job/move", id=job.id, tube=old.decode(), to=name.decode())
+        name = fields.tube_name(request.form)
+        # What is there already is told first: no box would help.
+        is_forced = name != job.tube.name and self._is_forced(job, "moved")
+        self._deeds.move_job(job, name, is_forced)
         return self._to_job(job, "moved-job")
 
     def job_edit(self) -> Response:
@@ -209,21 +162,13 @@ class Actions:
             changes = self._changes(job)
         except (BadRequest, Conflict) as error:
             return make_response(self._form_again(job, error), error.code)
-        if not changes.names():
-            return self._to_job(job, "unchanged-job")
-        self._audit.note("job/edit", id=job.id, tube=job.tube.name.decode(), changed=changes.names())
-        return self._to_job(job, "edited-job")
+        return self._to_job(job, "edited-job" if changes.names() else "unchanged-job")
 
     def job_copy(self) -> Response:
         """`id`, `delay`: put a job like it into its tube, with an id of its own."""
         job = self._job()
-        delay = fields.number(request.form, "delay", 0, MAX_NUMBER) * SECOND
-        self._refuse_puts()
-        broker, name = self._broker, job.tube.name
-        id = broker.put_into(name, job.pri, delay, job.ttr, job.body, self._clock())
-        self._refuse_no_room(DONE if id else NO_ROOM)
-        self._audit.note("job/copy", id=id, of=job.id, tube=name.decode(), bytes=len(job.body))
-        return self._to_job(broker.jobs[id], "copied-job")
+        copy = self._deeds.copy_job(job, fields.number(request.form, "delay", 0, MAX_NUMBER))
+        return self._to_job(copy, "copied-job")
 
     # Connections
 
@@ -234,14 +179,7 @@ class Actions:
             raise BadRequest(
                 f"“confirm” is missing: tick the box on the page of connection {client.number} to close it."
             )
-        held = len(client.reserved)
-        client.hang_up()
-        with gevent.Timeout(CLOSED_WITHIN, False):
-            while not client.is_closed:
-                gevent.sleep(CLOSED_WITHIN / 1000)
-        if not client.is_closed:
-            raise ServiceUnavailable(f"Connection {client.number} was told to close, and has not yet.")
-        self._audit.note("connection/close", number=client.number, address=client.address, jobs=held)
+        self._deeds.close(client)
         return _see("connections", self._query("closed", client.number))
 
     # What they share
@@ -259,17 +197,7 @@ class Actions:
             raise Conflict(f"Job {job.id} has changed since you began, or has been taken. See what it is now.")
         changes = read(form, job, self._broker.max_job_size, sees_bodies)
         if changes.names():
-            is_forced = self._is_forced(job, "changed")
-            done = self._broker.edit_job(
-                job.id,
-                self._clock(),
-                pri=changes.pri,
-                delay=changes.delay,
-                ttr=changes.ttr,
-                body=changes.body,
-                is_forced=is_forced,
-            )
-            self._refuse_no_room(done)
+            self._deeds.edit_job(job, changes, self._is_forced(job, "changed"))
         return changes
 
     def _form_again(self, job: Job, error: HTTPException) -> str:
@@ -292,28 +220,6 @@ class Actions:
             f"Job {job.id} was not {done}: {since} for {left} more at most. It can be once that client is done with"
             " it, or its time is up; or at once, if you tick the box that says so, though its worker may be at it."
         )
-
-    def _refuse_puts(self) -> None:
-        if self._broker.is_draining:
-            raise ServiceUnavailable("The server is draining: it takes no new jobs. Nothing was put.")
-
-    def _refuse_no_room(self, done: int) -> None:
-        if done == NO_ROOM:
-            trouble = self._broker.journal.trouble or "there is no room for it on the disk"
-            raise ServiceUnavailable(f"The journal cannot take the job: {trouble}. Nothing was changed.")
-
-    def _in_slices(self, tube: Tube, bound: int, move: Callable[[Tube, int], int]) -> int:
-        """Have *move* called with how many are left, until *bound* jobs have moved or none does. May switch."""
-        moved, until = 0, time.monotonic() + BULK_AT_MOST
-        while moved < bound and self._broker.tubes.get(tube.name) is tube:
-            slice = move(tube, bound - moved)
-            if not slice:
-                break
-            moved += slice
-            gevent.sleep(0)
-            if time.monotonic() > until:
-                break
-        return moved
 
     def _to_tube(self, name: bytes, state: str, notice: str, number: int) -> Response:
         """Redirect to the tube's page; to the overview if the tube is gone with its last job. May switch."""

@@ -23,7 +23,7 @@ SCANNED_AT_MOST: Final = 50_000
 """Entries looked at for one page, about half a second; the page then says how far it has come."""
 
 LONGEST_FILTER: Final = 200
-MAX_CURSOR: Final = 2**63
+MAX_CURSOR: Final = 2**63 - 1
 
 CSV_HEAD: Final = ("at", "who", "address", "what", "tube", "id", "details")
 FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
@@ -78,7 +78,7 @@ class AuditPages:
 
     def audit(self) -> str:
         """`/audit?who=&what=&before=`: a page of entries. May switch."""
-        _refuse_others()
+        refuse_others()
         wanted, before = _filter(), 0
         if request.args.get("before"):
             before = fields.number(request.args, "before", 1, MAX_CURSOR)
@@ -94,7 +94,7 @@ class AuditPages:
 
     def export(self) -> Response:
         """`/audit/export?format=&who=&what=`: every entry there is, as `jsonl` or `csv`. May switch."""
-        _refuse_others()
+        refuse_others()
         kinds = {"jsonl": ("application/x-ndjson", _as_jsonl), "csv": ("text/csv", _as_csv)}
         format = request.args.get("format", "")
         if format not in kinds:
@@ -105,7 +105,8 @@ class AuditPages:
         return response
 
 
-def _refuse_others() -> None:
+def refuse_others() -> None:
+    """Raise Forbidden for who may not see the audit log."""
     if not visitor().sees_audit:
         raise Forbidden("Only admins can see the audit log.")
 
@@ -115,17 +116,26 @@ def _filter() -> Filter:
     return Filter(who, what)
 
 
-def _page(audit: Audit, wanted: Filter, before: int) -> Page:
-    """Collect a page of the entries before *before*. May switch."""
+def collect(audit: Audit, wanted: Filter, before: int, at_most: int) -> tuple[list[Entry], int, bool]:
+    """The last entries that are wanted before *before*; the cursor of the next, or 0; and if it took too long for more.
+
+    May switch.
+    """
     found: list[Entry] = []
     for scanned, entry in enumerate(audit.back(before)):
-        if len(found) == PAGE:
-            return Page([_row(one) for one in found], found[-1].number, is_cut=False)
+        if len(found) == at_most:
+            return found, found[-1].number, False
         if scanned == SCANNED_AT_MOST:
-            return Page([_row(one) for one in found], entry.number + 1, is_cut=True)
+            return found, entry.number + 1, True
         if wanted.passes(entry):
             found.append(entry)
-    return Page([_row(one) for one in found], 0, is_cut=False)
+    return found, 0, False
+
+
+def _page(audit: Audit, wanted: Filter, before: int) -> Page:
+    """A page of the entries before *before*. May switch."""
+    found, following, is_cut = collect(audit, wanted, before, PAGE)
+    return Page([_row(one) for one in found], following, is_cut)
 
 
 def _row(entry: Entry) -> Row:

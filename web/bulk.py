@@ -242,21 +242,14 @@ class Bulk:
             query = asked(request.form)
         except QueryError as error:
             raise BadRequest(f"“q” cannot be read. {error}") from error
-        plan = Plan(_change(request.form), query, _ticked(request), self._clock(), self._broker.next_id)
-        task = self._tasks.start(
-            f"Dry run: {plan.change.action.label.lower()} {plan.predicate}",
-            plan,
-            lambda task: self._count(task, plan),
-            endpoint="bulk",
-            needs_bodies=query.needs_bodies,
-        )
+        task = self.dry_run(self.plan(_change(request.form), query, _ticked(request)))
         task.wait(FIRST_WAIT)
         return redirect(url_for("bulk", task=task.id), 303)
 
     def page(self) -> str | Response:
         """`/bulk?task=`: what the dry run has found, and the form that has it done."""
         task = self._tasks.find(request.args)
-        plan = _plan(task)
+        plan = plan_of(task)
         if task.is_running:
             return redirect(url_for("task", id=task.id), 303)
         return render_template(
@@ -271,9 +264,31 @@ class Bulk:
     def run(self) -> Response:
         """`task`, of a dry run; `force`, `confirm`: do it, once however often it is asked for. Does not switch."""
         dry_run = self._tasks.find(request.form)
-        plan, is_forced = _plan(dry_run), request.form.get("force") == "1"
+        plan, is_forced = plan_of(dry_run), request.form.get("force") == "1"
         if plan.run is None:
-            self._refuse(dry_run, plan, is_forced)
+            self.refuse_unfinished(dry_run)
+            _refuse_unconfirmed(plan, is_forced)
+        return redirect(url_for("task", id=self.carry_out(plan, is_forced).id), 303)
+
+    def plan(self, change: Change, query: Query, ids: tuple[int, ...] | None) -> Plan:
+        """A plan as of now."""
+        return Plan(change, query, ids, self._clock(), self._broker.next_id)
+
+    def dry_run(self, plan: Plan) -> Task:
+        """Start to count what *plan* would change. Does not switch."""
+        return self._tasks.start(
+            f"Dry run: {plan.change.action.label.lower()} {plan.predicate}",
+            plan,
+            lambda task: self._count(task, plan),
+            endpoint="bulk",
+            needs_bodies=plan.query.needs_bodies,
+        )
+
+    def carry_out(self, plan: Plan, is_forced: bool) -> Task:
+        """Start to do what *plan* says, once however often it is asked for. Does not switch."""
+        if plan.run is None:
+            if self._broker.is_draining:
+                raise ServiceUnavailable("The server is draining, so it begins no such change. Nothing was changed.")
             plan.run = self._tasks.start(
                 f"{plan.change.action.label} {plan.predicate}",
                 plan,
@@ -281,23 +296,19 @@ class Bulk:
                 back=lambda: self._back(plan),
                 needs_bodies=plan.query.needs_bodies,
             )
-        return redirect(url_for("task", id=plan.run.id), 303)
+        return plan.run
+
+    @staticmethod
+    def refuse_unfinished(dry_run: Task) -> None:
+        """Raise Conflict unless *dry_run* has counted all."""
+        if dry_run.state != "done":
+            raise Conflict("The dry run did not come to its end, so nothing is known of what this would change.")
 
     def _back(self, plan: Plan) -> str:
         """Where to go if it is not to be done."""
         if plan.tube.encode() in self._broker.tubes:
             return url_for("tube", tube=plan.tube, state=plan.query.state or None)
         return url_for("search", q=str(plan.query)) if plan.query.terms else url_for("overview")
-
-    def _refuse(self, dry_run: Task, plan: Plan, is_forced: bool) -> None:
-        """Raise what there is against carrying out *plan*."""
-        if dry_run.state != "done":
-            raise Conflict("The dry run did not come to its end, so nothing is known of what this would change.")
-        typed = request.form.get("confirm", "").strip()
-        if (plan.is_destructive or is_forced) and typed != plan.confirm:
-            raise BadRequest(f"“confirm” must be “{plan.confirm}”: type it to have this done. Nothing was changed.")
-        if self._broker.is_draining:
-            raise ServiceUnavailable("The server is draining, so it begins no such change. Nothing was changed.")
 
     def _count(self, task: Task, plan: Plan) -> None:
         """The dry run. Switches."""
@@ -315,7 +326,8 @@ class Bulk:
     def _work(self, task: Task, plan: Plan, is_forced: bool) -> None:
         """The run. Switches."""
         told: dict[str, str | int] = {"task": task.id, "action": plan.change.key, "query": plan.predicate}
-        self._audit.note("bulk/run", **told, jobs=plan.hit + plan.held * is_forced, forced=int(is_forced))
+        counted = {"jobs": plan.hit + plan.held * is_forced} if plan.hit or plan.held or plan.others else {}
+        self._audit.note("bulk/run", **told, **counted, forced=int(is_forced))
         try:
             self._change(task, plan, is_forced)
             self._settle(task)
@@ -370,6 +382,13 @@ class Bulk:
             raise Stopped(f"The disk does not keep up: the last changes may not survive a crash. {_so_far(task)}")
 
 
+def _refuse_unconfirmed(plan: Plan, is_forced: bool) -> None:
+    """Raise BadRequest unless the form has what confirms *plan*, if something has to."""
+    typed = request.form.get("confirm", "").strip()
+    if (plan.is_destructive or is_forced) and typed != plan.confirm:
+        raise BadRequest(f"“confirm” must be “{plan.confirm}”: type it to have this done. Nothing was changed.")
+
+
 def _so_far(task: Task) -> str:
     return f"{text.counted(task.done, 'job')} {'was' if task.done == 1 else 'were'} changed before that."
 
@@ -409,7 +428,8 @@ def _ticked(asking: Request) -> tuple[int, ...] | None:
     return tuple(dict.fromkeys(fields.number({"id": id}, "id", 1, MAX_ID) for id in given))
 
 
-def _plan(task: Task) -> Plan:
+def plan_of(task: Task) -> Plan:
+    """What *task* has counted or done; raise NotFound if that is no such thing."""
     if not isinstance(task.subject, Plan):
         raise NotFound("That task is no dry run.")
     return task.subject

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from math import isnan, nan
-from typing import Final
+from typing import Any, Final
 from urllib.parse import urlencode
 
 from flask import Flask, Response, jsonify, request, url_for
@@ -158,11 +158,11 @@ class Charts:
         span, name = _span(strict=True), fields.tube_name(request.args)
         if not self._history.has(name):
             find_tube(self._broker, request.args)
-        return _json(self._history.columns(name, span))
+        return jsonify(figures(self._history.columns(name, span)))
 
     def server_history(self) -> Response:
         """`/server/history?span=`: the series of the whole server."""
-        return _json(self._history.columns(None, _span(strict=True)))
+        return jsonify(figures(self._history.columns(None, _span(strict=True))))
 
     def tube_charts(self, name: str) -> Panel:
         """The charts of the tube *name*, for the page that is asked for."""
@@ -185,10 +185,11 @@ def _span(*, strict: bool = False) -> Span:
     return SPANS.get(given, HOUR)
 
 
-def _json(columns: Columns) -> Response:
+def figures(columns: Columns) -> dict[str, Any]:
+    """*columns* as JSON has them: `step`, `end`, and by `series` a list each, but for those with nothing in them."""
     some = {key: values for key, values in columns.series.items() if _has_any(key, values)}
     series = {key: [_rounded(value) for value in values] for key, values in some.items()}
-    return jsonify({"step": columns.step, "end": columns.end, "series": series})
+    return {"step": columns.step, "end": columns.end, "series": series}
 
 
 def _has_any(key: str, values: Sequence[float]) -> bool:

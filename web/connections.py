@@ -91,6 +91,8 @@ class HeldJob:
 class Row:
     """One connection in the list.
 
+    name            what is known of who it is, and that it comes over HTTP if it does.
+    is_http         it is one request to reserve (see web.leases), and ends with the last job that this got.
     watches, jobs   the first few; *more_tubes* and *more_jobs* say how many others there are, and are empty if none.
     waiting         for how long it has waited in a reserve, and *until* for how much longer it will; empty if it does
                     not wait.
@@ -99,6 +101,7 @@ class Row:
     number: str
     address: str
     name: str
+    is_http: bool
     role: str
     connected_for: str
     uses: str
@@ -165,13 +168,13 @@ def list_connections(broker: Broker, given: Fields, now: int) -> Connections:
         raise BadRequest(f"“sort” must be one of {', '.join(SORTS)}, not “{sort[:40]}”.")
     pace = Pace()
     total = len(broker.clients)
-    matching = _matching(broker, query, pace)
+    found = matching(broker, query, pace)
     rank = SORTS[sort][1]
-    ranked = [(rank(client), client.number, client) for client in _paced(matching, pace)]
+    ranked = [(rank(client), client.number, client) for client in paced(found, pace)]
     first = [client for _, _, client in nsmallest(ROWS_AT_MOST, ranked)]
     return Connections(
         rows=_rows_html(first, now, pace),
-        summary=_summary(len(first), len(matching), total, query, sort),
+        summary=_summary(len(first), len(found), total, query, sort),
         query=query,
         sort=sort,
         is_empty=not first,
@@ -192,7 +195,7 @@ def find_client(broker: Broker, given: Fields) -> Client:
 def connection_details(client: Client, now: int) -> Connection:
     """Look at the connection of *client*."""
     row = _row(client, now)
-    jobs = _soonest(client, JOBS_LISTED, LOOKED_AT)
+    jobs = soonest(client, JOBS_LISTED, LOOKED_AT)
     tubes = [name.decode() for name in islice(client.watched, TUBES_LISTED)]
     return Connection(
         row=row,
@@ -204,7 +207,7 @@ def connection_details(client: Client, now: int) -> Connection:
         ],
         entries=[
             ("Address", client.address or "not known"),
-            *([("Program", client.name)] if client.name else []),
+            *_who(client),
             ("Role", row.role),
             ("Connected at", text.instant(client.connected_at)),
         ],
@@ -240,16 +243,17 @@ def _by_number(broker: Broker, numbers: set[int]) -> dict[int, Client]:
 def _party(broker: Broker, number: int, client: Client | None) -> Party:
     if client is None:
         return Party(str(number), broker.parted.get(number, ""), "", is_connected=False)
-    return Party(str(number), client.address, client.name, is_connected=True)
+    return Party(str(number), client.address, _name(client), is_connected=True)
 
 
 def _row(client: Client, now: int) -> Row:
-    jobs = _soonest(client, JOBS_IN_ROW, LOOKED_AT_IN_ROW)
+    jobs = soonest(client, JOBS_IN_ROW, LOOKED_AT_IN_ROW)
     watches = [name.decode() for name in islice(client.watched, TUBES_IN_ROW)]
     return Row(
         number=str(client.number),
         address=client.address,
-        name=client.name,
+        name=_name(client),
+        is_http=client.is_http,
         role=_role(client),
         connected_for=_seconds(now - client.connected_at),
         uses=client.used.name.decode(),
@@ -260,6 +264,18 @@ def _row(client: Client, now: int) -> Row:
         waiting=_seconds(now - client.waiting_since) if client.is_waiting else "",
         until=_until(client, now),
     )
+
+
+def _name(client: Client) -> str:
+    """What is known of who *client* is, on one line."""
+    return ", ".join(filter(None, (client.name, "HTTP" if client.is_http else "")))
+
+
+def _who(client: Client) -> list[tuple[str, str]]:
+    """The entries that say who *client* is."""
+    if client.is_http:
+        return [("Worker", client.name or text.NONE), ("Kind", "a request to reserve, over HTTP")]
+    return [("Program", client.name)] if client.name else []
 
 
 def _role(client: Client) -> str:
@@ -276,7 +292,7 @@ def _until(client: Client, now: int) -> str:
     return f"{_seconds(left)} more at most" if left >= WORTH_SAYING else ""
 
 
-def _soonest(client: Client, count: int, looked_at: int) -> list[Job]:
+def soonest(client: Client, count: int, looked_at: int) -> list[Job]:
     """The first *count* of *client*'s jobs by deadline, of the first *looked_at* that it reserved."""
     return nsmallest(count, islice(client.reserved.values(), looked_at), key=deadline_of)
 
@@ -312,28 +328,28 @@ def _jobs_summary(shown: int, total: int) -> str:
 # The list
 
 
-def _matching(broker: Broker, query: str, pace: Pace) -> list[Client]:
+def matching(broker: Broker, query: str, pace: Pace) -> list[Client]:
     """The clients whose number is *query*, or that have it in their address, name or the name of a tube. May switch."""
     clients = list(broker.clients)
     if not query:
         return clients
     wanted = query.lower()
     name = wanted.encode(errors="replace")
-    tubes = {tube for tube in _paced(list(broker.tubes), pace) if name in tube.lower()}
-    return [client for client in _paced(clients, pace) if _matches(client, wanted, tubes)]
+    tubes = {tube for tube in paced(list(broker.tubes), pace) if name in tube.lower()}
+    return [client for client in paced(clients, pace) if _matches(client, wanted, tubes)]
 
 
 def _matches(client: Client, wanted: str, tubes: set[bytes]) -> bool:
     return (
         wanted in client.address.lower()
-        or wanted in client.name.lower()
+        or wanted in _name(client).lower()
         or client.used.name in tubes
         or not client.watched.keys().isdisjoint(tubes)
         or wanted == str(client.number)
     )
 
 
-def _paced(items: list[T], pace: Pace) -> Iterator[T]:
+def paced(items: list[T], pace: Pace) -> Iterator[T]:
     """Give out *items*, with rests. Switches."""
     for at in range(0, len(items), CHUNK):
         yield from items[at : at + CHUNK]

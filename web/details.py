@@ -138,7 +138,7 @@ def tube_details(tube: Tube, now: int) -> TubeDetails:
 def job_details(broker: Broker, job: Job, now: int) -> JobDetails:
     """Look at *job*."""
     stats = job_stats(job, now)
-    events = _events(job)
+    events = events_of(job)
     known = parties(broker, {event.client for event in events})
     return JobDetails(
         id=str(stats.id),
@@ -214,7 +214,7 @@ def _held(broker: Broker, job: Job, stats: JobStats, now: int) -> Held | None:
     )
 
 
-def _events(job: Job) -> list[life.Event]:
+def events_of(job: Job) -> list[life.Event]:
     """The events of *job*, oldest first, with the reservation that goes on."""
     events = life.unpack(job.events)
     if job.holder is not None:

@@ -1,4 +1,4 @@
-"""Error pages: which status, what happened, and what to do about it."""
+"""Error pages: which status, what happened, and what to do about it. The API's errors are web.api.problems'."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from typing import Final
 
 from flask import Flask, Response, make_response, render_template, request, url_for
 from werkzeug.exceptions import HTTPException
+
+from web.access import asks_api
+from web.api import problems
 
 ADVICE: Final = {
     400: "Nothing was changed.",
@@ -31,9 +34,11 @@ def install(app: Flask) -> None:
 
 
 def error_page(error: HTTPException) -> Response:
-    """Return *error* as a page, with the headers that belong to it."""
+    """Return *error* as a page, or as the API has it, with the headers that belong to it."""
     if error.code is None:  # a ready-made response, such as a redirect
         return make_response(error.get_response())
+    if asks_api():
+        return problems.answer(error)
     is_ours = error.description is not None and error.description != type(error).description
     page = render_template(
         "error.html",

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from flask import Flask, Response, request
-from werkzeug.exceptions import BadRequest, ServiceUnavailable
+from werkzeug.exceptions import BadRequest, Forbidden, ServiceUnavailable
 
 from greenstalk_server.broker import Broker
 from greenstalk_server.clock import Clock
@@ -85,6 +85,10 @@ class Exports:
         form = request.args.get("format", "")
         if form not in _FORMATS:
             raise BadRequest(f"“format” must be one of {', '.join(_FORMATS)}, not “{form[:40]}”.")
+        return self.file(query, form)
+
+    def file(self, query: Query, form: str) -> Response:
+        """The jobs that match *query*, oldest first, as a file of the format *form*. Its body switches."""
         if self._running >= EXPORTS_AT_MOST:
             raise ServiceUnavailable(f"{EXPORTS_AT_MOST} exports are running, and no more do at once. Try again soon.")
         mimetype, make = _FORMATS[form]
@@ -172,6 +176,15 @@ _FORMATS: Final[Mapping[str, tuple[str, Callable[[bool], Writer]]]] = {
     "csv": ("text/csv", Csv),
     "jsonl": ("application/jsonl", JsonLines),
 }
+
+
+def body_file(job: Job) -> Response:
+    """The body of *job*, to be saved; never to be shown by the browser, whatever it is. Raise Forbidden if hidden."""
+    if not visitor().sees_bodies:
+        raise Forbidden("Bodies are hidden from you on this dashboard.")
+    response = Response(job.body, mimetype="application/octet-stream")
+    response.headers["Content-Disposition"] = f'attachment; filename="job-{job.id}.bin"'
+    return response
 
 
 def encoded(body: bytes) -> tuple[str, str]:

@@ -2,6 +2,10 @@
 
 In this order: the Host is one of ours, a change comes from our own pages, the password is right, the path is under
 the prefix, and who wants to change something is an admin.
+
+Of the API a bearer token takes the place of the first three, since no browser sends one unasked. Without one the same
+is asked there as of a page, the password first; but a program, which no site has sent, may change things too: see
+`_check_same_origin`.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from werkzeug.datastructures import WWWAuthenticate
 from werkzeug.exceptions import Forbidden, MisdirectedRequest, NotFound, TooManyRequests, Unauthorized
 
 from greenstalk_server.clock import Clock
-from web.access import Visitor, visitor
+from web.access import Visitor, asks_api, visitor
 from web.audit import Audit
 from web.logins import FAILURES, Logins
 from web.options import WebOptions
@@ -49,8 +53,22 @@ ANY_HOST: Final = frozenset({"healthz", "readyz"})
 WITHOUT_PREFIX: Final = ANY_HOST | {"metrics"}
 """Endpoints that are outside of the prefix too, where platforms and monitoring look for them."""
 
-FOR_EVERYBODY: Final = frozenset({"theme"})
-"""Endpoints that change nothing but a cookie."""
+FOR_EVERYBODY: Final = frozenset({"theme", "api_search_jobs"})
+"""Endpoints that are no GETs, and yet change nothing but a cookie, or what is known of the jobs."""
+
+PAGES_OF_API: Final = frozenset({"api_docs", "api_document"})
+"""Endpoints of the API that tell nothing but what it is, to whom the dashboard is open; tokens open them too."""
+
+METHODS_OF_FORMS: Final = frozenset({"POST"})
+"""Those of the methods that change something which a form knows."""
+
+REQUESTED_WITH: Final = "X-Requested-With"
+NO_FORM: Final = f"“Content-Type: application/json”, or the header “{REQUESTED_WITH}”"
+"""What no form of another site can send."""
+
+API_ADMIN: Final = "api-token"
+API_VIEWER: Final = "api-viewer-token"
+"""Who the audit log says it was that came with a token."""
 
 _host_header: Final = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9._-]+))(?::[0-9]{1,5})?")
 
@@ -72,10 +90,13 @@ class Guard:
         self._password: bytes | None = _digest(options.password) if options.password else None
         self._viewer_password: bytes | None = _digest(options.viewer_password) if options.viewer_password else None
         self._metrics_token: bytes | None = _digest(options.metrics_token) if options.metrics_token else None
+        self._api_token: bytes | None = _digest(options.api_token) if options.api_token else None
+        self._api_viewer_token: bytes | None = _digest(options.api_viewer_token) if options.api_viewer_token else None
         self._asks: bool = self._password is not None or self._viewer_password is not None
         self._options: WebOptions = options
         self._logins: Logins = Logins(clock)
         self._tokens: Logins = Logins(clock)  # a scraper that is set up wrongly locks out itself, and no people
+        self._api_tokens: Logins = Logins(clock)  # likewise a program
         self._audit: Audit = audit
 
     def install(self, app: Flask) -> None:
@@ -87,6 +108,17 @@ class Guard:
         """Raise the HTTPException that refuses the current request, if one does; else its Visitor is known."""
         g.visitor = _stranger("")
         is_change = request.method not in SAFE_METHODS
+        is_page = request.endpoint in PAGES_OF_API and not self._asks and _bearer() is None
+        if asks_api() and not is_page:
+            self._check_api(is_change)
+        else:
+            self._check_page(is_change)
+        if IS_OUTSIDE in request.environ and request.endpoint not in WITHOUT_PREFIX:
+            raise NotFound(f"This dashboard is at {request.script_root}/, and nothing is outside of that.")
+        if is_change and not visitor().is_admin and request.endpoint not in FOR_EVERYBODY:
+            self._refuse_change()
+
+    def _check_page(self, is_change: bool) -> None:
         takes_token = request.endpoint == "metrics" and self._metrics_token is not None
         if not self._asks and not takes_token and request.endpoint not in ANY_HOST:
             self._check_host()
@@ -96,10 +128,27 @@ class Guard:
             g.visitor = self._check_token()
         elif request.endpoint not in WITHOUT_PASSWORD:
             g.visitor = self._log_in() if self._asks else self._visitor("", may_change=True)
-        if IS_OUTSIDE in request.environ and request.endpoint not in WITHOUT_PREFIX:
-            raise NotFound(f"This dashboard is at {request.script_root}/, and nothing is outside of that.")
-        if is_change and not visitor().is_admin and request.endpoint not in FOR_EVERYBODY:
-            self._refuse_change()
+
+    def _check_api(self, is_change: bool) -> None:
+        """Check a request for the API. What is answered to a wrong token is what is answered to none.
+
+        So who asks is asked first here.
+        """
+        if (token := _bearer()) is not None:
+            g.visitor = self._check_api_token(token)
+            return
+        if self._asks:
+            try:
+                g.visitor = self._log_in()
+            except Unauthorized:
+                raise self._ask_for_token() from None
+        elif self._asks_for_token:
+            raise self._ask_for_token()
+        else:
+            self._check_host()
+            g.visitor = self._visitor("", may_change=True)
+        if is_change:
+            self._check_same_origin()
 
     def _check_host(self) -> None:
         host = request.headers.get("Host", "")
@@ -118,18 +167,25 @@ class Guard:
         return _plain(match["name"]) in self._hosts or _is_ip_literal(match["name"])
 
     def _check_same_origin(self) -> None:
-        """Raise Forbidden unless the current request comes from a page of ours, as the browser's own headers tell."""
-        site = request.headers.get("Sec-Fetch-Site")
-        if site is None:  # as browsers have it on plain HTTP, other than to loopback
+        """Raise Forbidden unless the current request comes from a page of ours, as the browser's own headers tell.
+
+        Of the API also what bears neither of those headers: a browser sends at least one with every change that a
+        page asks for. Should one not, then a page of another site could still send no more than a form can, without
+        asking first; so it has to be something else than that.
+        """
+        site, origin = request.headers.get("Sec-Fetch-Site"), request.headers.get("Origin")
+        if site is None and origin is None and asks_api():
+            is_ours = _is_no_form()
+        elif site is None:  # as browsers have it on plain HTTP, other than to loopback
             host = request.headers.get("Host", "")
-            is_ours = request.headers.get("Origin") in (f"http://{host}", f"https://{host}")
+            is_ours = origin in (f"http://{host}", f"https://{host}")
         else:
             is_ours = site == "same-origin"
         if not is_ours:
-            origin = request.headers.get("Origin", "")
-            self._audit.note_refusal("refused/cross-site", path=request.path, origin=origin)
+            self._audit.note_refusal("refused/cross-site", path=request.path, origin=origin or "")
             raise Forbidden(
                 "Only this dashboard's own pages may change something, and this request came from elsewhere."
+                + (f" A program sends a bearer token, or {NO_FORM}." if asks_api() and origin is None else "")
             )
 
     def _log_in(self) -> Visitor:
@@ -150,19 +206,43 @@ class Guard:
 
     def _check_token(self) -> Visitor:
         """Return who scrapes the metrics; raise as `_log_in` does without the token, unless a password is given."""
-        # Not request.authorization, which takes a token with an equals sign within for parameters.
-        kind, _, token = request.headers.get("Authorization", "").partition(" ")
-        address = _address()
-        if kind.lower() == "bearer":
+        token, address = _bearer(), _address()
+        if token is not None:
             _refuse_locked(self._tokens, address)
-            if hmac.compare_digest(_digest(token.strip()), self._metrics_token or b""):
+            if hmac.compare_digest(_digest(token), self._metrics_token or b""):
                 return Visitor("metrics", address, is_admin=False, sees_bodies=False)
             self._tokens.fail(address)
             self._audit.note_refusal("refused/metrics")
             raise _challenge("That is not the token of the metrics.", "bearer")
-        if self._asks and kind:
+        if self._asks and "Authorization" in request.headers:
             return self._log_in()
         raise _challenge("The metrics ask for a token: “Authorization: Bearer TOKEN”.", "bearer")
+
+    def _check_api_token(self, token: str) -> Visitor:
+        """Return whose *token* it is; raise Unauthorized, or TooManyRequests after many failures."""
+        address = _address()
+        _refuse_locked(self._api_tokens, address)
+        given = _digest(token)
+        is_admin = hmac.compare_digest(given, self._api_token or b"")
+        is_viewer = hmac.compare_digest(given, self._api_viewer_token or b"")
+        if is_admin or is_viewer:
+            return self._visitor(API_ADMIN if is_admin else API_VIEWER, may_change=is_admin)
+        is_locked = self._api_tokens.fail(address)
+        self._audit.note_refusal("token/locked" if is_locked else "token/failed")
+        raise self._ask_for_token()
+
+    @property
+    def _asks_for_token(self) -> bool:
+        return self._api_token is not None or self._api_viewer_token is not None
+
+    def _ask_for_token(self) -> Unauthorized:
+        """What asks for whatever opens the API."""
+        said = ["“Authorization: Bearer TOKEN”"] if self._asks_for_token else []
+        said += ["the dashboard's password, by HTTP basic auth"] if self._asks else []
+        challenges = [_authenticate("bearer")] if self._asks_for_token else []
+        challenges += [_authenticate("basic")] if self._asks else []
+        said = said or ["no token, since the server has none"]
+        return Unauthorized(f"The API asks for {', or '.join(said)}.", www_authenticate=challenges or None)
 
     def _fail(self, name: str, address: str) -> NoReturn:
         """Note a failed login of *name*, and refuse it."""
@@ -191,6 +271,8 @@ class Guard:
         self._audit.note_refusal("refused/change", path=request.path)
         if self._options.is_read_only:
             raise Forbidden("This dashboard is read-only, as its server was told to be: it shows, and changes nothing.")
+        if asks_api() and _bearer() is not None:
+            raise Forbidden("That token is a viewer's, who can look at everything and change nothing.")
         if self._password is None:
             raise Forbidden("There is no admin's password here, so nobody can change anything.")
         raise Forbidden("You are logged in as a viewer, who can look at everything and change nothing.")
@@ -220,11 +302,31 @@ def _address() -> str:
     return (request.remote_addr or "")[:100]
 
 
+def _bearer() -> str | None:
+    """The bearer token of the current request, or None."""
+    # Not request.authorization, which takes a token with an equals sign within for parameters.
+    kind, _, token = request.headers.get("Authorization", "").partition(" ")
+    return token.strip() if kind.lower() == "bearer" else None
+
+
+def _is_no_form() -> bool:
+    """Whether the current request is one that a browser sends for another site only after it has asked us (CORS)."""
+    return (
+        request.method not in METHODS_OF_FORMS
+        or request.mimetype == "application/json"
+        or REQUESTED_WITH in request.headers
+    )
+
+
 def _challenge(message: str, kind: str = "basic") -> Unauthorized:
+    return Unauthorized(message, www_authenticate=_authenticate(kind))
+
+
+def _authenticate(kind: str) -> WWWAuthenticate:
     parameters: dict[str, str | None] = {"realm": "Greenstalk Server"}
     if kind == "basic":
         parameters["charset"] = "UTF-8"
-    return Unauthorized(message, www_authenticate=WWWAuthenticate(kind, parameters))
+    return WWWAuthenticate(kind, parameters)
 
 
 def _digest(text: str) -> bytes:

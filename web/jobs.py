@@ -128,7 +128,7 @@ def list_jobs(
     listed = list(islice(in_order(broker, tube, state), PAGE + 1 if after is None else DEEPEST + 1))
     begin = 0
     if after is not None:
-        begin = next((at for at, job in enumerate(listed) if _rank(job, state) > after), len(listed))
+        begin = next((at for at, job in enumerate(listed) if rank(job, state) > after), len(listed))
     page = listed[begin : min(begin + PAGE, DEEPEST)]
     end = begin + len(page)
     columns = job_columns(state, sees_bodies)
@@ -137,7 +137,7 @@ def list_jobs(
         state=STATE_NAMES[state],
         rows=job_rows(page, columns, now),
         summary=_summary(begin, end, present, state) if page else "",
-        following="" if is_last or not page else "{}-{}".format(*_rank(page[-1], state)),
+        following="" if is_last or not page else "{}-{}".format(*rank(page[-1], state)),
         is_first=after is None,
         is_deepest=is_last and present > end > 0,
     )
@@ -150,8 +150,8 @@ def count(tube: Tube, state: int) -> int:
     return tube.ready.count if state == READY else tube.delayed.count if state == DELAYED else len(tube.buried)
 
 
-def _rank(job: Job, state: int) -> tuple[int, int]:
-    """By what *job* is ordered in *state*."""
+def rank(job: Job, state: int) -> tuple[int, int]:
+    """By what *job* is ordered in *state*, which is its own."""
     return job.pri if state == READY else job.deadline, job.id
 
 

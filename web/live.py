@@ -183,7 +183,10 @@ class LiveHub:
 
     def events(self) -> Response:
         """`/events?page=`, and what the page takes: its live state, and then its changes, as they come. May switch."""
-        page, args = self._asked()
+        return self.stream(*self._asked())
+
+    def stream(self, page: str, args: dict[str, str]) -> Response:
+        """A stream of the live state of *page*, and of its changes. May switch."""
         topic = self._topic(page, args)
         state = self._pages[page](args, self._clock())  # what others were sent may be older than the page that asks
         if not topic.streams:
@@ -316,7 +319,7 @@ def parts(template: str, names: Iterable[str], values: Mapping[str, Any]) -> dic
 
 
 def difference(old: State, new: State) -> State:
-    """What leads from *old* to *new*, as streams send it."""
+    """What leads from *old* to *new*, as streams send it; what is gone is None there."""
     changes: State = {}
     for kind, values in new.items():
         before = old.get(kind, {})
@@ -325,6 +328,7 @@ def difference(old: State, new: State) -> State:
             for name, value in values.items()
             if name not in before or before[name] != value
         }
+        changed |= dict.fromkeys(before.keys() - values.keys())
         if changed:
             changes[kind] = changed
     return changes

@@ -358,7 +358,7 @@ class Lookout:
             if broker.tubes.get(tube.name) is tube:  # others had their turn since
                 rows.append(tube_texts(Seen(tube, self._history, now)))
                 pace.rest()
-        stats = self._server_stats(now, pace)
+        stats = self.stats(now, pace)
         return Overview(
             server=server_texts(stats) | self._more_texts(),
             tubes=rows,
@@ -409,7 +409,7 @@ class Lookout:
         for begin in range(0, len(tubes), TUBES_A_STEP):
             yield tubes[begin : begin + TUBES_A_STEP]
 
-    def _server_stats(self, now: int, pace: Pace) -> ServerStats:
+    def stats(self, now: int, pace: Pace) -> ServerStats:
         """The figures of the server. May switch."""
         is_recent = 0 <= now - self._stats_at < SECOND
         if self._stats is None or not is_recent or len(self._broker.tubes) <= FEW_TUBES:

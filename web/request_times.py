@@ -11,7 +11,7 @@ from flask import Flask, Response, g, request
 BOUNDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 """Seconds; what took longer is in one more bucket."""
 
-METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS", "POST"})
+METHODS: Final = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST"})
 
 Key = tuple[str, str, str]
 """Endpoint, method, status."""

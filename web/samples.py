@@ -65,23 +65,30 @@ class Samples:
             fields.number(form, "ttr", 1, MAX_NUMBER),
             form.get("body", "").replace("\r\n", "\n"),
         )
-        try:
-            self._store.add_sample(sample)
-        except Full as full:
-            raise Conflict(f"The sample was not saved: {full}.") from None
-        self._audit.note("sample/save", name=name, tube=sample.tube, bytes=len(sample.body.encode()))
-        self._store.save()
+        self.keep(sample)
         return _see(sample.tube, "saved-sample", name)
 
     def delete(self) -> Response:
         """`tube`, `name`: forget the sample, and show that tube. Switches."""
         tube = fields.tube_name(request.form).decode()
-        name = request.form.get("name", "")
+        self.forget(request.form.get("name", ""))
+        return _see(tube, "deleted-sample", None)
+
+    def keep(self, sample: Sample) -> None:
+        """Remember *sample*, in place of one of its name; raise Conflict if there is no room. Switches."""
+        try:
+            self._store.add_sample(sample)
+        except Full as full:
+            raise Conflict(f"The sample was not saved: {full}.") from None
+        self._audit.note("sample/save", name=sample.name, tube=sample.tube, bytes=len(sample.body.encode()))
+        self._store.save()
+
+    def forget(self, name: str) -> None:
+        """Forget the sample *name*; raise NotFound if there is none. Switches."""
         if not self._store.remove_sample(name):
             raise NotFound(f"There is no sample “{name[:LONGEST_NAME]}”.")
         self._audit.note("sample/delete", name=name)
         self._store.save()
-        return _see(tube, "deleted-sample", None)
 
 
 def samples_for(store: Store, given: Fields, tube: str) -> SampleList:

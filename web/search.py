@@ -111,7 +111,7 @@ class Searches:
     def live(self, args: fields.Fields, now: int) -> State:
         """The live state of `/search?task=&from=`."""
         task = self._tasks.find(args)
-        return state_of(task, now) | {"rows": {"matches": self._rows(_search(task), _begin(args), now)}}
+        return state_of(task, now) | {"rows": {"matches": self._rows(search_of(task), _begin(args), now)}}
 
     def start(self, query: Query) -> Task:
         """Search for *query*, or join the search for it that is running. Does not switch."""
@@ -142,7 +142,7 @@ class Searches:
         task.total = task.scanned  # some may have gone before their turn
 
     def _shown(self, task: Task, begin: int) -> dict[str, Any]:
-        search, now = _search(task), self._clock()
+        search, now = search_of(task), self._clock()
         following = begin + PAGE if begin + PAGE < len(search.ids) else 0
         return {
             "q": str(search.query),
@@ -223,23 +223,25 @@ def list_matching(broker: Broker, tube: Tube, state: int, query: Query, now: int
     )
 
 
-def candidates(broker: Broker, query: Query) -> tuple[int, Iterable[int]]:
-    """How many jobs *query* may match now, and the ids of those, each once; they may be taken over many turns.
+def candidates(broker: Broker, query: Query, above: int = 0) -> tuple[int, Iterable[int]]:
+    """How many jobs *query* may match now, and the ids of those over *above*, each once, in rising order.
+
+    They may be taken over many turns.
 
     Those of a small tube are told from its places. A large one is not worth it: to part its heaps' live entries from
     the dead would take longer than to pass over the jobs of other tubes.
     """
     if query.id is not None:
-        return 1, [query.id]
+        return 1, [query.id] if query.id > above else []
     tube = broker.tubes.get(query.tube.encode())
     if query.tube and tube is None:
         return 0, []
     if tube is None or _entries(tube) + sum([len(client.reserved) for client in broker.clients]) > SMALL_TUBE:
         below = broker.next_id
-        return len(broker.jobs), (id for id in broker.jobs.ids() if id < below)
+        return len(broker.jobs), (id for id in broker.jobs.ids_above(above) if id < below)
     entries = set(chain(tube.ready.ids(), tube.delayed.ids()))
     held = chain.from_iterable([client.reserved for client in broker.clients])
-    ids = sorted(entries.union(tube.buried, held))
+    ids = sorted(id for id in entries.union(tube.buried, held) if id > above)
     return len(ids), ids
 
 
@@ -247,7 +249,8 @@ def _entries(tube: Tube) -> int:
     return tube.ready.size + tube.delayed.size + len(tube.buried)
 
 
-def _search(task: Task) -> Search:
+def search_of(task: Task) -> Search:
+    """What *task* searches for; raise NotFound if it is no search."""
     if not isinstance(task.subject, Search):
         raise NotFound("That task is no search.")
     return task.subject

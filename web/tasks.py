@@ -192,11 +192,15 @@ class Tasks:
     def cancel(self) -> Response:
         """`id`: end a task. What it has done so far stays done. May switch."""
         task = self.find(request.form, "id")
+        self.stop(task)
+        return redirect(url_for(task.endpoint, task=task.id) if task.endpoint else url_for("task", id=task.id), 303)
+
+    def stop(self, task: Task) -> None:
+        """Cancel *task*, if it runs. May switch."""
         if task.is_running:
             task.cancel()
             self._audit.note("task/cancel", task=task.id, title=task.title)
             task.wait(1.0)
-        return redirect(url_for(task.endpoint, task=task.id) if task.endpoint else url_for("task", id=task.id), 303)
 
     def _run(self, app: Flask, task: Task, work: Work) -> None:
         state, message = FAILED, "The dashboard failed. The server's log has the details."

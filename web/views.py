@@ -15,10 +15,12 @@ from greenstalk_server.clock import Clock
 from greenstalk_server.job import READY, STATE_NAMES
 from web import fields, text
 from web.access import visitor
-from web.actions import LONGEST_REASON, find_job, find_tube
+from web.actions import find_job, find_tube
 from web.body import look
+from web.deeds import LONGEST_REASON
 from web.details import job_details, tube_details
 from web.edit import edit_page, fill_in
+from web.export import body_file
 from web.fields import Fields
 from web.first_job import Example
 from web.history import History
@@ -76,7 +78,7 @@ class Views:
     def overview(self) -> str:
         """`/?q=&sort=&desc=`: the tubes and the server. May switch."""
         look = self._look(request.args, self._clock())
-        return _render_slowly(
+        return render_slowly(
             "overview.html",
             overview=look,
             reasons=self._reasons(row[0] for row in look.tubes),
@@ -97,7 +99,7 @@ class Views:
 
     def tube(self) -> str:
         """`/tube?tube=&state=&after=&q=`: one tube, and a page of its jobs in one state, or the first that match."""
-        return _render_slowly("tube.html", **self._tube_values(request.args, self._clock()))
+        return render_slowly("tube.html", **self._tube_values(request.args, self._clock()))
 
     def tube_state(self, args: Fields, now: int) -> State:
         """The live state of `/tube`."""
@@ -145,14 +147,8 @@ class Views:
         return edit_page(job, form, self._clock())
 
     def job_body(self) -> Response:
-        """`/job/body?id=`: the body, to be saved; never to be shown by the browser, whatever it is."""
-        job = find_job(self._broker, request.args)
-        if not visitor().sees_bodies:
-            raise Forbidden("Bodies are hidden from you on this dashboard.")
-        response = make_response(job.body)
-        response.mimetype = "application/octet-stream"
-        response.headers["Content-Disposition"] = f'attachment; filename="job-{job.id}.bin"'
-        return response
+        """`/job/body?id=`: the body, to be saved."""
+        return body_file(find_job(self._broker, request.args))
 
     def healthz(self) -> Response:
         """`/healthz`: `ok`, for whoever wants to know if the process answers."""
@@ -233,7 +229,7 @@ def _order_args(order: Order) -> dict[str, str]:
     return ({"sort": order.key} if order.key != BY_NAME else {}) | ({"desc": "1"} if order.is_descending else {})
 
 
-def _render_slowly(name: str, **values: Any) -> str:
+def render_slowly(name: str, **values: Any) -> str:
     """Render a long template a piece at a time: 100 rows take 5 ms. May switch."""
     current_app.update_template_context(values)
     pace, chunks = Pace(), []

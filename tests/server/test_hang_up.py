@@ -9,9 +9,9 @@ import gevent
 from greenstalk_server.broker import Broker
 from greenstalk_server.client import Client
 from greenstalk_server.clock import steady_clock
+from greenstalk_server.connection import HELD_AT_MOST, Connection
 from greenstalk_server.job import READY, Job
 from greenstalk_server.journal import NullJournal
-from greenstalk_server.server import HELD_AT_MOST, Connection
 from greenstalk_server.stats import ServerFacts
 
 FACTS = ServerFacts("0" * 16, 1, "1", "host", "os", "platform", 0, lambda: (0.0, 0.0))
@@ -78,7 +78,7 @@ class Pair:
         self.peer.close()
 
     def _serve(self, sock: socket.socket) -> None:
-        self.connection = Connection(self._broker, sock, "", steady_clock(), self._committer)
+        self.connection = Connection(self._broker, sock, "", steady_clock(), self._committer, lambda *_: None)
         try:
             self.connection.serve()
         finally:

@@ -31,11 +31,17 @@ FOR_EVERYBODY = "/theme"
 
 
 def posts(app: Flask) -> list[str]:
-    return sorted(rule.rule for rule in app.url_map.iter_rules() if "POST" in (rule.methods or ()))
+    """What pages ask for by POST; of the API the same is shown in tests/web/api."""
+    return sorted(rules(app, "POST"))
 
 
 def gets(app: Flask) -> set[str]:
-    return {rule.rule for rule in app.url_map.iter_rules() if "GET" in (rule.methods or ())}
+    return rules(app, "GET")
+
+
+def rules(app: Flask, method: str) -> set[str]:
+    found = {rule.rule for rule in app.url_map.iter_rules() if method in (rule.methods or ())}
+    return {rule for rule in found if not rule.startswith("/api/")}
 
 
 @pytest.fixture

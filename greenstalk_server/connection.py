@@ -1,0 +1,276 @@
+"""One connection of a client: its socket, its session, and the greenlet that moves bytes between them.
+
+The greenlet sleeps in the hub until its socket is readable or its client's Event is set, whichever is first; a broker
+method never switches, so between two sleeps it has the broker for itself. Replies that wait for the journal are held;
+the committer sends them.
+
+Methods say if they may switch greenlets.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+from collections.abc import Callable
+from typing import Any, Final
+
+import gevent
+from gevent import get_hub
+from gevent.event import Event
+from greenlet import getcurrent
+
+from greenstalk_server.broker import Broker
+from greenstalk_server.client import Client
+from greenstalk_server.clock import Clock
+from greenstalk_server.committer import Committer
+from greenstalk_server.journal import Journal
+from greenstalk_server.listeners import describe_peer
+from greenstalk_server.session import Session
+
+RECEIVE_AT_MOST: Final = 65536
+"""Bytes read at once. With session.COMMAND_SLICE it bounds how long one connection holds the loop."""
+
+HELD_AT_MOST: Final = 16
+"""Chunks whose replies wait for the journal, before a connection is read no further."""
+
+READ: Final = 1
+WRITE: Final = 2
+"""Events of a gevent io watcher."""
+
+
+class Connection:
+    """One connection: its socket, its session, and the greenlet that moves bytes between them."""
+
+    __slots__ = (
+        "_clock",
+        "_committer",
+        "_event",
+        "_greenlet",
+        "_held",
+        "_is_busy",
+        "_is_stopping",
+        "_journal",
+        "_released",
+        "_session",
+        "_sock",
+        "_unsent",
+        "_watcher",
+        "client",
+    )
+
+    def __init__(
+        self,
+        broker: Broker,
+        sock: socket.socket,
+        address: object,
+        clock: Clock,
+        committer: Committer | None,
+        refused: Callable[[Client, bytes, bytes], None],
+    ) -> None:
+        """Run in the greenlet that is to own *sock*. *refused* is as Session has it."""
+        self._sock: socket.socket = sock
+        self._clock: Clock = clock
+        self._journal: Journal = broker.journal
+        self._committer: Committer | None = committer
+        self._event: Event = Event()
+        self._session: Session = Session(broker, self._event.set)
+        self.client: Client = self._session.client
+        self.client.connected_at = clock()
+        self.client.address, self.client.name = describe_peer(sock, address)
+        self.client.hang_up = self.kill
+        self._session.refused = refused
+        self._greenlet: Any = getcurrent()
+        self._watcher: Any = get_hub().loop.io(sock.fileno(), READ)
+        self._held: list[tuple[int, bytes]] = []
+        self._unsent: bytes = b""
+        self._released: Event | None = None
+        self._is_busy: bool = False
+        self._is_stopping: bool = False
+
+    def serve(self) -> None:
+        """Converse until either side closes. Switches.
+
+        One io watcher stays active for good and its callback is this greenlet's own switch: a command costs
+        one recv that succeeds and one send, and no system call to wait. Measured against gevent's
+        socket.recv: 9.2 instead of 17.6 us of CPU a command. The Event is linked to the same switch.
+        """
+        sleep, session, event, journal = get_hub().switch, self._session, self._event, self._journal
+        clock, recv = self._clock, self._sock.recv
+        self._watcher.start(self._greenlet.switch)
+        event.rawlink(self._greenlet.switch)
+        while not (session.is_closing or self._is_stopping):
+            woken_by, promised = sleep(), journal.promised
+            if woken_by is event:
+                promised = journal.safe  # whoever has put the job it may have been given
+                out = self._on_event()
+            elif event.is_set():
+                continue  # its own wake-up is on the way; nothing may overtake it
+            else:
+                try:
+                    data = recv(RECEIVE_AT_MOST)
+                except BlockingIOError:
+                    continue
+                except OSError:
+                    return
+                out = session.receive(data, clock()) if data else session.receive_eof(clock())
+            if out and not self._deliver(out, journal.promised != promised):
+                return
+            if session.has_more and not self._serve_rest(journal.promised != promised and not out):
+                return
+            if session.is_waiting and not session.wants_input:
+                self._watcher.stop()
+        self._finish()
+
+    def stop(self) -> None:
+        """Close once what is in hand is done. Does not switch."""
+        self._is_stopping = True
+        if not self._is_busy and not self._held:
+            self.kill()
+
+    @property
+    def is_deaf(self) -> bool:
+        """Whether it is parked in a reserve, and not read since it has sent too much already."""
+        return self._session.is_waiting and not self._watcher.active
+
+    def has_lost_its_peer(self) -> bool:
+        """Whether the connection is broken, though nobody reads it."""
+        poll = select.poll()
+        poll.register(self._sock.fileno(), 0)  # errors and hang-ups are reported unasked
+        return bool(poll.poll(0))
+
+    def kill(self) -> None:
+        """Close now. Does not switch."""
+        gevent.kill(self._greenlet)
+
+    def close(self) -> None:
+        """Give the socket and the client back; call once, last. Does not switch."""
+        self._watcher.stop()
+        self._watcher.close()
+        self._event.unlink(self._greenlet.switch)
+        self._held = []  # the committer still comes to release them, and must not start the watcher again
+        self._session.close(self._clock())
+        self._sock.close()
+
+    def release(self, safe: int) -> None:
+        """Send the replies that waited for records up to number *safe*. Run by the committer; does not switch."""
+        held = self._held
+        count = len(held)
+        while count and held[count - 1][0] > safe:
+            count -= 1
+        out = held[0][1] if count == 1 else b"".join([part for _, part in held[:count]])
+        self._held = held[count:]
+        if self._is_busy or self._unsent:
+            self._unsent += out
+        elif out:
+            try:
+                sent = self._sock.send(out)
+            except BlockingIOError:
+                sent = 0
+            except OSError:
+                sent = len(out)  # the peer is gone, and the next recv will say so
+            self._unsent = out[sent:]
+        if self._released is not None:
+            self._released.set()
+        elif self._unsent or self._is_stopping:
+            self._event.set()
+        elif len(held) >= HELD_AT_MOST and self._session.wants_input:
+            self._watcher.start(self._greenlet.switch)
+
+    # In the connection's own greenlet
+
+    def _on_event(self) -> bytes:
+        """Go on after the Event: replies left unsent, or the end of a wait. Switches if there are some."""
+        self._event.clear()
+        self._event.rawlink(self._greenlet.switch)
+        if self._unsent and not self._send_unsent():
+            return b""  # the peer is gone, and the next recv will say so
+        out = self._session.resume(self._clock()) if self._session.is_woken else b""
+        if not self._watcher.active and self._session.wants_input and len(self._held) < HELD_AT_MOST:
+            self._watcher.start(self._greenlet.switch)
+        return out
+
+    def _deliver(self, out: bytes, has_promised: bool) -> bool:
+        """Send *out*, or hold it until the journal has what it promises. False if the peer is gone. May switch."""
+        committer = self._committer
+        if committer is not None and (self._held or (has_promised and not committer.commit_for(self))):
+            self._held.append((self._journal.promised, out))
+            committer.hold(self)
+            if len(self._held) >= HELD_AT_MOST:
+                self._watcher.stop()
+            return True
+        try:
+            sent = self._sock.send(out)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            return False
+        if sent < len(out):
+            self._unsent = out[sent:]
+            return self._send_all() if self._is_busy else self._send_unsent()
+        return True
+
+    def _serve_rest(self, has_promised: bool) -> bool:
+        """Serve what one slice left over, letting others run between slices. False if the peer is gone. Switches.
+
+        *has_promised*: that slice has recorded something, and its reply is still to come.
+        """
+        session, journal = self._session, self._journal
+        self._begin_busy()
+        while session.has_more:
+            gevent.sleep(0)
+            promised = journal.promised
+            out = session.resume(self._clock())
+            has_promised = has_promised or journal.promised != promised
+            if out:
+                if not (self._deliver(out, has_promised) and self._flush()):
+                    return False
+                has_promised = False
+        self._end_busy()
+        return True
+
+    def _finish(self) -> None:
+        """Let the replies to what has been served leave. Switches."""
+        self._begin_busy()
+        self._flush()
+
+    def _flush(self) -> bool:
+        """Wait until all replies are safe and sent; for a busy connection. False if the peer is gone. Switches."""
+        while self._held:
+            self._released = Event()
+            self._released.wait()
+            self._released = None
+        return self._send_all()
+
+    def _send_unsent(self) -> bool:
+        self._begin_busy()
+        is_sent = self._send_all()
+        self._end_busy()
+        return is_sent
+
+    def _send_all(self) -> bool:
+        """Send `_unsent` as the peer takes it. False if the peer is gone. Switches."""
+        hub = get_hub()
+        watcher = hub.loop.io(self._sock.fileno(), WRITE)
+        try:
+            while self._unsent:
+                try:
+                    self._unsent = self._unsent[self._sock.send(self._unsent) :]
+                except BlockingIOError:
+                    hub.wait(watcher)
+                except OSError:
+                    return False
+        finally:
+            watcher.stop()
+            watcher.close()
+        return True
+
+    def _begin_busy(self) -> None:
+        """Read no more, and let nothing but what is waited for wake this greenlet."""
+        self._is_busy = True
+        self._watcher.stop()
+        self._event.unlink(self._greenlet.switch)
+
+    def _end_busy(self) -> None:
+        self._is_busy = False
+        self._watcher.start(self._greenlet.switch)
+        self._event.rawlink(self._greenlet.switch)

@@ -1,0 +1,621 @@
+"""Jobs over HTTP: what the endpoints take, refuse and count; and over a real daemon, with curl, workers and deaths."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from http.client import HTTPConnection
+from pathlib import Path
+from subprocess import PIPE
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+import pytest
+import schemathesis
+from flask.testing import FlaskClient
+from hypothesis import Phase, settings
+from schemathesis.schemas import BaseSchema
+from werkzeug.test import TestResponse
+
+from greenstalk_server.job import BURIED, DELAYED, READY, RESERVED, SECOND, Job
+from greenstalk_server.journal import NullJournal
+from greenstalk_server.stats import COUNTERS
+from tests.daemon import PATIENCE, REPOSITORY, Daemon, environment
+from tests.server.peer import Peer, eventually, open_files
+from tests.web.conftest import Queue
+from tests.web.visit import FLAGS
+from web import leases as lessor
+from web.api.values import BODY_AT_MOST
+
+API = "/api/v1"
+PAGE = (REPOSITORY / "docs" / "http-jobs.md").read_text()
+ADMIN = {"Authorization": "Bearer sesame"}
+VIEWER = {"Authorization": "Bearer look"}
+
+Json = dict[str, Any]
+
+
+def send(client: FlaskClient, path: str, headers: dict[str, str] | None = None, **body: Any) -> TestResponse:
+    return client.post(f"{API}{path}", json=body, headers=headers)
+
+
+def reserve(client: FlaskClient, *tubes: str, **asked: Any) -> list[Json]:
+    response = send(client, "/reserve", tubes=list(tubes or ["default"]), **asked)
+    assert response.status_code == 200, response.text
+    assert response.json is not None
+    return list(response.json["jobs"])
+
+
+def refused(response: TestResponse, status: int) -> str:
+    """What the problem says that *response* is, which has this *status*."""
+    assert response.status_code == status, response.text
+    assert response.mimetype == "application/problem+json"
+    assert response.json is not None
+    return str(response.json["detail"])
+
+
+def finish(client: FlaskClient, deed: str, token: str, **how: Any) -> None:
+    response = send(client, f"/leases/{deed}", token=token, **how)
+    assert (response.status_code, response.data) == (204, b"")
+
+
+# What comes and goes
+
+
+def test_a_reserved_job_comes_with_all_there_is_about_it(queue: Queue, client: FlaskClient) -> None:
+    (id,) = queue.put("mail", pri=7)
+    queue.now += 5 * SECOND
+    (job,) = reserve(client, "mail")
+    assert len(job["token"]) == lessor.TOKEN_LENGTH
+    told = client.get(f"{API}/jobs/{id}").json
+    del job["token"], told["events"]
+    assert job == told
+    assert (job["state"], job["pri"], job["age"], job["ttr"], job["body"]) == ("reserved", 7, 5, 60, "body")
+
+
+def test_no_body_at_all_asks_for_one_job_of_default(queue: Queue, client: FlaskClient) -> None:
+    all = queue.put("default", count=2)
+    response = client.post(f"{API}/reserve", headers={"X-Requested-With": "curl"})
+    assert [job["id"] for job in response.json["jobs"]] == all[:1]
+
+
+def test_nothing_is_ready(client: FlaskClient) -> None:
+    assert reserve(client, "mail", wait=0) == []
+
+
+def test_takes_as_much_as_it_may(queue: Queue, client: FlaskClient) -> None:
+    all = queue.put("t99", count=100)
+    jobs = reserve(client, *[f"t{at}" for at in range(100)], count=100, wait=50, worker="é" * 100)
+    assert [job["id"] for job in jobs] == all
+    assert len({job["token"] for job in jobs}) == 100
+    assert reserve(client, "t99", "t99") == []
+
+
+def test_bodies_that_are_no_text_and_bodies_that_are_too_large(queue: Queue, client: FlaskClient) -> None:
+    bodies = [b"\xff\0", b"x" * (BODY_AT_MOST + 1)]
+    for body in bodies:
+        queue.broker.put_into(b"mail", 5, 0, 60 * SECOND, body, queue.now)
+    binary, large = reserve(client, "mail", count=9)
+    assert (binary["encoding"], binary["body"]) == ("base64", "/wA=")
+    assert (large["encoding"], large["body"], large["size"]) == (None, None, BODY_AT_MOST + 1)
+    assert client.get(f"{API}/jobs/{large['id']}/body").data == bodies[1]
+
+
+def test_delete(queue: Queue, client: FlaskClient) -> None:
+    queue.put("mail")
+    (job,) = reserve(client, "mail")
+    finish(client, "delete", job["token"])
+    assert not queue.broker.jobs
+    queue.broker.check()
+
+
+def test_release_and_bury(queue: Queue, client: FlaskClient) -> None:
+    (id,) = queue.put("mail", pri=7)
+    found = queue.broker.jobs[id]
+    for deed, how, then in [
+        ("release", {}, (READY, 7)),
+        ("release", {"pri": 0}, (READY, 0)),
+        ("release", {"pri": None}, (READY, 0)),
+        ("bury", {"pri": 2**32 - 1}, (BURIED, 2**32 - 1)),
+    ]:
+        (job,) = reserve(client, "mail")
+        finish(client, deed, job["token"], **how)
+        assert (found.state, found.pri) == then
+    queue.broker.kick_job(id, queue.now)
+    (job,) = reserve(client, "mail")
+    finish(client, "release", job["token"], pri=3, delay=5)
+    assert (found.state, found.pri, found.deadline) == (DELAYED, 3, queue.now + 5 * SECOND)
+    queue.broker.check()
+
+
+def test_show_and_touch(queue: Queue, client: FlaskClient) -> None:
+    queue.put("mail")
+    (job,) = reserve(client, "mail")
+    queue.now += 50 * SECOND
+    shown = send(client, "/leases/show", token=job["token"]).json
+    assert (shown["id"], shown["time_left"], shown["body"], "token" in shown) == (job["id"], 9, None, False)
+    assert send(client, "/leases/touch", token=job["token"]).json["time_left"] == 59
+    assert send(client, "/leases/show", token=job["token"]).json["time_left"] == 59
+
+
+DEEDS = ("show", "touch", "delete", "release", "bury")
+
+
+@pytest.mark.parametrize("deed", DEEDS)
+def test_a_lease_that_has_ended_is_gone(queue: Queue, client: FlaskClient, deed: str) -> None:
+    queue.put("mail")
+    (old,) = reserve(client, "mail")
+    queue.now += 60 * SECOND
+    queue.broker.tick(queue.now)
+    assert "The job is ready now" in refused(send(client, f"/leases/{deed}", token=old["token"]), 410)
+    (new,) = reserve(client, "mail")
+    assert "reserved by another" in refused(send(client, f"/leases/{deed}", token=old["token"]), 410)
+    finish(client, "delete", new["token"])
+    assert "the job is deleted" in refused(send(client, f"/leases/{deed}", token=old["token"]), 410)
+    assert "no token of a lease" in refused(send(client, f"/leases/{deed}", token=old["token"][:-1]), 404)
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("/reserve", {"tubes": []}, "tubes"),
+        ("/reserve", {"tubes": ["t"] * 101}, "tubes"),
+        ("/reserve", {"tubes": ["mail", "-x"]}, "tubes[1]"),
+        ("/reserve", {"tubes": ["mail\n"]}, "tubes[0]"),
+        ("/reserve", {"tubes": "mail"}, "tubes"),
+        ("/reserve", {"count": 0}, "count"),
+        ("/reserve", {"count": 101}, "count"),
+        ("/reserve", {"wait": -1}, "wait"),
+        ("/reserve", {"wait": 51}, "wait"),
+        ("/reserve", {"wait": 1.5}, "wait"),
+        ("/reserve", {"worker": "x" * 101}, "worker"),
+        ("/reserve", {"worker": "a\nb"}, "worker"),
+        ("/reserve", {"worker": "\x1b[31m"}, "worker"),
+        ("/reserve", {"worker": "a\u2028b"}, "worker"),
+        ("/reserve", {"tube": "mail"}, "tube"),
+        ("/leases/delete", {}, "token"),
+        ("/leases/delete", {"token": 5}, "token"),
+        ("/leases/delete", {"token": "x" * 201}, "token"),
+        ("/leases/release", {"token": "x", "delay": -1}, "delay"),
+        ("/leases/release", {"token": "x", "pri": 2**32}, "pri"),
+        ("/leases/bury", {"token": "x", "delay": 1}, "delay"),
+    ],
+)
+def test_what_is_wrong_is_named(queue: Queue, client: FlaskClient, path: str, body: Json, field: str) -> None:
+    queue.put("default")
+    response = send(client, path, **body)
+    assert f"“{field}”" in refused(response, 400)
+    assert [error["field"] for error in response.json["errors"]] == [field]
+    assert not queue.broker.clients
+
+
+def test_who_may_only_look_works_on_nothing_and_no_token_is_logged(
+    queue: Queue, visit: Callable[..., FlaskClient]
+) -> None:
+    queue.put("mail", count=2)
+    client = visit(api_token="sesame", api_viewer_token="look")  # noqa: S106
+    (job,) = send(client, "/reserve", ADMIN, tubes=["mail"]).json["jobs"]
+    refused(send(client, "/reserve", VIEWER, tubes=["mail"]), 403)
+    for deed in DEEDS:
+        refused(send(client, f"/leases/{deed}", VIEWER, token=job["token"]), 403)
+        refused(send(client, f"/leases/{deed}", None, token=job["token"]), 401)
+    assert queue.broker.jobs[job["id"]].state == RESERVED
+    assert len(queue.broker.clients) == 1
+    entries = client.application.extensions["audit"].entries
+    assert {entry.what for entry in entries} == {"refused/change"}
+    assert job["token"] not in str(entries)
+
+
+def test_read_only_dashboard_gives_out_nothing(queue: Queue, visit: Callable[..., FlaskClient]) -> None:
+    queue.put("mail")
+    assert "read-only" in refused(send(visit(is_read_only=True), "/reserve", tubes=["mail"]), 403)
+    assert not queue.broker.clients
+
+
+def test_hidden_bodies_are_worked_on_by_nobody(queue: Queue, visit: Callable[..., FlaskClient]) -> None:
+    queue.put("mail")
+    assert "--hide-bodies" in refused(send(visit(hides_bodies=True), "/reserve", tubes=["mail"]), 403)
+    assert not queue.broker.clients
+
+
+def test_too_many_that_wait_are_told_when_to_come_again(client: FlaskClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lessor, "ASKING_AT_MOST", 0)
+    response = send(client, "/reserve", wait=1)
+    assert "no more do at once" in refused(response, 503)
+    assert response.headers["Retry-After"] == "5"
+
+
+@pytest.mark.parametrize("deed", ["delete", "release", "bury"])
+def test_a_change_that_the_disk_is_late_for_says_that_it_was_done(queue: Queue, deed: str) -> None:
+    client = queue.app(commit=lambda: False).test_client()
+    (id,) = queue.put("mail")
+    (job,) = reserve(client, "mail")
+    assert "It was done" in refused(send(client, f"/leases/{deed}", token=job["token"]), 503)
+    assert id not in queue.broker.jobs or queue.broker.jobs[id].state != RESERVED
+
+
+class Late(NullJournal):
+    """A journal that has nothing safe, so that a reservation promises as much as the put did; see Binlog.reserve."""
+
+    def put(self, job: Job) -> bool:
+        self.promised += 1
+        return True
+
+    def reserve(self, job: Job) -> None:
+        self.promised += 1
+
+
+def test_jobs_that_the_disk_is_late_for_are_not_handed_out(queue: Queue) -> None:
+    queue.broker.journal = Late()
+    client = queue.app(commit=lambda: False).test_client()
+    (id,) = queue.put("mail")
+    assert "The journal is late" in refused(send(client, "/reserve", tubes=["mail"]), 503)
+    assert queue.broker.jobs[id].state == READY
+    assert not queue.broker.clients
+
+
+def test_drained_server_still_hands_out_what_there_is(queue: Queue, client: FlaskClient) -> None:
+    queue.put("mail")
+    queue.broker.drain()
+    assert len(reserve(client, "mail")) == 1
+
+
+# What it leaves
+
+
+def test_it_is_in_the_counts_and_not_in_the_audit_log(queue: Queue, client: FlaskClient) -> None:
+    queue.put("mail", count=2)
+    commands = {name: getattr(queue.broker.counters, name) for name in COUNTERS if name.startswith("cmd")}
+    first, second = reserve(client, "mail", count=2)
+    finish(client, "delete", first["token"])
+    finish(client, "release", second["token"])
+    tube = queue.broker.tubes[b"mail"]
+    assert (tube.total_reserves, tube.cmd_delete, tube.total_releases) == (2, 1, 1)
+    assert {name: getattr(queue.broker.counters, name) for name in commands} == commands
+    assert not client.application.extensions["audit"].entries
+
+
+def test_it_shows_under_connections_and_can_be_closed_there(queue: Queue, client: FlaskClient) -> None:
+    (id,) = queue.put("mail")
+    (job,) = reserve(client, "mail", worker="<b>mailer</b>")
+    (holder,) = queue.broker.clients
+    listed = client.get("/connections?q=http").text
+    assert '<span class="program">&lt;b&gt;mailer&lt;/b&gt;, HTTP</span>' in listed
+    assert "1 connection" in listed
+    page = client.get(f"/connection?number={holder.number}").text
+    assert "a request to reserve, over HTTP" in page
+    assert "what it says of them later is refused" in page
+    assert f'number={holder.number}">' in client.get(f"/job?id={id}").text
+    ours = {"Sec-Fetch-Site": "same-origin"}
+    form = {"number": holder.number, "confirm": holder.number}
+    assert client.post("/connection/close", data=form, headers=ours).status_code == 303
+    assert queue.broker.jobs[id].state == READY
+    refused(send(client, "/leases/delete", token=job["token"]), 410)
+
+
+def test_the_document_tells_of_all_of_it(client: FlaskClient) -> None:
+    document = client.get(f"{API}/openapi.json").json
+    schemas = document["components"]["schemas"]
+    assert schemas["Reserve"]["properties"]["wait"]["maximum"] == 50
+    assert "token" in schemas["LeasedJob"]["required"]
+    assert schemas["Leased"]["required"] == ["token"]
+    for deed in DEEDS:
+        replies = document["paths"][f"/leases/{deed}"]["post"]["responses"]
+        assert {"404", "410", "204" if deed in ("delete", "release", "bury") else "200"} <= replies.keys()
+
+
+def contract() -> BaseSchema:
+    """The document of a queue that has jobs of any kind."""
+    queue = Queue()
+    for body in (b"text", b"\xff\0", b"x" * (BODY_AT_MOST + 1), b""):
+        for _ in range(20):
+            queue.broker.put_into(b"default", 5, 0, 60 * SECOND, body, queue.now)
+    return schemathesis.openapi.from_wsgi(f"{API}/openapi.json", queue.app(api_token="sesame"), headers=ADMIN)  # noqa: S106
+
+
+@contract().include(path="/reserve").parametrize()
+@settings(max_examples=60, deadline=None, derandomize=True, database=None, phases=[Phase.explicit, Phase.generate])
+def test_reserve_answers_as_documented(case: schemathesis.Case) -> None:
+    if isinstance(case.body, dict) and case.body.get("wait") in range(1, 51):
+        case.body["wait"] = 0  # the clock stands still here
+    case.call_and_validate(headers=ADMIN)
+
+
+# Over a real daemon
+
+
+class Request:
+    """A request under way, as a worker's: it is sent, and its answer read later, or never."""
+
+    def __init__(self, daemon: Daemon, path: str, **body: Any) -> None:
+        self._connection = HTTPConnection(urlsplit(daemon.dashboard).netloc, timeout=PATIENCE)
+        headers = {"Content-Type": "application/json"}
+        self._connection.request("POST", f"{API}{path}", json.dumps(body), headers)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def answer(self) -> tuple[int, Json]:
+        """Its status, and what it says."""
+        response = self._connection.getresponse()
+        said = response.read()
+        self.close()
+        return response.status, json.loads(said) if said else {}
+
+    def jobs(self) -> list[Json]:
+        status, said = self.answer()
+        assert status == 200, said
+        return list(said["jobs"])
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    with Daemon(*FLAGS) as daemon:
+        yield daemon
+        code, said = daemon.stop()
+        assert code == 0
+        assert "Traceback" not in said, said
+
+
+@pytest.fixture
+def peer(daemon: Daemon) -> Iterator[Peer]:
+    """A connection that speaks the protocol, and finds the server as it leaves it."""
+    with Peer(daemon) as peer:
+        eventually(lambda: peer.stats()["current-connections"] == "1", "no other connection")
+        before = settled(peer)
+        yield peer
+        eventually(lambda: settled(peer) == before, "the server is as it was")
+
+
+def settled(peer: Peer) -> dict[str, str]:
+    """The figures that come back to what they were when all is done."""
+    keys = ["current-tubes", *[f"current-{who}" for who in ("connections", "workers", "waiting")]]
+    keys += [f"current-jobs-{state}" for state in ("ready", "reserved", "delayed", "buried")]
+    stats = peer.stats()
+    return {key: stats[key] for key in keys}
+
+
+def put(peer: Peer, tube: str, body: bytes = b"x", ttr: int = 60) -> int:
+    """Put a job; return its id."""
+    assert peer.ask(b"use " + tube.encode()) == b"USING " + tube.encode()
+    reply = peer.ask(b"put 0 0 %d %d\r\n%b" % (ttr, len(body), body)).split()
+    assert peer.ask(b"use default") == b"USING default"
+    return int(reply[1])
+
+
+def await_waiting(peer: Peer, count: int) -> None:
+    eventually(lambda: peer.stats()["current-waiting"] == str(count), f"{count} wait")
+
+
+def delete(daemon: Daemon, *jobs: Json) -> None:
+    for job in jobs:
+        assert Request(daemon, "/leases/delete", token=job["token"]).answer() == (204, {})
+
+
+def test_the_longest_waiting_is_served_first_whatever_it_speaks(daemon: Daemon, peer: Peer) -> None:
+    with ExitStack() as closing:
+        others = [closing.enter_context(Peer(daemon)) for _ in range(2)]
+        requests = []
+        for at, other in enumerate(others):
+            assert other.ask(b"watch order") == b"WATCHING 2"
+            other.send(b"reserve\r\n")
+            await_waiting(peer, 2 * at + 1)
+            requests.append(closing.enter_context(Request(daemon, "/reserve", tubes=["order"], wait=50)))
+            await_waiting(peer, 2 * at + 2)
+        ids = [put(peer, "order") for _ in range(4)]
+        for at, other in enumerate(others):
+            assert other.read_line() == b"RESERVED %d 1" % ids[2 * at]
+            assert other.read_line() == b"x"
+            assert other.ask(b"delete %d" % ids[2 * at]) == b"DELETED"
+            (job,) = requests[at].jobs()
+            assert job["id"] == ids[2 * at + 1]
+            delete(daemon, job)
+
+
+def test_who_hangs_up_in_mid_wait_takes_no_job(daemon: Daemon, peer: Peer) -> None:
+    request = Request(daemon, "/reserve", tubes=["vanish"], wait=50)
+    await_waiting(peer, 1)
+    request.close()
+    await_waiting(peer, 0)
+    id = put(peer, "vanish")
+    assert peer.ask(b"peek %d" % id).startswith(b"FOUND")
+    assert peer.read(3) == b"x\r\n"
+    assert peer.stats(b"stats-job %d" % id)["reserves"] == "0"
+    assert peer.ask(b"delete %d" % id) == b"DELETED"
+
+
+def test_two_hundred_wait_at_once_and_each_gets_a_job(daemon: Daemon, peer: Peer) -> None:
+    files = open_files(daemon)
+    with ExitStack() as closing:
+        requests = [
+            closing.enter_context(Request(daemon, "/reserve", tubes=["many", "other"], wait=50)) for _ in range(200)
+        ]
+        await_waiting(peer, 200)
+        ids = [put(peer, "many") for _ in range(200)]
+        jobs = [job for request in requests for job in request.jobs()]
+        assert sorted(job["id"] for job in jobs) == ids
+        assert [job["id"] for job in jobs] == ids, "they are served in the order in which they came"
+        assert int(peer.stats()["current-connections"]) == 201
+        delete(daemon, *jobs)
+    eventually(lambda: open_files(daemon) <= files, "the files are closed")
+
+
+def test_a_wait_that_comes_to_nothing_ends_on_time(daemon: Daemon, peer: Peer) -> None:
+    began = time.monotonic()
+    assert Request(daemon, "/reserve", tubes=["nothing"], wait=1).jobs() == []
+    assert 1 <= time.monotonic() - began < 5
+
+
+# The page of it
+
+
+class Worker:
+    """The worker of the page, which does *work* instead of what is there; killed with no warning at the block's end."""
+
+    def __init__(self, daemon: Daemon, work: str = 'print(job["body"], flush=True)') -> None:
+        match = re.search(r"```python\n(.*?)```", PAGE, re.DOTALL)
+        assert match is not None
+        source = match[1].replace('print(job["body"], flush=True)', work)
+        env = environment(QUEUE_URL=f"{daemon.dashboard}api/v1", GREENSTALK_API_TOKEN="sesame")  # noqa: S106
+        self._process = subprocess.Popen([sys.executable, "-c", source], env=env, stdout=PIPE, stderr=PIPE)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process.poll() is None:
+            self.die()
+
+    def read_line(self) -> bytes:
+        """The next line that it prints."""
+        assert self._process.stdout is not None
+        return self._process.stdout.readline()
+
+    def die(self) -> tuple[bytes, bytes]:
+        """Kill it; return what it has printed since, and complained of."""
+        self._process.kill()
+        return self._process.communicate(timeout=PATIENCE)
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[Daemon]:
+    """A daemon whose API asks for a token."""
+    with Daemon(*FLAGS, environ=environment(GREENSTALK_API_TOKEN="sesame")) as daemon:  # noqa: S106
+        yield daemon
+
+
+def test_the_worker_works_and_dies_without_a_trace(guarded: Daemon) -> None:
+    with Peer(guarded) as peer:
+        before = settled(peer)
+        with Worker(guarded) as worker:
+            for body in (b"one", b"two", b"three"):
+                put(peer, "mail", body)
+            assert [worker.read_line() for _ in range(3)] == [b"one\n", b"two\n", b"three\n"]
+            await_waiting(peer, 1)
+            assert worker.die() == (b"", b"")
+        eventually(lambda: settled(peer) == before, "the server is as it was")
+
+
+def test_the_worker_buries_what_it_cannot_do(guarded: Daemon) -> None:
+    with Peer(guarded) as peer, Worker(guarded, 'raise ValueError("no such address")') as worker:
+        id = put(peer, "mail")
+        eventually(lambda: peer.stats(b"stats-job %d" % id)["state"] == "buried", "it is buried")
+        await_waiting(peer, 1)
+        assert b"no such address" in worker.die()[1]
+        assert peer.ask(b"delete %d" % id) == b"DELETED"
+
+
+def test_a_job_whose_worker_is_killed_comes_back_with_its_ttr(guarded: Daemon) -> None:
+    with Peer(guarded) as peer:
+        id = put(peer, "mail", ttr=2)
+        with Worker(guarded, 'print(job["id"], flush=True); time.sleep(600)') as worker:
+            assert int(worker.read_line()) == id
+            assert peer.stats(b"stats-job %d" % id)["state"] == "reserved"
+        assert peer.ask(b"watch mail") == b"WATCHING 2"
+        assert peer.ask(b"reserve") == b"RESERVED %d 1" % id
+        assert peer.read_line() == b"x"
+        stats = peer.stats(b"stats-job %d" % id)
+        assert (stats["reserves"], stats["timeouts"]) == ("2", "1")
+        eventually(lambda: peer.stats()["current-connections"] == "1", "nothing is left of it")
+        assert peer.ask(b"delete %d" % id) == b"DELETED"
+
+
+def curl(line: str, daemon: Daemon, token: str = "") -> str:
+    """Run a *line* of the page, which must succeed; return what it prints."""
+    env = os.environ | {"url": f"{daemon.dashboard}api/v1", "token": token}
+    line = re.sub("^curl", "curl -sS --fail-with-body", line)
+    done = subprocess.run(["bash", "-c", line], env=env, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert (done.returncode, done.stderr) == (0, ""), done
+    return done.stdout
+
+
+FIRST, FINISHES = [block.splitlines() for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)]
+(ANSWER,) = re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)
+
+
+def test_the_first_lines_with_curl_run_as_written() -> None:
+    with Daemon(*FLAGS) as daemon:
+        assert json.loads(curl(FIRST[0], daemon)) == {"id": 1, "tube": "mail", "state": "ready"}
+        assert [job["state"] for job in json.loads(curl(FIRST[1], daemon))] == ["ready", "delayed"]
+        (job,), (shown,) = json.loads(curl(FIRST[2], daemon))["jobs"], json.loads(ANSWER)["jobs"]
+        assert {name: job[name] for name in shown} == shown | {"token": job["token"], "time_left": job["time_left"]}
+
+
+THEN = [None, "delayed", "buried", "reserved", "reserved"]
+"""What becomes of the job by each of the other lines."""
+
+
+@pytest.mark.parametrize(("line", "then"), list(zip(FINISHES, THEN, strict=True)))
+def test_the_other_lines_with_curl_run_as_written(daemon: Daemon, peer: Peer, line: str, then: str | None) -> None:
+    id = put(peer, "mail")
+    (job,) = Request(daemon, "/reserve", tubes=["mail"]).jobs()
+    said = curl(line, daemon, job["token"])
+    assert (json.loads(said)["time_left"] if said else None) == (59 if then == "reserved" else None)
+    assert then == (peer.stats(b"stats-job %d" % id)["state"] if then else None)
+    if then == "reserved":
+        delete(daemon, job)
+    else:
+        assert peer.ask(b"delete %d" % id) == (b"DELETED" if then else b"NOT_FOUND")
+
+
+# A restart
+
+
+def test_a_stop_answers_who_waits_and_ends_all_leases_and_no_token_was_logged(tmp_path: Path) -> None:
+    flags = (*FLAGS, "-b", str(tmp_path), "-f", "0", "-V")
+    with Daemon(*flags) as daemon, Peer(daemon) as peer:
+        kept, gone = put(peer, "mail"), put(peer, "mail")
+        first, second = Request(daemon, "/reserve", tubes=["mail"], count=2).jobs()
+        assert (first["id"], second["id"]) == (kept, gone)
+        delete(daemon, second)
+        with Request(daemon, "/reserve", tubes=["mail"], wait=50) as waiting:
+            await_waiting(peer, 1)
+            began = time.monotonic()
+            code, said = daemon.stop()
+            assert time.monotonic() - began < 3
+            status, problem = waiting.answer()
+        assert (code, status, problem["detail"]) == (0, 503, "The server is stopping.")
+        assert "Traceback" not in said
+        assert f"POST {API}/leases/delete" in said
+        assert second["token"] not in said
+    with Daemon(*flags) as daemon, Peer(daemon) as peer:
+        assert peer.ask(b"peek %d" % gone) == b"NOT_FOUND"
+        status, problem = Request(daemon, "/leases/delete", token=first["token"]).answer()
+        assert status == 404
+        page = HTTPConnection(urlsplit(daemon.dashboard).netloc, timeout=PATIENCE)
+        page.request("GET", f"{API}/jobs/{kept}")
+        job = json.loads(page.getresponse().read())
+        page.close()
+        assert (job["state"], [event["kind"] for event in job["events"]]) == ("ready", ["reserved", "returned"])
+
+
+def test_what_was_answered_outlives_a_crash(tmp_path: Path) -> None:
+    flags = (*FLAGS, "-b", str(tmp_path), "-f", "0")
+    with Daemon(*flags) as daemon:
+        with Request(daemon, "/reserve", tubes=["mail"], count=2, wait=50) as waiting:
+            status, job = Request(daemon, "/jobs", tube="mail", body="hello").answer()
+            assert status == 201
+            (leased,) = waiting.jobs()
+            assert leased["id"] == job["id"]
+        kept = Request(daemon, "/jobs", tube="mail", body="again").answer()[1]["id"]
+        delete(daemon, leased)
+        daemon.stop(signal.SIGKILL)
+    with Daemon(*flags) as daemon, Peer(daemon) as peer:
+        assert peer.ask(b"peek %d" % leased["id"]) == b"NOT_FOUND"
+        assert peer.stats(b"stats-job %d" % kept)["state"] == "ready"

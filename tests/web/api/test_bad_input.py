@@ -1,0 +1,164 @@
+"""What is wrong with a request is named, field by field; and errors are problems, wherever they come from."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from flask.testing import FlaskClient
+
+from web.api.frame import LEAST_REQUEST, request_at_most
+from web.overview import Lookout
+
+from ..conftest import Queue
+from .conftest import ROOT, TOKEN, Program, bearer, problem
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "message"),
+    [
+        ("/jobs?limit=0", "limit", "must be a whole number from 1 to 1000"),
+        ("/jobs?limit=1001", "limit", "must be a whole number from 1 to 1000"),
+        ("/jobs?limit=", "limit", "must be a whole number from 1 to 1000"),
+        ("/jobs?limit=+1", "limit", "must be a whole number from 1 to 1000"),
+        ("/jobs?limit=1.0", "limit", "must be a whole number from 1 to 1000"),
+        ("/jobs?limit=1e1", "limit", "must be a whole number from 1 to 1000"),
+        ("/jobs?limit=%D9%A1", "limit", "must be a whole number from 1 to 1000"),
+        ("/jobs?limit=1&limit=2", "limit", "is given more than once"),
+        ("/jobs?state=Ready", "state", "must be one of buried, delayed, ready, reserved"),
+        ("/jobs?tube=", "tube", "must be the name of a tube: 1 to 200 of"),
+        ("/jobs?tube=-a", "tube", "must be the name of a tube: 1 to 200 of"),
+        ("/jobs?tube=a%0A", "tube", "must be the name of a tube: 1 to 200 of"),
+        ("/jobs?tube=a%00", "tube", "must be the name of a tube: 1 to 200 of"),
+        (f"/jobs?tube={'a' * 201}", "tube", "must be the name of a tube: 1 to 200 of"),
+        ("/jobs?bodies=1", "bodies", "must be true or false"),
+        ("/jobs?q=size:abc", "q", "cannot be read. “size:abc” must compare with a number"),
+        (f"/jobs?q={'x' * 1001}", "q", "must be a text of at most 1000 characters"),
+        ("/jobs?cursor=x", "cursor", "must be the “next_cursor” of an answer"),
+        ("/jobs?cursor=%C3%A4", "cursor", "must be the “next_cursor” of an answer"),
+        ("/jobs?curser=x", "curser", "is not known: the parameters are tube, state, q, bodies, cursor, limit"),
+        ("/server?x=1", "x", "is not known: there are no parameters here"),
+        ("/jobs/abc", "id", "must be a whole number from 1 to 18446744073709551615"),
+        ("/jobs/0", "id", "must be a whole number from 1 to 18446744073709551615"),
+        ("/jobs/-1", "id", "must be a whole number from 1 to 18446744073709551615"),
+        ("/connections/x", "number", "must be a whole number from 1 to 4294967295"),
+        ("/tube", "tube", "is missing"),
+        ("/tubes?sort=size", "sort", "must be one of"),
+        ("/tubes/history?tube=a&span=year", "span", "must be one of day, hour"),
+        ("/jobs/export?format=xml", "format", "must be one of csv, jsonl"),
+    ],
+)
+def test_query_and_path(program: Program, path: str, field: str, message: str) -> None:
+    found = problem(program.ask("GET", path), 400, field)
+    assert found["errors"][0]["message"].startswith(message)
+    assert f"“{field}”" in found["detail"]
+
+
+JOB = {"tube": "mail", "body": "x"}
+
+
+@pytest.mark.parametrize(
+    ("body", "field", "message"),
+    [
+        ({}, "tube", "is missing"),
+        ({"tube": 7}, "tube", "must be the name of a tube"),
+        ({"tube": "a b"}, "tube", "must be the name of a tube"),
+        (JOB | {"pri": -1}, "pri", "must be a whole number from 0 to 4294967295"),
+        (JOB | {"pri": 2**32}, "pri", "must be a whole number from 0 to 4294967295"),
+        (JOB | {"pri": 2**70}, "pri", "must be a whole number from 0 to 4294967295"),
+        (JOB | {"pri": "5"}, "pri", "must be a whole number from 0 to 4294967295"),
+        (JOB | {"pri": True}, "pri", "must be a whole number from 0 to 4294967295"),
+        (JOB | {"pri": 1.5}, "pri", "must be a whole number from 0 to 4294967295"),
+        (JOB | {"pri": None}, "pri", "must be a whole number from 0 to 4294967295"),
+        (JOB | {"ttr": 0}, "ttr", "must be a whole number from 1 to 4294967295"),
+        (JOB | {"body": 1}, "body", "must be a text"),
+        (JOB | {"encoding": "hex"}, "encoding", "must be one of base64, utf-8"),
+        (JOB | {"encoding": "base64", "body": "x"}, "body", "is not base64"),
+        (JOB | {"encoding": "base64", "body": "ä"}, "body", "is not base64"),
+        (JOB | {"encoding": "base64", "body": "eA=="}, None, ""),
+        (JOB | {"body": "x" * 65536}, "body", "must be at most 65,535 bytes, and has 65,536"),
+        (JOB | {"prio": 1}, "prio", "is not known"),
+        ([], "$", "must be a list of 1 to 1000"),
+        ([JOB, JOB | {"pri": -1}], "[1].pri", "must be a whole number"),
+        ([JOB, {}], "[1].tube", "is missing"),
+        ([JOB, 7], "[1]", "must be an object"),
+        ([JOB, JOB | {"x": 1}], "[1].x", "is not known: there are tube, body, encoding, pri, delay, ttr"),
+        ([JOB, JOB | {"body": "x" * 65536}], "[1].body", "must be at most 65,535 bytes"),
+        ([JOB] * 1001, "$", "must be a list of 1 to 1000"),
+        ("x", "$", "must be a list of 1 to 1000: an object (NewJob) each or an object (NewJob)"),
+        (None, "$", "must be a list"),
+    ],
+)
+def test_body(queue: Queue, program: Program, body: Any, field: str | None, message: str) -> None:
+    response = program.ask("POST", "/jobs", data=json.dumps(body), content_type="application/json")
+    if field is None:
+        assert response.status_code == 201
+        return
+    assert problem(response, 400, field)["errors"][0]["message"].startswith(message)
+    assert not queue.broker.jobs
+
+
+@pytest.mark.parametrize(
+    "raw", [b"{", b"", b"\xff", b'{"tube":"a\xff"}', b'{"tube":"\\ud800"}', b"[" * 50_000, b'{"tube":"a"}x', b"NaN"]
+)
+def test_what_is_no_json(queue: Queue, program: Program, raw: bytes) -> None:
+    response = program.ask("POST", "/jobs", data=raw, content_type="application/json")
+    problem(response, 400, "[0]" if raw.startswith(b"[") else "$")
+    assert not queue.broker.jobs
+
+
+@pytest.mark.parametrize("kind", ["", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data"])
+def test_other_than_json_is_refused(program: Program, kind: str) -> None:
+    found = problem(program.ask("POST", "/jobs", data=b"{}", headers={"Content-Type": kind}), 415)
+    assert "Content-Type: application/json" in found["detail"]
+
+
+def test_a_charset_is_no_other_kind(program: Program) -> None:
+    kind = "application/json; charset=utf-8"
+    assert program.ask("POST", "/jobs", data=json.dumps(JOB), content_type=kind).status_code == 201
+
+
+@pytest.mark.parametrize("path", ["/jobs", "/server", "/jobs/1"])
+def test_too_large_is_refused_before_it_is_read(queue: Queue, program: Program, path: str) -> None:
+    class Unread:
+        def __getattr__(self, name: str) -> object:
+            raise AssertionError(f"it was read: {name}")
+
+    most = request_at_most(queue.broker)
+    assert most == LEAST_REQUEST + 3 * 65535
+    response = program.ask(
+        "POST" if path == "/jobs" else "GET",
+        path,
+        environ_overrides={"wsgi.input": Unread(), "CONTENT_LENGTH": str(most + 1)},
+        content_type="application/json",
+    )
+    assert str(most) in problem(response, 413)["detail"]
+
+
+def test_errors_of_the_frame_are_problems(queue: Queue, program: Program) -> None:
+    for path in ("/nowhere", "/jobs/1/nowhere", "/jobs/", "/../nowhere", "/jobs/a/b/body"):
+        problem(program.ask("GET", path), 404)
+    refused = program.ask("PUT", "/jobs")
+    problem(refused, 405)
+    assert set(refused.headers["Allow"].split(", ")) == {"GET", "HEAD", "OPTIONS", "POST"}
+
+
+def test_failure_is_a_problem_and_a_log_entry(
+    queue: Queue, program: Program, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("the secret inside")
+
+    monkeypatch.setattr(Lookout, "stats", fail)
+    assert "secret" not in json.dumps(problem(program.ask("GET", "/server"), 500))
+    assert "the secret inside" in caplog.text
+
+
+def test_outside_of_the_prefix_is_a_problem(queue: Queue) -> None:
+    client: FlaskClient = queue.app(url_prefix="/queue", api_token=TOKEN).test_client()
+    response = client.get(f"{ROOT}/server", headers=bearer(TOKEN))
+    assert (response.status_code, response.mimetype) == (404, "application/problem+json")
+    inside = client.get(f"/queue{ROOT}/jobs/7", headers=bearer(TOKEN)).get_json(force=True)
+    assert (inside["instance"], inside["type"]) == (f"/queue{ROOT}/jobs/7", f"/queue{ROOT}/docs#status-404")
+    assert client.get(f"/queue{ROOT}/openapi.json").get_json()["servers"] == [{"url": f"/queue{ROOT}"}]

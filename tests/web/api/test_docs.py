@@ -1,0 +1,213 @@
+"""What is said of the API: the OpenAPI document, the page of it, and docs/api.md with its examples."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from flask import Flask
+from werkzeug.test import TestResponse
+
+from web.api.problems import MEANINGS
+
+from ...daemon import REPOSITORY
+from ..conftest import Queue
+from ..table import Page
+from ..test_guard import basic
+from .conftest import ROOT, bearer
+
+TOKEN = "TOKEN"  # noqa: S105  as the examples have it
+GUIDE = Path(REPOSITORY, "docs", "api.md")
+
+
+def app(queue: Queue) -> Flask:
+    """A dashboard with what examples ask about."""
+    queue.put("mail", count=50)
+    queue.broker.bury_job(42, queue.now)
+    return queue.app(api_token=TOKEN)
+
+
+def document(app: Flask) -> dict[str, Any]:
+    found = app.test_client().get(f"{ROOT}/openapi.json")
+    assert found.mimetype == "application/json"
+    return found.get_json()
+
+
+def operations(app: Flask) -> list[tuple[str, str, dict[str, Any]]]:
+    return [(method, path, one) for path, methods in document(app)["paths"].items() for method, one in methods.items()]
+
+
+def run(app: Flask, line: str) -> TestResponse:
+    """Ask what a command line asks; only curl is known, and what of it the examples have."""
+    words = shlex.split(line)
+    assert words.pop(0) == "curl"
+    method, url, data, headers = "", "", None, {}
+    while words:
+        word = words.pop(0)
+        if word == "-X":
+            method = words.pop(0)
+        elif word == "-H":
+            name, _, value = words.pop(0).partition(": ")
+            headers[name] = value.replace("$TOKEN", TOKEN)
+        elif word in ("-d", "--data-binary"):
+            data = words.pop(0)
+        elif word == "-u":
+            headers |= basic(*words.pop(0).split(":"))
+        elif word in ("-N", "-sS", "-O", "-J", "-OJ", "-G"):
+            pass
+        else:
+            assert not word.startswith("-"), word
+            url = word
+    parts = urlsplit(url)
+    return app.test_client().open(
+        parts.path, query_string=parts.query, method=method or ("POST" if data else "GET"), headers=headers, data=data
+    )
+
+
+# The document
+
+
+def test_document_has_every_endpoint(queue: Queue) -> None:
+    served = {
+        (method.lower(), re.sub(r"<(\w+)>", r"{\1}", rule.rule.removeprefix(ROOT)))
+        for rule in app(queue).url_map.iter_rules()
+        for method in (rule.methods or set()) - {"HEAD", "OPTIONS"}
+        if rule.rule.startswith(ROOT)
+    }
+    told = {(method, path) for method, path, _ in operations(queue.app())}
+    assert served - told == {("get", "/openapi.json"), ("get", "/docs")}
+    assert told <= served
+
+
+def test_document_says_what_everything_is(queue: Queue) -> None:
+    found = document(queue.app())
+    tags = {tag["name"]: tag["description"] for tag in found["tags"]}
+    names = set()
+    for _, path, one in operations(queue.app()):
+        assert one["summary"] and one["tags"][0] in tags
+        assert tags[one["tags"][0]]
+        names.add(one["operationId"])
+        for parameter in one["parameters"]:
+            assert parameter["description"] or parameter["schema"].get("enum"), (path, parameter["name"])
+        for status, response in one["responses"].items():
+            assert "$ref" in response or response["description"], (path, status)
+    assert len(names) == len(operations(queue.app()))
+    for name, schema in found["components"]["schemas"].items():
+        assert schema["description"], name
+
+
+def test_document_refers_to_what_it_has(queue: Queue) -> None:
+    found = document(queue.app())
+    for reference in set(re.findall(r'"\$ref": "#/components/(\w+)/(\w+)"', json.dumps(found))):
+        assert reference[1] in found["components"][reference[0]]
+
+
+@pytest.mark.parametrize(
+    ("options", "asked"),
+    [
+        ({}, []),
+        ({"api_token": "t"}, ["bearer"]),
+        ({"api_viewer_token": "t", "password": "p"}, ["bearer", "basic"]),
+        ({"viewer_password": "p"}, ["basic"]),
+    ],
+)
+def test_document_says_how_to_get_in(queue: Queue, options: dict[str, str], asked: list[str]) -> None:
+    password = options.get("password") or options.get("viewer_password") or ""
+    response = queue.app(**options).test_client().get(f"{ROOT}/openapi.json", headers=basic("ada", password))
+    found = response.get_json()
+    assert [list(one) for one in found["security"]] == [[name] for name in asked]
+    assert set(found["components"]["securitySchemes"]) == {"bearer", "basic"}
+
+
+# The page
+
+
+def test_page_has_every_endpoint_and_every_error(queue: Queue) -> None:
+    found = app(queue)
+    page = found.test_client().get(f"{ROOT}/docs").text
+    shown = Page(page).text
+    for method, path, one in operations(found):
+        assert f"{method.upper()} {path}" in shown
+        assert one["summary"] in shown
+    for status in MEANINGS:
+        assert f'id="status-{status}"' in page
+    for name in document(found)["components"]["schemas"]:
+        assert f'id="type-{name}"' in page
+    ids = re.findall(r'\bid="([^"]+)"', page)
+    assert len(ids) == len(set(ids))
+    assert set(re.findall(r'href="#([^"]+)"', page)) <= set(ids)
+
+
+def test_page_runs_nothing_of_its_own(queue: Queue) -> None:
+    page = Page(queue.app().test_client().get(f"{ROOT}/docs").text)
+    assert page.runs_only_our_scripts()
+    assert not any("style" in attributes for _, attributes in page.elements)
+
+
+def test_page_is_open_to_whom_the_dashboard_is(queue: Queue) -> None:
+    found = queue.app(password="p", api_token=TOKEN)  # noqa: S106
+    for path in (f"{ROOT}/docs", f"{ROOT}/openapi.json"):
+        assert found.test_client().get(path).status_code == 401
+        assert found.test_client().get(path, headers=basic("ada", "p")).status_code == 200
+        assert found.test_client().get(path, headers=bearer(TOKEN)).status_code == 200
+        assert found.test_client().get(path, headers=bearer("x")).status_code == 401
+        assert queue.app(api_token=TOKEN).test_client().get(path).status_code == 200
+
+
+def test_every_page_leads_to_it(queue: Queue) -> None:
+    for path in ("/", "/search", "/nowhere"):
+        assert f'<a href="{ROOT}/docs">API</a>' in queue.app().test_client().get(path).text
+
+
+def test_every_example_on_the_page_is_right(queue: Queue) -> None:
+    """It may be about a job or a task that is not there, but nothing in it is refused."""
+    found = app(queue)
+    page = Page(found.test_client().get(f"{ROOT}/docs").text).text
+    lines = re.findall(r"^\s*(curl .*)$", page, re.MULTILINE)
+    assert len(lines) == len(operations(found))
+    for line in lines:
+        response = run(found, line)
+        response.close()
+        if response.mimetype == "text/event-stream":
+            continue
+        assert response.status_code in (200, 201, 202, 204, 404, 409), (line, response.text)
+
+
+# docs/api.md
+
+
+def test_guides_name_every_endpoint(queue: Queue) -> None:
+    guides = GUIDE.read_text() + GUIDE.with_name("http-jobs.md").read_text()
+    for method, path, _ in operations(queue.app()):
+        assert f"`{method.upper()} {path}`" in guides or f"$url{path}" in guides, (method, path)
+
+
+def test_guide_has_examples_that_work(queue: Queue) -> None:
+    """One after the other, on one server, with the answers that stand beneath them."""
+    found = app(queue)
+    blocks = re.findall(r"```sh\n(curl .*?)```(?:\n\n```json\n(.*?)```)?", GUIDE.read_text(), re.DOTALL)
+    assert len(blocks) >= 8
+    for commands, answer in blocks:
+        for line in re.split(r"\n(?=curl)", commands.replace("\\\n", " ").strip()):
+            response = run(found, line)
+            assert response.status_code < 300, line
+            if response.mimetype == "text/event-stream":
+                response.close()
+        if answer:
+            assert is_like(json.loads(answer), response.get_json(force=True)), (line, answer, response.text)
+
+
+def is_like(shown: Any, found: Any) -> bool:
+    """Whether *found* has all that is *shown*, where `…` is anything."""
+    if shown == "…":
+        return True
+    if isinstance(shown, dict):
+        return isinstance(found, dict) and all(key in found and is_like(one, found[key]) for key, one in shown.items())
+    if isinstance(shown, list):
+        return len(shown) == len(found) and all(map(is_like, shown, found))
+    return bool(shown == found)

@@ -1,0 +1,363 @@
+"""Jobs by the API: put, looked at, changed, moved and deleted as from a page, in each state, and as safe."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from greenstalk_server.broker import Broker
+from greenstalk_server.client import Client
+from greenstalk_server.job import SECOND, STATE_NAMES, Job
+from greenstalk_server.journal import NullJournal
+from web.api.values import BODY_AT_MOST
+from web.notices import LATE
+
+from ..conftest import Queue
+from .conftest import TOKEN, Program, problem
+
+MARKER = b'{"marker":"tHe-mArKeR"}'
+
+
+def put(program: Program, body: object, status: int = 201) -> Any:
+    return program.do("POST", "/jobs", body, status)
+
+
+def what(program: Program) -> list[str]:
+    return [entry["what"] for entry in program.get("/audit")["entries"]]
+
+
+@pytest.fixture
+def worker(queue: Queue) -> Client:
+    return queue.connect()
+
+
+@pytest.fixture
+def ids(queue: Queue, worker: Client) -> dict[str, int]:
+    """A job in each state, all in `mail`."""
+    ready, buried, reserved = queue.put("mail", count=3)
+    (delayed,) = queue.put("mail", delay=60)
+    queue.broker.bury_job(buried, queue.now)
+    queue.broker.reserve_job(worker, reserved, queue.now)
+    return {"ready": ready, "delayed": delayed, "buried": buried, "reserved": reserved}
+
+
+def state(queue: Queue, id: int) -> str:
+    queue.broker.check()
+    return STATE_NAMES[queue.broker.jobs[id].state]
+
+
+# Putting
+
+
+def test_put_and_look(queue: Queue, program: Program) -> None:
+    response = program.ask("POST", "/jobs", json={"tube": "a/b;c", "body": "grüß\n", "pri": 7, "ttr": 9})
+    assert response.status_code == 201
+    assert response.get_json() == {"id": 1, "tube": "a/b;c", "state": "ready"}
+    assert response.headers["Location"] == "/api/v1/jobs/1"
+    queue.now += 5 * SECOND
+    assert program.get("/jobs/1") == {
+        "id": 1,
+        "tube": "a/b;c",
+        "state": "ready",
+        "pri": 7,
+        "age": 5,
+        "delay": 0,
+        "ttr": 9,
+        "time_left": 0,
+        "reserves": 0,
+        "timeouts": 0,
+        "releases": 0,
+        "buries": 0,
+        "kicks": 0,
+        "created_at": "2027-01-15T08:00:00Z",
+        "held_by": None,
+        "size": 7,
+        "encoding": "utf-8",
+        "body": "grüß\n",
+        "events": [],
+    }
+    assert queue.broker.jobs[1].body == "grüß\n".encode()
+    assert what(program) == ["tube/put"]
+
+
+def test_defaults_are_those_of_the_form(queue: Queue, program: Program) -> None:
+    put(program, {"tube": "mail"})
+    job = queue.broker.jobs[1]
+    assert (job.pri, job.delay, job.ttr, job.body) == (65536, 0, 60 * SECOND, b"")
+
+
+@given(body=st.binary(max_size=200))
+@settings(max_examples=50, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_body_goes_in_and_comes_out(queue: Queue, program: Program, body: bytes) -> None:
+    id = put(program, {"tube": "mail", "encoding": "base64", "body": base64.b64encode(body).decode()})["id"]
+    found = program.get(f"/jobs/{id}")
+    told = found["body"].encode() if found["encoding"] == "utf-8" else base64.b64decode(found["body"])
+    assert told == body
+    again = put(program, {"tube": "mail", "encoding": found["encoding"], "body": found["body"]})["id"]
+    assert program.ask("GET", f"/jobs/{again}/body").data == body
+
+
+def test_raw_body_is_a_file_never_a_page(queue: Queue, program: Program) -> None:
+    id = put(program, {"tube": "mail", "body": "<script>"})["id"]
+    response = program.ask("GET", f"/jobs/{id}/body")
+    assert response.mimetype == "application/octet-stream"
+    assert response.headers["Content-Disposition"] == f'attachment; filename="job-{id}.bin"'
+
+
+def test_put_many(queue: Queue, program: Program) -> None:
+    found = put(program, [{"tube": f"t{at % 3}", "body": str(at), "delay": at % 2} for at in range(1000)])
+    assert [job["id"] for job in found] == list(range(1, 1001))
+    assert found[1] == {"id": 2, "tube": "t1", "state": "delayed"}
+    assert [queue.broker.jobs[id].body for id in (1, 1000)] == [b"0", b"999"]
+    entries = program.get("/audit")["entries"]
+    assert sorted((one["details"]["tube"], one["details"]["jobs"]) for one in entries) == [
+        ("t0", 334), ("t1", 333), ("t2", 333),
+    ]  # fmt: skip
+
+
+def test_a_body_as_large_as_can_be(queue: Queue) -> None:
+    queue.broker.max_job_size = 10 * BODY_AT_MOST
+    program = Program(queue.app(api_token=TOKEN))
+    packed = base64.b64encode(b"\xff" * BODY_AT_MOST).decode()
+    for body, encoding in (("x\n" * (BODY_AT_MOST // 2), "utf-8"), ("\U0001f331" * (BODY_AT_MOST // 4), "utf-8"),
+                           (packed, "base64")):  # fmt: skip
+        id = put(program, {"tube": "mail", "body": body, "encoding": encoding})["id"]
+        found = program.get(f"/jobs/{id}")
+        assert (found["body"], found["encoding"]) == (body, encoding)
+    problem(program.ask("POST", "/jobs", json={"tube": "mail", "body": "x" * (BODY_AT_MOST + 1)}), 400, "body")
+
+
+def test_a_larger_body_is_given_raw_alone(queue: Queue, program: Program) -> None:
+    queue.broker.max_job_size = 2 * BODY_AT_MOST
+    id = queue.broker.put_into(b"mail", 0, 0, SECOND, b"x" * (BODY_AT_MOST + 1), queue.now)
+    found = program.get(f"/jobs/{id}")
+    assert (found["size"], found["body"], found["encoding"]) == (BODY_AT_MOST + 1, None, None)
+    assert len(program.ask("GET", f"/jobs/{id}/body").data) == BODY_AT_MOST + 1
+
+
+# What stands in the way
+
+
+class FullJournal(NullJournal):
+    """Takes *left* more jobs."""
+
+    def __init__(self, left: int) -> None:
+        super().__init__()
+        self.left = left
+
+    def put(self, job: Job) -> bool:
+        self.left -= 1
+        return self.left >= 0
+
+    def replace(self, old: Job, new: Job) -> bool:
+        return False
+
+
+def test_no_room(queue: Queue, ids: dict[str, int]) -> None:
+    queue.broker.journal = FullJournal(2)
+    program = Program(queue.app(api_token=TOKEN))
+    found = problem(program.ask("POST", "/jobs", json=[{"tube": "full"}] * 5), 507)
+    assert found["put"] == [5, 6]
+    assert "2 jobs of them were put" in found["detail"]
+    assert len(queue.broker.tubes[b"full"].ready.entries) == 2
+    problem(program.ask("POST", "/jobs", json={"tube": "full"}), 507)
+    problem(program.ask("POST", f"/jobs/{ids['ready']}/copy"), 507)
+    problem(program.ask("POST", f"/jobs/{ids['ready']}/move", json={"tube": "x"}), 507)
+    problem(program.ask("PATCH", f"/jobs/{ids['ready']}", json={"pri": 1}), 507)
+    assert set(what(program)) == {"tube/put"}
+    queue.broker.check()
+
+
+def test_a_journal_in_trouble(queue: Queue) -> None:
+    queue.broker.journal = FullJournal(0)
+    queue.broker.journal.trouble = "[Errno 5] Input/output error"
+    program = Program(queue.app(api_token=TOKEN))
+    found = problem(program.ask("POST", "/jobs", json=[{"tube": "full"}] * 2), 503)
+    assert found["put"] == []
+    assert "Input/output error" in found["detail"]
+    assert "Input/output error" in problem(program.ask("POST", "/jobs", json={"tube": "full"}), 503)["detail"]
+
+
+def test_draining(queue: Queue, program: Program, ids: dict[str, int]) -> None:
+    queue.broker.drain()
+    for body in ({"tube": "mail"}, [{"tube": "mail"}]):
+        assert "draining" in problem(program.ask("POST", "/jobs", json=body), 503)["detail"]
+    problem(program.ask("POST", f"/jobs/{ids['ready']}/copy"), 503)
+    program.do("POST", f"/jobs/{ids['buried']}/kick")
+
+
+CHANGES = (
+    ("POST", "/jobs", {"tube": "mail"}),
+    ("POST", "/jobs", [{"tube": "mail"}]),
+    ("POST", "/jobs/1/bury", None),
+    ("POST", "/jobs/1/kick", None),
+    ("PATCH", "/jobs/1", {"pri": 5}),
+    ("POST", "/jobs/1/move", {"tube": "other"}),
+    ("POST", "/jobs/1/copy", None),
+    ("DELETE", "/jobs/1", None),
+    ("POST", "/tube/pause?tube=mail", {"seconds": 5}),
+    ("POST", "/tube/resume?tube=mail", None),
+    ("POST", "/tube/kick?tube=mail", None),
+    ("POST", "/tube/clear?tube=mail", {"state": "ready"}),
+    ("DELETE", "/connections/2", None),
+)
+
+
+@pytest.mark.parametrize("is_safe", [True, False])
+def test_every_change_waits_for_the_journal(queue: Queue, is_safe: bool) -> None:
+    commits = []
+
+    def commit() -> bool:
+        commits.append(True)
+        return is_safe
+
+    program = Program(queue.app(api_token=TOKEN, commit=commit))
+    queue.put("mail", count=3)
+    queue.connect()
+    for at, (method, path, body) in enumerate(CHANGES, start=1):
+        response = program.ask(method, path, **({} if body is None else {"json": body}))
+        if is_safe:
+            assert response.status_code < 300, (path, response.text)
+        else:
+            found = problem(response, 503)
+            assert LATE in found["detail"]
+            assert ("put" in found) == (path == "/jobs" or path.endswith("/copy"))
+        assert len(commits) == at, path
+    assert len(what(program)) == len(CHANGES)
+
+
+# One job
+
+
+def test_kick(queue: Queue, program: Program, ids: dict[str, int]) -> None:
+    for name in ("delayed", "buried"):
+        assert program.do("POST", f"/jobs/{ids[name]}/kick")["state"] == "ready"
+    for name in ("ready", "reserved"):
+        assert "Only a buried or delayed job" in problem(program.ask("POST", f"/jobs/{ids[name]}/kick"), 409)["detail"]
+
+
+@pytest.mark.parametrize("deed", ["bury", "release", "move", "change", "delete"])
+def test_a_reserved_job_needs_force(queue: Queue, program: Program, ids: dict[str, int], deed: str) -> None:
+    id = ids["reserved"]
+    method, path, body = {
+        "bury": ("POST", f"/jobs/{id}/bury", {}),
+        "release": ("POST", f"/jobs/{id}/release", {}),
+        "move": ("POST", f"/jobs/{id}/move", {"tube": "other"}),
+        "change": ("PATCH", f"/jobs/{id}", {"pri": 5}),
+        "delete": ("DELETE", f"/jobs/{id}", None),
+    }[deed]
+    found = problem(program.ask(method, path, json=body), 409)
+    assert "a client holds it, for 1\N{NO-BREAK SPACE}min more at most" in found["detail"]
+    assert "“force”" in found["detail"]
+    assert state(queue, id) == "reserved"
+    if deed == "delete":
+        program.do(method, path, None, 204, force="true")
+        assert id not in queue.broker.jobs
+    else:
+        told = program.do(method, path, body | {"force": True})
+        assert told["state"] == {"bury": "buried", "release": "ready"}.get(deed, "reserved")
+        assert told["state"] == state(queue, id)
+
+
+def test_release_and_bury_of_the_wrong_state(program: Program, ids: dict[str, int]) -> None:
+    problem(program.ask("POST", f"/jobs/{ids['ready']}/release", json={"force": True}), 409)
+    problem(program.ask("POST", f"/jobs/{ids['buried']}/bury"), 409)
+    problem(program.ask("POST", f"/jobs/{ids['ready']}/move", json={"tube": "mail"}), 409)
+
+
+@pytest.mark.parametrize("name", ["ready", "delayed", "buried"])
+def test_move_keeps_state_and_id(queue: Queue, program: Program, ids: dict[str, int], name: str) -> None:
+    told = program.do("POST", f"/jobs/{ids[name]}/move", {"tube": "/other"})
+    assert (told["id"], told["tube"], told["state"]) == (ids[name], "/other", name)
+    assert [event["kind"] for event in told["events"]][-1] == "moved"
+
+
+def test_change(queue: Queue, program: Program, ids: dict[str, int]) -> None:
+    told = program.do("PATCH", f"/jobs/{ids['ready']}", {"pri": 5, "ttr": 7, "delay": 30, "body": "new"})
+    assert [told[key] for key in ("pri", "ttr", "delay", "body", "state")] == [5, 7, 30, "new", "delayed"]
+    queue.broker.check()
+    assert program.do("PATCH", f"/jobs/{ids['ready']}", {"body": "AP8=", "encoding": "base64"})["body"] == "AP8="
+    assert queue.broker.jobs[ids["ready"]].body == b"\0\xff"
+    assert program.do("PATCH", f"/jobs/{ids['ready']}", {"delay": 0})["state"] == "ready"
+    entries = program.get("/audit")["entries"]
+    assert [one["details"]["changed"] for one in entries] == ["delay", "body", "pri, delay, ttr, body"]
+
+
+def test_change_of_nothing_is_none(queue: Queue, program: Program, ids: dict[str, int]) -> None:
+    for body in ({}, {"pri": 2000}, {"ttr": 60, "body": "body"}):
+        assert program.do("PATCH", f"/jobs/{ids['ready']}", body)["events"] == []
+    assert what(program) == []
+
+
+def test_delay_of_others_is_refused(program: Program, ids: dict[str, int]) -> None:
+    for name in ("buried", "reserved"):
+        problem(program.ask("PATCH", f"/jobs/{ids[name]}", json={"delay": 5, "force": True}), 409)
+
+
+def test_copy(queue: Queue, program: Program, ids: dict[str, int]) -> None:
+    told = program.do("POST", f"/jobs/{ids['reserved']}/copy", {"delay": 5}, 201)
+    assert told == {"id": 5, "tube": "mail", "state": "delayed"}
+    assert queue.broker.jobs[5].body == b"body"
+
+
+def test_job_that_is_gone(queue: Queue, program: Program, ids: dict[str, int]) -> None:
+    program.do("DELETE", f"/jobs/{ids['ready']}", None, 204)
+    said = problem(program.ask("GET", f"/jobs/{ids['ready']}"), 404)["detail"]
+    assert "it was deleted" in said
+    assert "no job has had this id yet" in problem(program.ask("GET", "/jobs/18446744073709551615"), 404)["detail"]
+    problem(program.ask("GET", "/jobs/99999999999999999999"), 400, "id")
+
+
+def test_events_and_holder(queue: Queue, program: Program, worker: Client, ids: dict[str, int]) -> None:
+    broker: Broker = queue.broker
+    queue.now += SECOND
+    broker.bury(worker, ids["reserved"], 1, queue.now)
+    broker.kick_job(ids["reserved"], queue.now)
+    broker.reserve_job(worker, ids["reserved"], queue.now)
+    told = program.get(f"/jobs/{ids['reserved']}")
+    assert told["held_by"] == worker.number
+    assert [(event["kind"], event["connection"]) for event in told["events"]] == [
+        ("reserved", worker.number),
+        ("buried", worker.number),
+        ("kicked", None),
+        ("reserved", worker.number),
+    ]
+    assert told["events"][1]["at"] == "2027-01-15T08:00:01Z"
+
+
+# Hidden bodies
+
+
+def test_hidden_bodies_show_nowhere(queue: Queue) -> None:
+    queue.broker.put_into(b"mail", 0, 0, 60 * SECOND, MARKER, queue.now)
+    app = queue.app(api_token=TOKEN, hides_bodies=True)
+    program = Program(app)
+    put(program, {"tube": "mail", "body": MARKER.decode()})
+    program.do("POST", "/samples", {"name": "n", "tube": "mail", "body": MARKER.decode()}, 201)
+    task = program.do("POST", "/searches", {"tube": "mail"}, 202)["id"]
+    plan = program.do("POST", "/bulk", {"action": "kick", "tube": "mail"}, 202)["id"]
+    lists = ["/jobs", "/jobs?tube=mail&state=ready", "/jobs/1", f"/tasks/{task}/jobs"]
+    files = ["/jobs/export?format=jsonl", "/jobs/export?format=csv"]
+    others = ["/tasks", f"/tasks/{task}", f"/tasks/{plan}", "/tubes", "/audit", "/server", "/connections"]
+    for path in lists + files + others:
+        response = program.ask("GET", path)
+        assert response.status_code == 200, path
+        assert "mArKeR" not in response.text, path
+        assert base64.b64encode(MARKER).decode() not in response.text, path
+    for method, path, body in (
+        ("GET", "/jobs/1/body", None),
+        ("GET", "/jobs?q=marker", None),
+        ("GET", "/jobs/export?q=-body:marker", None),
+        ("GET", "/samples", None),
+        ("POST", "/searches", {"q": "marker"}),
+        ("POST", "/bulk", {"action": "kick", "q": "marker"}),
+        ("PATCH", "/jobs/1", {"body": "x"}),
+    ):
+        said = problem(program.ask(method, path, json=body), 403)["detail"]
+        assert "idden" in said or "not shown" in said
+    told = program.do("PATCH", "/jobs/1", {"pri": 3})
+    assert (told["pri"], told["body"], told["encoding"]) == (3, None, None)

@@ -1,0 +1,244 @@
+"""Lists of jobs: each job once, in the order that is promised, whatever goes on between two pages."""
+
+from __future__ import annotations
+
+import base64
+import json
+import random
+from collections.abc import Callable
+from itertools import chain
+
+import gevent
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from greenstalk_server.job import READY, SECOND
+from web.api import jobs, listing
+from web.jobs import DEEPEST
+from web.query import Query, parse
+from web.search import SMALL_TUBE
+
+from ..conftest import Queue
+from .conftest import Program, problem
+
+
+def listed(program: Program, **query: object) -> list[int]:
+    return [job["id"] for page in program.pages("/jobs", "jobs", **query) for job in page]
+
+
+def shuffled(queue: Queue, tube: str, count: int) -> list[int]:
+    """Put jobs with priorities in no order; return their ids in the order of a worker."""
+    dice, found = random.Random(count), []  # noqa: S311
+    for _ in range(count):
+        pri = dice.randrange(50)
+        found.append((pri, queue.broker.put_into(tube.encode(), pri, 0, 60 * SECOND, b"x", queue.now)))
+    return [id for _, id in sorted(found)]
+
+
+@pytest.mark.parametrize("limit", [1, 7, 100, 1000])
+def test_ready_jobs_in_the_order_of_workers(queue: Queue, program: Program, limit: int) -> None:
+    queue.put("other", count=5)
+    expected = shuffled(queue, "mail", 50)
+    assert listed(program, tube="mail", state="ready", limit=limit) == expected
+    assert all(len(page) <= limit for page in program.pages("/jobs", "jobs", tube="mail", state="ready", limit=limit))
+
+
+def test_delayed_buried_and_reserved_in_their_orders(queue: Queue, program: Program) -> None:
+    ids = queue.put("mail", count=9)
+    worker = queue.connect()
+    buried = [ids[4], ids[0], ids[2]]
+    for id in buried:
+        queue.broker.bury_job(id, queue.now)
+    reserved = [ids[8], ids[1], ids[5]]
+    for id in reserved:
+        queue.broker.reserve_job(worker, id, queue.now)
+        queue.now += SECOND
+    delayed = [queue.put("mail", delay=delay)[0] for delay in (30, 10, 20)]
+    assert listed(program, tube="mail", state="buried", limit=1) == buried
+    assert listed(program, tube="mail", state="reserved", limit=1) == reserved
+    assert listed(program, tube="mail", state="delayed", limit=1) == [delayed[1], delayed[2], delayed[0]]
+
+
+def test_more_reserved_jobs_than_are_looked_at_go_by_id(queue: Queue, program: Program) -> None:
+    """The first that a bounded look finds need not be the next to time out."""
+    worker = queue.connect()
+    ids = queue.put("mail", count=DEEPEST + 50)
+    for id in reversed(ids):
+        queue.broker.reserve_job(worker, id, queue.now)
+        queue.now += 1
+    assert listed(program, tube="mail", state="reserved", limit=300) == ids
+
+
+def test_beyond_what_comes_in_order_is_the_rest(queue: Queue, program: Program) -> None:
+    expected = shuffled(queue, "mail", DEEPEST + 500)
+    found = listed(program, tube="mail", state="ready", limit=300)
+    assert found[:DEEPEST] == expected[:DEEPEST]
+    assert found[DEEPEST:] == sorted(expected[DEEPEST:])
+
+
+def test_more_urgent_jobs_do_not_push_others_out(queue: Queue, program: Program) -> None:
+    """They are put between two pages, and more of them than are walked."""
+    expected = shuffled(queue, "mail", 200)
+    first = program.get("/jobs", tube="mail", state="ready", limit=100)
+    for _ in range(DEEPEST + 10):
+        queue.broker.put_into(b"mail", 0, 0, 60 * SECOND, b"x", queue.now)
+    rest = listed(program, tube="mail", state="ready", limit=100, cursor=first["next_cursor"])
+    assert [job["id"] for job in first["jobs"]] == expected[:100]
+    assert set(rest) >= set(expected[100:])
+    assert not set(rest) & set(expected[:100])
+
+
+@pytest.mark.parametrize("count", [200, SMALL_TUBE + 100])
+def test_all_other_lists_go_by_id(queue: Queue, program: Program, count: int) -> None:
+    """Of a small tube and of a large one, which are looked through in other ways."""
+    queue.put("other", count=10)
+    ids = sorted(shuffled(queue, "mail", count))
+    queue.put("other", count=10)
+    for id in ids[::2]:
+        queue.broker.bury_job(id, queue.now)
+    assert listed(program, tube="mail", limit=1000) == ids
+    assert listed(program, tube="mail", state="buried", q="pri:<10", limit=1000) == [
+        id for id in ids[::2] if queue.broker.jobs[id].pri < 10
+    ]
+    assert len(listed(program, limit=1000)) == count + 20
+    assert listed(program, q=f"id:{ids[7]}") == [ids[7]]
+    assert listed(program, tube="nowhere") == []
+    assert listed(program, tube="nowhere", state="ready") == []
+
+
+@given(data=st.data())
+@settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_what_stays_comes_once(queue: Queue, program: Program, data: st.DataObject) -> None:
+    """Others come, go, and change between the pages."""
+    query = data.draw(st.sampled_from([{}, {"tube": "mail"}, {"tube": "mail", "state": "ready"}, {"q": "pri:<40"}]))
+    ids = shuffled(queue, "mail", 60)
+    staying = set(ids[::3])
+    found: list[int] = []
+    cursor: dict[str, str] = {}
+    while True:
+        page = program.get("/jobs", **query, **cursor, limit=data.draw(st.integers(1, 20)))
+        found += [job["id"] for job in page["jobs"]]
+        if page["next_cursor"] is None:
+            break
+        cursor = {"cursor": page["next_cursor"]}
+        for id in data.draw(st.lists(st.sampled_from(ids), max_size=5)):
+            if id not in staying and id in queue.broker.jobs:
+                data.draw(st.sampled_from([queue.broker.bury_job, queue.broker.delete_job]))(id, queue.now)
+        shuffled(queue, "mail", data.draw(st.integers(0, 3)))
+    wanted = {id for id in staying if "q" not in query or queue.broker.jobs[id].pri < 40}
+    assert wanted <= set(found)
+    assert all(found.count(id) == 1 for id in wanted)
+    for id in list(queue.broker.jobs):
+        queue.broker.delete_job(id, queue.now)
+
+
+def test_order_of_ids_survives_a_restart(queue: Queue, program: Program) -> None:
+    """A journal brings jobs back in the order of its files, where old ones may come last."""
+    ids = queue.put("mail", count=50)
+    moved = [queue.broker.jobs.pop(id) for id in ids[:20]]
+    for job in reversed(moved):
+        queue.broker.jobs[job.id] = job
+    assert listed(program, limit=7) == ids
+
+
+def test_only_so_many_lists_are_made_at_once(queue: Queue, program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One more waits for its turn, and is refused if that does not come."""
+    queue.put("mail", count=3)
+    monkeypatch.setattr(jobs, "TURN_WITHIN", 0.01)
+    monkeypatch.setattr(listing.Rows, "rest", lambda _: gevent.sleep(0.02))
+    lists = [gevent.spawn(program.get, "/jobs") for _ in range(jobs.LISTS_AT_MOST)]
+    gevent.sleep(0.01)
+    problem(program.ask("GET", "/jobs"), 503)
+    monkeypatch.setattr(jobs, "TURN_WITHIN", 5)
+    assert len(program.get("/jobs")["jobs"]) == 3
+    gevent.joinall(lists, raise_error=True)
+    assert all(len(one.value["jobs"]) == 3 for one in lists)
+
+
+def test_ids_above_go_on_where_a_look_has_ended(queue: Queue) -> None:
+    """In rising order, over the table's shards, and while jobs come and go."""
+    ids = queue.put("mail", count=40_000)
+    jobs = queue.broker.jobs
+    assert list(jobs.ids_above(0)) == ids
+    assert list(jobs.ids_above(ids[20_000])) == ids[20_001:]
+    assert list(jobs.ids_above(ids[-1])) == []
+    look, seen = jobs.ids_above(0), []
+    for id in look:
+        seen.append(id)
+        if id == ids[100]:
+            queue.put("mail", count=5)
+            for gone in ids[30_000:]:
+                queue.broker.delete_job(gone, queue.now)
+    assert seen[:30_000] == ids[:30_000]
+
+
+def test_page_of_large_bodies_is_short(queue: Queue, program: Program) -> None:
+    queue.broker.max_job_size = 400_000
+    for _ in range(9):
+        queue.broker.put_into(b"mail", 0, 0, SECOND, b"\xff" * 400_000, queue.now)
+    pages = program.pages("/jobs", "jobs", tube="mail")
+    assert [len(page) for page in pages] == [3, 3, 3]
+    (page,) = program.pages("/jobs", "jobs", tube="mail", bodies="false")
+    assert [job["body"] for job in page] == [None] * 9
+    assert [job["encoding"] for job in page] == [None] * 9
+
+
+def test_a_long_search_ends_early_and_goes_on(queue: Queue, program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each page with the little time it has looks at some more, and says where to go on."""
+    ids = queue.put("mail", count=2000)
+    queue.broker.edit_job(ids[-1], queue.now, pri=7)
+    monkeypatch.setattr(listing, "SCAN_FOR", 0.0005)
+    pages = program.pages("/jobs", "jobs", q="pri:7")
+    assert len(pages) > 2
+    assert [job["id"] for job in chain(*pages)] == [ids[-1]]
+    assert not any(pages[:-1])
+
+
+@pytest.mark.parametrize(
+    "other", [{"tube": "other"}, {"state": "buried"}, {"q": "pri:5"}, {"state": "", "tube": "mail"}]
+)
+def test_cursor_of_another_list_is_refused(queue: Queue, program: Program, other: dict[str, str]) -> None:
+    queue.put("mail", count=5)
+    cursor = program.get("/jobs", tube="mail", state="ready", limit=2)["next_cursor"]
+    query = {name: value for name, value in ({"tube": "mail", "state": "ready"} | other).items() if value}
+    response = program.ask("GET", "/jobs", query_string=query | {"cursor": cursor})
+    assert "another list" in problem(response, 400, "cursor")["detail"]
+
+
+@pytest.mark.parametrize(
+    "spoil", [lambda text: text[:-1], lambda text: text + "A", lambda text: "A" + text, lambda text: text.swapcase()]
+)
+def test_spoilt_cursor_is_refused_or_harmless(queue: Queue, program: Program, spoil: Callable[[str], str]) -> None:
+    queue.put("mail", count=5)
+    cursor = program.get("/jobs", limit=2)["next_cursor"]
+    response = program.ask("GET", "/jobs", query_string={"cursor": spoil(cursor)})
+    problem(response, 400, "cursor")
+
+
+@pytest.mark.parametrize("query", [{}, {"tube": "mail"}, {"tube": "mail", "state": "ready"}, {"q": "pri:2000"}])
+@pytest.mark.parametrize("above", [None, -1, 0, 2, 2**64, 2**80])
+@pytest.mark.parametrize("beyond", [None, (-1, -1), (2**80, 2**80)])
+def test_cursor_of_somebody_s_own_making_is_harmless(
+    queue: Queue, program: Program, query: dict[str, str], above: int | None, beyond: tuple[int, int] | None
+) -> None:
+    queue.put("mail", count=5)
+    asked = Query().within(query.get("tube", ""), query.get("state", "")) if "q" not in query else parse(query["q"])
+    cursor = base64.urlsafe_b64encode(json.dumps([listing.begin(asked).of, above, beyond]).encode()).decode()
+    response = program.ask("GET", "/jobs", query_string=query | {"cursor": cursor})
+    assert response.status_code in (200, 400), response.text
+
+
+def test_export_is_what_a_list_has(queue: Queue, program: Program) -> None:
+    shuffled(queue, "mail", 30)
+    response = program.ask("GET", "/jobs/export?tube=mail&state=ready")
+    assert response.mimetype == "application/jsonl"
+    rows = [json.loads(line) for line in response.text.splitlines()]
+    jobs = sorted(program.get("/jobs", tube="mail", state="ready")["jobs"], key=lambda job: job["id"])
+    assert rows == [{key: value for key, value in job.items() if key in rows[0]} for job in jobs]
+    assert set(jobs[0]) - set(rows[0]) == {"created_at", "held_by"}
+    table = program.ask("GET", "/jobs/export?format=csv")
+    assert table.mimetype == "text/csv"
+    assert len(table.text.splitlines()) == 31
+    assert queue.broker.tubes[b"mail"].ready.count == 30
+    assert all(job.state == READY for job in queue.broker.jobs.values())

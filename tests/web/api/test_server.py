@@ -1,0 +1,159 @@
+"""The server by the API: its figures, the stream of what changes, the audit log, and the samples."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import gevent
+import pytest
+from werkzeug.test import TestResponse
+
+from greenstalk_server.journal import NullJournal
+from greenstalk_server.stats import JournalStats
+from web import live
+
+from ..conftest import Queue
+from .conftest import ROOT, TOKEN, Program, bearer, problem
+
+
+def test_figures(queue: Queue, program: Program) -> None:
+    queue.put("mail", count=3)
+    found = program.get("/server")
+    assert (found["stats"]["version"], found["stats"]["current_jobs_ready"]) == ("9.8.7", 3)
+    assert found["stats"]["hostname"] == "queue-host"
+    assert found["memory"] is None
+    assert found["rates"]["put"] == 0
+    assert (found["journal"]["is_on_disk"], found["journal"]["trouble"]) == (False, None)
+
+
+def test_journal(queue: Queue) -> None:
+    class Journal(NullJournal):
+        def stats(self) -> JournalStats:
+            return JournalStats(is_on_disk=True, is_full=True, files=3, bytes_on_disk=300, synced_ago=0.5)
+
+    queue.broker.journal = Journal()
+    queue.broker.journal.trouble = "[Errno 5] Input/output error"
+    assert Program(queue.app(api_token=TOKEN)).get("/server")["journal"] == {
+        "is_on_disk": True,
+        "trouble": "[Errno 5] Input/output error",
+        "is_full": True,
+        "files": 3,
+        "bytes_on_disk": 300,
+        "bytes_recorded": 0,
+        "bytes_live": 0,
+        "synced_ago": 0.5,
+    }
+
+
+# The stream
+
+
+def events(response: TestResponse) -> Iterator[tuple[str, Any]]:
+    """The events of a stream as they come: name and data."""
+    name, data = "", ""
+    for chunk in response.iter_encoded():
+        for line in chunk.decode().splitlines():
+            key, _, value = line.partition(": ")
+            if key == "event":
+                name = value
+            elif key == "data":
+                data = value
+            elif not line and data:
+                yield name, json.loads(data)
+                name = data = ""
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "EVERY", 0.01)
+
+
+@pytest.mark.usefixtures("quick")
+def test_stream(queue: Queue, program: Program) -> None:
+    (id,) = queue.put("mail")
+    response = program.ask("GET", "/events")
+    assert response.mimetype == "text/event-stream"
+    told = events(response)
+    name, first = next(told)
+    assert name == ""
+    assert first["server"] == program.get("/server")
+    assert first["tubes"] == {tube["name"]: tube for tube in program.get("/tubes")["tubes"]}
+    queue.put("other")
+    _, second = next(told)
+    assert second["tubes"] == {"other": program.get("/tube", tube="other")}
+    assert set(second["server"]) == {"stats"}
+    queue.broker.delete_job(id, queue.now)
+    _, third = next(told)
+    assert third["tubes"] == {"mail": None}
+    response.close()
+
+
+@pytest.mark.usefixtures("quick")
+def test_stream_of_a_tube_ends_with_it(queue: Queue, program: Program) -> None:
+    (id,) = queue.put("mail")
+    told = events(program.ask("GET", "/events?tube=mail"))
+    assert next(told)[1] == {"tubes": {"mail": program.get("/tube", tube="mail")}}
+    queue.broker.delete_job(id, queue.now)
+    assert list(told) == [("gone", {})]
+    problem(program.ask("GET", "/events?tube=mail"), 404)
+
+
+def test_streams_are_not_without_end(queue: Queue, program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "STREAMS_AT_MOST", 0)
+    problem(program.ask("GET", "/events"), 503)
+
+
+def test_stream_is_looked_for_before_it_is_begun(queue: Queue) -> None:
+    response = queue.app(api_token=TOKEN).test_client().get(f"{ROOT}/events", headers=bearer("x"))
+    problem(response, 401)
+
+
+# The audit log
+
+
+@pytest.mark.parametrize("limit", [1, 4, 100])
+def test_audit(queue: Queue, program: Program, limit: int) -> None:
+    queue.put("mail")
+    for seconds in range(1, 11):
+        program.do("POST", "/tube/pause", {"seconds": seconds}, tube="mail")
+    program.do("POST", "/tube/resume", tube="mail")
+    entries = [entry for page in program.pages("/audit", "entries", limit=limit) for entry in page]
+    assert [entry["number"] for entry in entries] == list(range(11, 0, -1))
+    assert entries[1] == {
+        "number": 10,
+        "at": "2027-01-15T08:00:00Z",
+        "who": "api-token",
+        "address": "127.0.0.1",
+        "what": "tube/pause",
+        "details": {"tube": "mail", "seconds": 10},
+    }
+    found = [entry["what"] for page in program.pages("/audit", "entries", limit=limit, what="RESUME") for entry in page]
+    assert found == ["tube/resume"]
+    assert program.get("/audit", who="nobody")["entries"] == []
+    problem(program.ask("GET", "/audit?cursor=WzFd1"), 400, "cursor")
+
+
+# Samples
+
+
+def test_samples(program: Program) -> None:
+    sample = {"name": "Welcome mail", "tube": "mail", "body": "{}\r\n", "pri": 1, "delay": 2, "ttr": 3}
+    assert program.do("POST", "/samples", sample | {"name": " Welcome \t mail"}, 201) == sample
+    program.do("POST", "/samples", {"name": "another", "tube": "mail"}, 201)
+    assert [one["name"] for one in program.get("/samples")["samples"]] == ["another", "Welcome mail"]
+    assert program.get("/samples")["samples"][1] == sample
+    program.do("DELETE", "/samples", None, 204, name="Welcome mail")
+    problem(program.ask("DELETE", "/samples?name=Welcome+mail"), 404)
+    problem(program.ask("POST", "/samples", json={"name": " ", "tube": "mail"}), 400, "name")
+    problem(program.ask("POST", "/samples", json={"name": "n", "tube": "mail", "body": "ä" * 65536}), 409)
+
+
+def test_nothing_is_left_running(queue: Queue, program: Program) -> None:
+    """A stream that nobody reads any more costs nothing."""
+    response = program.ask("GET", "/events")
+    next(events(response))
+    response.close()
+    gevent.sleep(0)
+    assert program.app.extensions["live"].stream_count == 0

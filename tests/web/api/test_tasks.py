@@ -1,0 +1,159 @@
+"""Searches and changes of many jobs by the API: counted first, done as counted, and cancelled when asked to."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import gevent
+import pytest
+
+from greenstalk_server.job import BURIED, READY
+from web import bulk, tasks
+from web.api.tasks import Action, Progress
+
+from ..conftest import Queue
+from .conftest import Program, problem
+
+
+def ended(program: Program, task: dict[str, Any]) -> dict[str, Any]:
+    """The task once it has ended."""
+    while task["state"] == "running":
+        gevent.sleep(0.001)
+        task = program.get(f"/tasks/{task['id']}")
+    return task
+
+
+def test_words_are_those_of_the_pages() -> None:
+    assert set(get_args(Action)) == set(bulk.ACTIONS)
+    assert set(get_args(Progress)) == {tasks.RUNNING, tasks.DONE, tasks.CANCELLED, tasks.FAILED}
+
+
+def test_search(queue: Queue, program: Program) -> None:
+    ids = queue.put("mail", count=30, pri=5)
+    queue.put("mail", count=30)
+    response = program.ask("POST", "/searches", json={"tube": "mail", "q": "pri:5"})
+    assert response.status_code == 202
+    task = ended(program, response.get_json())
+    assert response.headers["Location"] == f"/api/v1/tasks/{task['id']}"
+    assert (task["kind"], task["state"], task["matched"], task["counted"]) == ("search", "done", 30, None)
+    assert task["scanned"] == task["total"] == 60
+    queue.broker.delete_job(ids[3], queue.now)
+    found = program.pages(f"/tasks/{task['id']}/jobs", "jobs", limit=7)
+    assert [job["id"] for page in found for job in page] == ids[:3] + ids[4:]
+    assert program.get("/tasks")["tasks"] == [task]
+
+
+def test_viewers_search_too(queue: Queue) -> None:
+    app = queue.app(api_viewer_token="v")  # noqa: S106
+    task = Program(app, "v").do("POST", "/searches", {"q": "pri:5"}, 202)
+    assert Program(app, "v").get(f"/tasks/{task['id']}")["id"] == task["id"]
+    problem(Program(app, "v").ask("DELETE", f"/tasks/{task['id']}"), 403)
+
+
+def test_dry_run_then_run(queue: Queue, program: Program) -> None:
+    ids = queue.put("mail", count=30)
+    worker = queue.connect()
+    for id in ids[:3]:
+        queue.broker.reserve_job(worker, id, queue.now)
+    queue.broker.bury_job(ids[3], queue.now)
+    task = ended(program, program.do("POST", "/bulk", {"action": "bury", "tube": "mail"}, 202))
+    assert (task["kind"], task["changed"]) == ("dry-run", 0)
+    counted = {"action": "bury", "would_change": 26, "held": 3, "as_they_are": 1, "sample": ids[4:14], "run": None}
+    assert task["counted"] == counted
+    queue.put("mail", count=5)  # newer than the dry run, and so spared
+    run = ended(program, program.do("POST", f"/tasks/{task['id']}/run", None, 202))
+    assert (run["kind"], run["state"], run["changed"], run["counted"]) == ("change", "done", 26, None)
+    assert program.get(f"/tasks/{task['id']}")["counted"]["run"] == run["id"]
+    assert program.do("POST", f"/tasks/{task['id']}/run", {"force": True}, 202)["id"] == run["id"]
+    states = [job.state for job in queue.broker.jobs.values()]
+    assert (states.count(BURIED), states.count(READY)) == (27, 5)
+    queue.broker.check()
+
+
+@pytest.mark.parametrize(
+    ("change", "changed"),
+    [
+        ({"action": "delete", "tube": "mail"}, 28),
+        ({"action": "delete", "tube": "mail", "force": True}, 30),
+        ({"action": "delete", "all": True}, 33),
+        ({"action": "delete", "ids": [1, 2, 5, 5, 6, 99]}, 2),
+        ({"action": "delete", "ids": [5, 6], "q": "pri:7"}, 0),
+        ({"action": "move", "tube": "mail", "to": "other"}, 28),
+        ({"action": "pri", "q": "tube:mail", "pri": 0}, 28),
+        ({"action": "delay", "tube": "mail", "state": "ready", "delay": 60}, 28),
+    ],
+)
+def test_at_once(queue: Queue, program: Program, change: dict[str, Any], changed: int) -> None:
+    ids = queue.put("mail", count=30)
+    queue.put("default", count=5)
+    worker = queue.connect()
+    for id in ids[:2]:
+        queue.broker.reserve_job(worker, id, queue.now)
+    counted = ended(program, program.do("POST", "/bulk", change, 202))["counted"]
+    assert counted["would_change"] + (counted["held"] if change.get("force") else 0) == changed
+    task = ended(program, program.do("POST", "/bulk", change | {"dry_run": False}, 202))
+    assert (task["state"], task["changed"]) == ("done", changed)
+    queue.broker.check()
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"tube": "mail"}, "action"),
+        ({"action": "explode", "tube": "mail"}, "action"),
+        ({"action": "kick"}, "all"),
+        ({"action": "move", "tube": "mail"}, "to"),
+        ({"action": "pri", "tube": "mail"}, "pri"),
+        ({"action": "delay", "tube": "mail"}, "delay"),
+        ({"action": "kick", "tube": "mail", "to": "other"}, "to"),
+        ({"action": "move", "tube": "mail", "to": "a b"}, "to"),
+        ({"action": "kick", "ids": []}, "ids"),
+        ({"action": "kick", "ids": list(range(1, 1002))}, "ids"),
+        ({"action": "kick", "ids": [0]}, "ids[0]"),
+        ({"action": "kick", "q": "size:x"}, "q"),
+        ({"action": "kick", "tube": "mail", "dry_run": "no"}, "dry_run"),
+    ],
+)
+def test_what_makes_no_change(program: Program, change: dict[str, Any], field: str) -> None:
+    response = program.ask("POST", "/bulk", json=change)
+    problem(response, 400, field)
+    assert program.get("/tasks") == {"tasks": []}
+
+
+def test_draining_begins_no_change(queue: Queue, program: Program) -> None:
+    task = ended(program, program.do("POST", "/bulk", {"action": "kick", "all": True}, 202))
+    queue.broker.drain()
+    problem(program.ask("POST", f"/tasks/{task['id']}/run"), 503)
+    problem(program.ask("POST", "/bulk", json={"action": "kick", "all": True, "dry_run": False}), 503)
+
+
+def test_cancel(queue: Queue, program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task that would go on is ended between two jobs; so many run at once, and no more."""
+    queue.put("mail", count=10)
+
+    def rest(task: tasks.Task) -> None:
+        gevent.sleep(0.001)
+        if task.is_cancelled:
+            raise tasks.Cancelled
+        task.scanned -= 1
+
+    monkeypatch.setattr(tasks.Task, "rest", rest)
+    monkeypatch.setattr("web.search.candidates", lambda *_: (10, iter(lambda: 1, 0)))
+    monkeypatch.setattr("web.api.tasks.FIRST_WAIT", 0.01)
+    started = [program.do("POST", "/searches", {"q": f"pri:{at}"}, 202) for at in range(tasks.RUNNING_AT_MOST)]
+    problem(program.ask("POST", "/searches", json={"q": "pri:99"}), 503)
+    problem(program.ask("POST", f"/tasks/{started[0]['id']}/run"), 404)
+    for task in started:
+        assert program.do("DELETE", f"/tasks/{task['id']}")["state"] == "cancelled"
+    assert [task["state"] for task in program.get("/tasks")["tasks"]] == ["cancelled"] * tasks.RUNNING_AT_MOST
+
+
+def test_task_that_is_not(program: Program) -> None:
+    for method, path in (("GET", ""), ("DELETE", ""), ("POST", "/run"), ("GET", "/jobs")):
+        problem(program.ask(method, f"/tasks/0123456789abcdef{path}"), 404)
+
+
+def test_tasks_about_bodies_are_hidden_with_them(queue: Queue) -> None:
+    app = queue.app(api_token="t")  # noqa: S106
+    task = Program(app, "t").do("POST", "/searches", {"q": "marker"}, 202)
+    assert Program(app, "t").get(f"/tasks/{task['id']}")["title"] == "Search for body:marker"

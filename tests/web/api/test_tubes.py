@@ -1,0 +1,135 @@
+"""Tubes by the API: lists in every order, figures, pauses, and what is done to all jobs of one."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+
+from greenstalk_server.job import SECOND
+from web.api.tubes import Sort
+from web.overview import BY_NAME, SORTS
+
+from ..conftest import Queue
+from .conftest import Program, problem
+
+HOSTILE = ["a/b", "a//jobs", "/lead", "..", "+plus", "a;b", "(x)", "$$", "_", "a" * 200]
+
+
+def names(program: Program, **query: object) -> list[str]:
+    return [tube["name"] for page in program.pages("/tubes", "tubes", **query) for tube in page]
+
+
+def test_orders_are_those_of_the_page() -> None:
+    assert set(get_args(Sort)) == {BY_NAME, *SORTS}
+
+
+@pytest.mark.parametrize("limit", [1, 3, 100])
+def test_every_order_has_every_tube_once(queue: Queue, program: Program, limit: int) -> None:
+    for at, name in enumerate(HOSTILE):
+        queue.put(name, count=at + 1, delay=at % 2 * 60)
+        if at % 3 == 0:
+            queue.broker.pause_tube(name.encode(), at * SECOND + SECOND, queue.now)
+    everything = sorted([*HOSTILE, "default"])
+    for sort in get_args(Sort):
+        for desc in ("false", "true"):
+            found = names(program, sort=sort, desc=desc, limit=limit)
+            assert sorted(found) == everything, (sort, desc)
+    assert names(program, limit=limit) == everything
+    assert names(program, desc="true", limit=limit) == everything[::-1]
+    ready = [queue.broker.tubes[name.encode()].ready.count for name in names(program, sort="ready", limit=limit)]
+    assert ready == sorted(ready)
+    assert names(program, q="A/", limit=limit) == ["a/b", "a//jobs"][::-1]
+
+
+def test_figures(queue: Queue, program: Program) -> None:
+    ids = queue.put("a/b", count=5, pri=5)
+    queue.put("a/b", delay=60)
+    worker = queue.connect()
+    queue.broker.watch(worker, b"a/b")
+    queue.broker.reserve_job(worker, ids[0], queue.now)
+    queue.broker.bury_job(ids[1], queue.now)
+    queue.broker.delete_job(ids[2], queue.now)
+    queue.now += 5 * SECOND
+    found = program.get("/tube", tube="a/b")
+    counts = {"ready": 2, "urgent": 2, "reserved": 1, "delayed": 1, "buried": 1, "watching": 1, "using": 0}
+    assert {name: found[name] for name in counts} == counts
+    assert (found["total_jobs"], found["total_deletes"], found["bytes"]) == (6, 1, 20)
+    assert (found["oldest_ready_age"], found["has_no_consumers"], found["is_paused"]) == (5, False, False)
+    assert found in program.get("/tubes")["tubes"]
+
+
+def test_pause_and_resume(queue: Queue, program: Program) -> None:
+    queue.put("mail")
+    found = program.do("POST", "/tube/pause", {"seconds": 60, "reason": " the  relay\tis down "}, tube="mail")
+    assert (found["is_paused"], found["pause"], found["pause_time_left"]) == (True, 60, 59)
+    assert found["pause_reason"] == "the relay is down"
+    assert queue.broker.tubes[b"mail"].paused_until == queue.now + 60 * SECOND
+    found = program.do("POST", "/tube/resume", tube="mail")
+    assert (found["is_paused"], found["pause"], found["pause_reason"]) == (False, 0, "")
+    what = [(entry["what"], entry["details"]) for entry in program.get("/audit")["entries"]]
+    assert what == [
+        ("tube/resume", {"tube": "mail"}),
+        ("tube/pause", {"tube": "mail", "seconds": 60, "reason": "the relay is down"}),
+    ]
+
+
+def test_kick(queue: Queue, program: Program) -> None:
+    for id in queue.put("mail", count=700):
+        queue.broker.bury_job(id, queue.now)
+    queue.put("mail", delay=60, count=3)
+    told = program.do("POST", "/tube/kick", {"count": 100}, tube="mail")
+    assert told == {"tube": "mail", "state": "buried", "jobs": 100, "left": 600}
+    assert program.do("POST", "/tube/kick", {"state": "delayed"}, tube="mail")["jobs"] == 3
+    assert program.do("POST", "/tube/kick", tube="mail") == {"tube": "mail", "state": "buried", "jobs": 600, "left": 0}
+    assert queue.broker.tubes[b"mail"].ready.count == 703
+    queue.broker.check()
+
+
+def test_clear(queue: Queue, program: Program) -> None:
+    queue.put("mail", count=700)
+    queue.put("mail", delay=60, count=3)
+    told = program.do("POST", "/tube/clear", {"state": "ready"}, tube="mail")
+    assert told == {"tube": "mail", "state": "ready", "jobs": 700, "left": 0}
+    problem(program.ask("POST", "/tube/clear?tube=mail", json={"state": "reserved"}), 400, "state")
+    problem(program.ask("POST", "/tube/clear?tube=mail", json={}), 400, "state")
+    assert queue.broker.tubes[b"mail"].delayed.count == 3
+    queue.broker.check()
+
+
+def test_tube_that_is_not(queue: Queue, program: Program) -> None:
+    for method, path, body in (
+        ("GET", "/tube", None),
+        ("GET", "/tubes/history", None),
+        ("POST", "/tube/pause", {"seconds": 1}),
+        ("POST", "/tube/resume", None),
+        ("POST", "/tube/kick", None),
+        ("POST", "/tube/clear", {"state": "ready"}),
+    ):
+        response = program.ask(method, path, query_string={"tube": "nowhere"}, json=body)
+        assert "There is no tube “nowhere” now" in problem(response, 404)["detail"]
+
+
+def test_history(queue: Queue, program: Program) -> None:
+    history = program.app.extensions["history"]
+    queue.put("mail", count=20)
+    for _ in range(11):
+        queue.now += SECOND
+        history.tick()
+    found = program.get("/tubes/history", tube="mail")
+    assert (found["step"], found["series"]["ready"][-1]) == (10, 20)
+    assert found["series"]["put"][-1] == 2
+    assert len(found["series"]["put"]) == 360
+    assert program.get("/server/history", span="day")["step"] == 300
+    assert program.get("/server/history")["series"]["ready"][-1] == 20
+
+
+@pytest.mark.parametrize("cursor", ["", "eA", "WyJuYW1lIl0", "WyJuYW1lIiwwLDAsMF0"])
+def test_cursor_of_nothing(program: Program, cursor: str) -> None:
+    problem(program.ask("GET", "/tubes", query_string={"cursor": cursor}), 400, "cursor")
+
+
+def test_cursor_of_another_order(queue: Queue, program: Program) -> None:
+    queue.put("mail")
+    cursor = program.get("/tubes", limit=1)["next_cursor"]
+    problem(program.ask("GET", "/tubes", query_string={"cursor": cursor, "sort": "ready"}), 400, "cursor")

@@ -1,0 +1,95 @@
+"""`/api/v1`: all that the dashboard can show or do, as JSON. docs/api.md is for its users.
+
+How to add a group of endpoints:
+
+1. Write a class in a module of its own. Its name is the tag under which users find it, its docstring tells them what
+   it is about. It takes what it needs (the broker, the clock, `commit`, the deeds) in `__init__`.
+2. Each endpoint is a method with `@endpoint("POST", "/things/{id}/do", errors={409: "…"})`. Its signature is its
+   definition: parameters in the path are annotated with a type of `values`; `query` is a Struct of class `Asked`, whose
+   fields are the parameters; `body` is another, or a list or a union, and optional if it has a default; what it returns
+   is a Struct of class `Told`, None for 204, or a Response for what is no JSON. Its docstring is for users.
+3. Add it below, in `install`. The OpenAPI document, the page of it, reading, refusing, and the guard's questions
+   (who may, from where, how large) follow from that.
+
+A method may switch, so what it knew before is looked up anew after. It refuses by raising an HTTPException: `refuse` of
+`problems` names a field; NotFound, Conflict, ServiceUnavailable and deeds.NotTaken say what they mean. What changes
+something notes it in the audit log, as web.deeds does, and ends with `settle(self._commit)` of `settled`.
+
+    endpoint, frame     what an endpoint is; what serves them
+    reading, problems   what comes in, and what is wrong with it
+    values, cursors     types that many share; where a list goes on
+    listing             lists of jobs
+    schema, openapi     what the types are in words, and as a document; docs is the page of it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from flask import Flask
+
+from greenstalk_server.broker import Broker
+from greenstalk_server.clock import Clock
+from web.api.connections import Connections
+from web.api.frame import Api
+from web.api.jobs import Jobs
+from web.api.leases import Leases
+from web.api.samples import Samples
+from web.api.server import Server
+from web.api.tasks import Tasks
+from web.api.tubes import Tubes
+from web.audit import Audit
+from web.bulk import Bulk
+from web.deeds import Deeds
+from web.export import Exports
+from web.history import History
+from web.leases import Leases as Lessor
+from web.live import LiveHub
+from web.options import WebOptions
+from web.samples import Samples as Kept
+from web.search import Searches
+from web.store import Store
+from web.tasks import Tasks as Running
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """The parts of the dashboard that the API is another way to; *commit* as for web.actions."""
+
+    options: WebOptions
+    broker: Broker
+    clock: Clock
+    commit: Callable[[], bool]
+    audit: Audit
+    bulk: Bulk
+    deeds: Deeds
+    exports: Exports
+    history: History
+    live: LiveHub
+    samples: Kept
+    searches: Searches
+    store: Store
+    tasks: Running
+
+
+def install(app: Flask, parts: Parts) -> None:
+    """Add the API to *app*. Its `extensions["leases"]` is to be stopped before the server: leases end with that."""
+    broker, clock, commit, deeds = parts.broker, parts.clock, parts.commit, parts.deeds
+    tubes = Tubes(broker, clock, commit, deeds, parts.history, parts.store)
+    api = Api(broker, _security(parts.options))
+    api.add(Jobs(broker, clock, commit, deeds, parts.exports))
+    leases = app.extensions["leases"] = Lessor(broker, clock, commit)
+    api.add(Leases(leases, clock, commit))
+    api.add(tubes)
+    api.add(Tasks(broker, clock, parts.tasks, parts.searches, parts.bulk))
+    api.add(Connections(broker, clock, commit, deeds))
+    api.add(Samples(parts.store, parts.samples))
+    api.add(Server(broker, clock, tubes, parts.history, parts.audit, parts.live))
+    api.install(app)
+
+
+def _security(options: WebOptions) -> list[str]:
+    """What the guard asks of who uses the API, by the names of openapi.SECURITY: one of these; of nobody if none."""
+    has_token, has_password = options.api_token or options.api_viewer_token, options.password or options.viewer_password
+    return [name for name, is_asked in (("bearer", has_token), ("basic", has_password)) if is_asked]

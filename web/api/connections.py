@@ -1,0 +1,198 @@
+"""The connections of the API: a list, one of them with what it holds and watches, and its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from heapq import nsmallest
+from itertools import islice
+from typing import Annotated, Final, Literal
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from greenstalk_server.broker import Broker
+from greenstalk_server.client import Client
+from greenstalk_server.clock import Clock
+from greenstalk_server.job import SECOND, Job
+from web.api.cursors import DEFAULT_LIMIT, Cursor, Limit, NextCursor, dump, load
+from web.api.endpoint import endpoint
+from web.api.problems import refuse
+from web.api.settled import settle
+from web.api.values import Asked, Count, Instant, JobId, Pri, Told, TubeName, instant
+from web.connections import (
+    JOBS_LISTED,
+    LONGEST_FILTER,
+    LOOKED_AT,
+    SORTS,
+    TUBES_IN_ROW,
+    TUBES_LISTED,
+    find_client,
+    matching,
+    paced,
+    soonest,
+)
+from web.deeds import Deeds
+from web.pace import Pace
+
+ConnectionNumber = Annotated[
+    int, Meta(ge=1, description="The number of a connection.", extra_json_schema={"maximum": 2**32 - 1}, examples=[7])
+]
+
+
+class HeldJob(Told):
+    """A job that a connection holds."""
+
+    id: JobId
+    tube: TubeName
+    pri: Pri
+    size: Annotated[Count, Meta(description="Bytes of the body.")]
+    reserved_at: Instant
+    time_left: Annotated[Count, Meta(description="Seconds until it turns ready again.")]
+
+
+class Connection(Told):
+    """A client: a connection of the beanstalk protocol, or a request to reserve over HTTP."""
+
+    number: ConnectionNumber
+    address: Annotated[str, Meta(description="Where it comes from.")]
+    program: Annotated[str, Meta(description="What is known of who it is.")]
+    is_http: Annotated[bool, Meta(description="It is a request to reserve over HTTP.")]
+    is_producer: Annotated[bool, Meta(description="It has put jobs.")]
+    is_worker: Annotated[bool, Meta(description="It has reserved jobs.")]
+    connected_at: Instant
+    uses: Annotated[TubeName, Meta(description="The tube that it puts into.")]
+    watches: Annotated[
+        list[TubeName],
+        Meta(description=f"Tubes that it reserves from: the first {TUBES_IN_ROW}, or {TUBES_LISTED} of one alone."),
+    ]
+    watched: Annotated[Count, Meta(description="How many tubes it watches.")]
+    held: Annotated[Count, Meta(description="How many jobs it holds.")]
+    waiting_since: Annotated[Instant | None, Meta(description="Since when it has waited in a reserve; null if not.")]
+    waits_until: Annotated[Instant | None, Meta(description="When that ends without a job; null if it never does.")]
+
+
+class ConnectionWithJobs(Connection):
+    """A connection, and the jobs that it holds."""
+
+    jobs: Annotated[list[HeldJob], Meta(description=f"The first {JOBS_LISTED} of them, the next to time out first.")]
+
+
+class ConnectionList(Told):
+    """Some of the connections."""
+
+    connections: list[Connection]
+    next_cursor: NextCursor
+
+
+class ListConnections(Asked):
+    """Which connections."""
+
+    q: Annotated[
+        str,
+        Meta(
+            max_length=LONGEST_FILTER,
+            description="Only those with this in their address, program or a tube's name, or as their number.",
+        ),
+    ] = ""
+    sort: Annotated[
+        Literal["number", "held", "waiting"],
+        Meta(description="By number; by who holds a job for longest; or by who waits for longest."),
+    ] = "number"
+    cursor: Cursor | UnsetType = UNSET
+    limit: Limit = DEFAULT_LIMIT
+
+
+class _Place(Struct, array_like=True):
+    """After which connection a list goes on."""
+
+    sort: str
+    rank: int
+    number: int
+
+
+NO_CONNECTION: Final = {404: "There is no such connection now."}
+
+
+class Connections:
+    """Connections of producers and workers: who waits, who holds what."""
+
+    def __init__(self, broker: Broker, clock: Clock, commit: Callable[[], bool], deeds: Deeds) -> None:
+        self._broker: Broker = broker
+        self._clock: Clock = clock
+        self._commit: Callable[[], bool] = commit
+        self._deeds: Deeds = deeds
+
+    @endpoint("GET", "/connections")
+    def list_connections(self, query: ListConnections) -> ConnectionList:
+        """List the connections."""
+        pace, rank = Pace(), SORTS[query.sort][1]
+        after = _after(query)
+        keys = [
+            (rank(client), client.number, client)
+            for client in paced(matching(self._broker, query.q.strip(), pace), pace)
+        ]
+        first = nsmallest(query.limit + 1, [key for key in keys if after is None or key[:2] > after])
+        told = []
+        for _, _, client in first[: query.limit]:
+            if not client.is_closed:  # others had their turn since
+                told.append(_told(client, TUBES_IN_ROW))
+            pace.rest()
+        is_cut = len(first) > query.limit
+        following = dump(_Place(query.sort, *first[query.limit - 1][:2])) if is_cut else None
+        return ConnectionList(connections=told, next_cursor=following)
+
+    @endpoint("GET", "/connections/{number}", errors=NO_CONNECTION)
+    def get_connection(self, number: ConnectionNumber) -> ConnectionWithJobs:
+        """Look at one connection, and the jobs that it holds."""
+        client, now = self._find(number), self._clock()
+        told = _told(client, TUBES_LISTED)
+        jobs = [_held(job, now) for job in soonest(client, JOBS_LISTED, LOOKED_AT)]
+        return ConnectionWithJobs(**{name: getattr(told, name) for name in told.__struct_fields__}, jobs=jobs)
+
+    @endpoint("DELETE", "/connections/{number}", status=204, errors=NO_CONNECTION)
+    def close_connection(self, number: ConnectionNumber) -> None:
+        """Close a connection. The jobs that it holds turn ready."""
+        self._deeds.close(self._find(number))
+        settle(self._commit)
+
+    def _find(self, number: int) -> Client:
+        return find_client(self._broker, {"number": str(number)})
+
+
+def _after(query: ListConnections) -> tuple[int, int] | None:
+    if query.cursor is UNSET:
+        return None
+    place = load(query.cursor, _Place)
+    if place.sort != query.sort:
+        refuse("cursor", f"is of a list sorted by {place.sort[:20]}")
+    return place.rank, place.number
+
+
+def _told(client: Client, tubes: int) -> Connection:
+    """*client*, with the first *tubes* of those that it watches."""
+    until = client.wait_until if client.is_waiting else None
+    return Connection(
+        number=client.number,
+        address=client.address,
+        program=client.name,
+        is_http=client.is_http,
+        is_producer=client.is_producer,
+        is_worker=client.is_worker,
+        connected_at=instant(client.connected_at),
+        uses=client.used.name.decode(),
+        watches=[name.decode() for name in islice(client.watched, tubes)],
+        watched=len(client.watched),
+        held=len(client.reserved),
+        waiting_since=instant(client.waiting_since) if client.is_waiting else None,
+        waits_until=instant(until) if until is not None else None,
+    )
+
+
+def _held(job: Job, now: int) -> HeldJob:
+    return HeldJob(
+        id=job.id,
+        tube=job.tube.name.decode(),
+        pri=job.pri,
+        size=len(job.body),
+        reserved_at=instant(job.reserved_at),
+        time_left=max(0, job.deadline - now) // SECOND,
+    )

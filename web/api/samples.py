@@ -1,0 +1,94 @@
+"""The samples of the API: jobs that are kept by a name, to be put again."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+from msgspec import Meta
+from werkzeug.exceptions import Forbidden
+
+from web.access import visitor
+from web.api.endpoint import endpoint
+from web.api.problems import refuse
+from web.api.values import Asked, Delay, Pri, Told, Ttr, TubeName
+from web.samples import DEFAULT_PRI, DEFAULT_TTR, LONGEST_NAME
+from web.samples import Samples as Kept
+from web.store import LARGEST_SAMPLE, Store
+from web.store import Sample as Stored
+
+Name = Annotated[str, Meta(min_length=1, max_length=LONGEST_NAME, description="Its name.", examples=["welcome"])]
+
+
+class Sample(Told):
+    """A job that is kept, to be put again."""
+
+    name: Name
+    tube: TubeName
+    body: str
+    pri: Pri
+    delay: Delay
+    ttr: Ttr
+
+
+class SampleList(Told):
+    """All samples there are."""
+
+    samples: list[Sample]
+    trouble: Annotated[str, Meta(description="Why the last change of them is not on disk; empty if it is.")]
+
+
+class NewSample(Asked):
+    """A job to keep, by a name."""
+
+    name: Name
+    tube: TubeName
+    body: Annotated[str, Meta(max_length=LARGEST_SAMPLE)] = ""
+    pri: Pri = DEFAULT_PRI
+    delay: Delay = 0
+    ttr: Ttr = DEFAULT_TTR
+
+
+class ByName(Asked):
+    """Which sample."""
+
+    name: Name
+
+
+HIDDEN: Final = {403: "Bodies are hidden from you, and so are samples."}
+
+
+class Samples:
+    """Samples: jobs kept by name, as the form for a new job offers them."""
+
+    def __init__(self, store: Store, samples: Kept) -> None:
+        self._store: Store = store
+        self._samples: Kept = samples
+
+    @endpoint("GET", "/samples", errors=HIDDEN)
+    def list_samples(self) -> SampleList:
+        """List the samples."""
+        if not visitor().sees_bodies:
+            raise Forbidden("Bodies are hidden from you, and so are samples.")
+        found = sorted(self._store.samples.values(), key=lambda sample: sample.name.casefold())
+        return SampleList(samples=[_told(sample) for sample in found], trouble=self._store.trouble)
+
+    @endpoint("POST", "/samples", status=201, errors={409: "There is no room for one more."})
+    def save_sample(self, body: NewSample) -> Sample:
+        """Save a sample, in place of one of the same name."""
+        name = " ".join(body.name.split())
+        if not name:
+            refuse("name", "must have other characters than spaces")
+        sample = Stored(name, body.tube, body.pri, body.delay, body.ttr, body.body)
+        self._samples.keep(sample)
+        return _told(sample)
+
+    @endpoint("DELETE", "/samples", status=204, errors={404: "There is no such sample."})
+    def delete_sample(self, query: ByName) -> None:
+        """Delete a sample."""
+        self._samples.forget(query.name)
+
+
+def _told(sample: Stored) -> Sample:
+    return Sample(
+        name=sample.name, tube=sample.tube, body=sample.body, pri=sample.pri, delay=sample.delay, ttr=sample.ttr
+    )

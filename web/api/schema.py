@@ -1,0 +1,105 @@
+"""JSON Schemas of the API's types, and what they say in words: for messages, for the document, and for its page."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from typing import Any, Final
+
+import msgspec
+
+Schema = dict[str, Any]
+
+REFERENCE: Final = "#/components/schemas/{name}"
+
+_STEP: Final = re.compile(r"\.([A-Za-z_]\w*)|\[(?:\d+|\.\.\.)\]")
+
+
+@cache
+def of_type(type: Any) -> tuple[Schema, dict[str, Schema]]:
+    """The schema of *type*, and those it refers to, by name."""
+    (schema,), components = msgspec.json.schema_components([type], ref_template=REFERENCE)
+    return schema, components
+
+
+def components_of(types: Iterable[Any]) -> dict[str, Schema]:
+    """The schemas of all Structs that *types* are made of, by name."""
+    return msgspec.json.schema_components(list(types), ref_template=REFERENCE)[1]
+
+
+def fields_of(struct: type[msgspec.Struct]) -> tuple[dict[str, Schema], list[str]]:
+    """The schema of each field of *struct*, and which of them are required."""
+    schema, components = of_type(struct)
+    found = resolved(schema, components)
+    return found.get("properties", {}), found.get("required", [])
+
+
+def resolved(schema: Schema, components: Mapping[str, Schema]) -> Schema:
+    """What *schema* refers to, or itself."""
+    reference = schema.get("$ref")
+    return components[reference.rpartition("/")[2]] if reference else schema
+
+
+def at(type: Any, path: str) -> Schema:
+    """The schema of what *path*, such as `[0].pri`, leads to in a value of *type*; empty if that is not known."""
+    schema, components = of_type(type)
+    for step in _STEP.finditer(path):
+        schema = _below(schema, components, step[1])
+    return resolved(schema, components)
+
+
+def in_words(schema: Schema) -> str:
+    """What *schema* allows: `a whole number from 0 to 10`, `one of ready, buried`; empty if there is nothing to say."""
+    if "enum" in schema:
+        return f"one of {', '.join(map(str, schema['enum']))}"
+    if "anyOf" in schema:
+        return " or ".join(filter(None, map(in_words, schema["anyOf"])))
+    if "$ref" in schema:
+        return f"an object ({schema['$ref'].rpartition('/')[2]})"
+    words = _WORDS.get(schema.get("type", ""))
+    return words(schema) if words is not None else ""
+
+
+def _below(schema: Schema, components: Mapping[str, Schema], name: str | None) -> Schema:
+    """The schema of the property *name*, or of the items of an array if it is None."""
+    schema = resolved(schema, components)
+    for choice in (resolved(one, components) for one in schema.get("anyOf", [schema])):
+        if name is None and "items" in choice:
+            return dict(choice["items"])
+        if name is not None and name in choice.get("properties", {}):
+            return dict(choice["properties"][name])
+    return {}
+
+
+def _number(schema: Schema) -> str:
+    noun = "a whole number" if schema["type"] == "integer" else "a number"
+    least, most = schema.get("minimum"), schema.get("maximum")
+    if least is not None and most is not None:
+        return f"{noun} from {least} to {most}"
+    return f"{noun} of at least {least}" if least is not None else noun
+
+
+def _string(schema: Schema) -> str:
+    if "pattern" in schema:
+        return str(schema.get("description", "a text of a certain form")).rstrip(".").partition(". ")[0]
+    if schema.get("format") == "date-time":
+        return "a time"
+    return f"a text of at most {schema['maxLength']} characters" if "maxLength" in schema else "a text"
+
+
+def _array(schema: Schema) -> str:
+    least, most = schema.get("minItems"), schema.get("maxItems")
+    many = f" of {least or 0} to {most}" if most is not None else ""
+    return f"a list{many}: {in_words(schema.get('items', {}))} each"
+
+
+_WORDS: Final[Mapping[str, Callable[[Schema], str]]] = {
+    "integer": _number,
+    "number": _number,
+    "string": _string,
+    "array": _array,
+    "boolean": lambda _: "true or false",
+    "null": lambda _: "null",
+    "object": lambda _: "an object",
+}
