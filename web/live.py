@@ -36,6 +36,7 @@ from werkzeug.exceptions import BadRequest, NotFound, ServiceUnavailable
 from greenstalk_server.clock import Clock
 from greenstalk_server.job import SECOND
 from web.access import Visitor, visitor
+from web.peer import PARTED, descriptor_of
 
 log = logging.getLogger(__name__)
 
@@ -69,9 +70,6 @@ REST: Final = 0.002
 
 KEPT: Final = ("SCRIPT_NAME", "SERVER_NAME", "SERVER_PORT", "HTTP_HOST", "REMOTE_ADDR", "wsgi.url_scheme")
 """What is kept of a request, so that a page can be rendered for it later."""
-
-PARTED: Final = getattr(select, "POLLRDHUP", 0)
-"""Reported when the other side has closed, besides errors, which are unasked."""
 
 Key = tuple[str, tuple[tuple[str, str], ...], str, bool, bool, bool]
 
@@ -193,7 +191,7 @@ class LiveHub:
             topic.take(state, self._clock())
         if self._is_stopped or len(self._streams) >= STREAMS_AT_MOST:
             raise ServiceUnavailable("There are as many streams of events as there may be. Ask for /live instead.")
-        stream = self._serve(topic, state, _descriptor(request.environ))
+        stream = self._serve(topic, state, descriptor_of(request.environ))
         response = make_response("" if request.method == "HEAD" else stream)
         response.mimetype = "text/event-stream"
         response.headers["Cache-Control"] = "no-store"
@@ -353,9 +351,3 @@ GONE: Final = event({}, "gone")
 
 STILL_THERE: Final = b": still there\n" + event({})
 """A heartbeat: a comment for whatever stands between, and an event that changes nothing, since scripts see those."""
-
-
-def _descriptor(environ: Mapping[str, Any]) -> int | None:
-    """The descriptor of the request's socket, which gevent.pywsgi tells by the way."""
-    rfile = getattr(environ.get("wsgi.input"), "rfile", None)
-    return rfile.fileno() if rfile is not None else None

@@ -60,6 +60,11 @@ class Peer:
 
 
 def peer_of(environ: Mapping[str, Any]) -> Peer:
-    """Who has sent the request with this *environ*; gevent.pywsgi tells the socket's descriptor by the way."""
+    """Who has sent the request with this *environ*."""
+    return Peer(descriptor_of(environ))
+
+
+def descriptor_of(environ: Mapping[str, Any]) -> int | None:
+    """The descriptor of the request's socket, which gevent.pywsgi tells by the way; None if another serves it."""
     rfile = getattr(environ.get("wsgi.input"), "rfile", None)
-    return Peer(rfile.fileno() if rfile is not None else None)
+    return rfile.fileno() if rfile is not None else None

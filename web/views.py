@@ -45,7 +45,8 @@ from web.search import job_list
 from web.store import Store
 
 TUBE_PARTS: Final = ("badges", "figures", "pager", "no_jobs", "pause", "facts")
-JOB_PARTS: Final = ("crumb", "badges", "figures", "life", "who", "actions", "facts")
+JOB_PARTS: Final = ("crumb", "badges", "figures", "life", "who", "facts")
+JOB_PARTS_OF_ADMINS: Final = (*JOB_PARTS, "actions")
 """Blocks of tube.html and job.html, each within an element with its name in `data-part`."""
 
 
@@ -127,8 +128,9 @@ class Views:
     def job_state(self, args: Fields, now: int) -> State:
         """The live state of `/job`, but for the body: of that it tells if it was edited since what `edited` says."""
         details = job_details(self._broker, find_job(self._broker, args), now)
+        names = JOB_PARTS_OF_ADMINS if visitor().is_admin else JOB_PARTS
         return {
-            "parts": parts("job.html", JOB_PARTS, {"job": details, "max_number": fields.MAX_NUMBER}),
+            "parts": parts("job.html", names, {"job": details, "max_number": fields.MAX_NUMBER}),
             "shown": {"edited": details.edited != args.get("edited", details.edited)},
         }
 

@@ -530,6 +530,8 @@ def test_viewer_gets_no_forms(jobs: Jobs, visit: Callable[..., FlaskClient]) -> 
         shown = Page(client.get("/job", query_string={"id": jobs[state].id}).text).elements
         actions = [a.get("action") or "" for tag, a in shown if tag == "form"]
         assert not [action for action in actions if action.startswith("/job/")]
+        live = client.get("/live", query_string={"page": "job", "id": jobs[state].id}).get_json()
+        assert "facts" in live["parts"] and "<form" not in "".join(live["parts"].values())
     refused(post(client, "/job/delete", id=jobs["ready"].id), 403)
 
 
