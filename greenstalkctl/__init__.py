@@ -1,6 +1,9 @@
-"""A command line for any beanstalk server, ours or the original. It knows the protocol, and nothing of the daemon.
+"""A command line for any beanstalk server, ours or the original.
 
-From below: exits, address, text, interrupt, keyboard; server (one connection, and what the other end can do); transfer,
-follower and pulse (many jobs, new jobs, rates); output, settings, params, selection, deed (what commands share);
-commands, a noun each; cli (the group, and errors to exit codes).
+It knows the protocol and the JSON API, and nothing of the daemon. `Settings.reach` decides which way a command goes.
+
+From below: exits, address, text, interrupt, keyboard; queue (what commands ask in either way); server (one connection
+by the protocol, and what the other end can do), channel and api (the same over HTTP, and more); transfer, task,
+follower and pulse (jobs one by one, many at once, new ones, rates); output, settings, params, selection, deed (what
+commands share); commands, a noun each; cli (the group, and errors to exit codes).
 """

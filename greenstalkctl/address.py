@@ -1,4 +1,4 @@
-"""Where a server listens: HOST:PORT, or unix:PATH."""
+"""Where a server listens: HOST:PORT, or unix:PATH. And where its API is: the URL of its dashboard."""
 
 from __future__ import annotations
 
@@ -8,7 +8,12 @@ from dataclasses import dataclass
 from typing import Final
 
 DEFAULT_PORT: Final = 11300
+API_ROOT: Final = "/api/v1"
 _HOST_AND_PORT: Final = re.compile(r"(?:\[(?P<ipv6>[^\]]+)\]|(?P<host>[^:\[\]\s]+))(?::(?P<port>[0-9]{1,5}))?")
+_URL: Final = re.compile(
+    r"(?P<scheme>https?)://(?:\[(?P<ipv6>[0-9A-Fa-f:.]+)\]|(?P<host>[A-Za-z0-9._-]+))(?::(?P<port>[0-9]{1,5}))?"
+    r"(?P<path>[A-Za-z0-9._~/-]*)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,3 +52,35 @@ def parse(text: str) -> Address:
     if match is None or not 0 < port < 65536:
         raise ValueError(f"{text!r} is not HOST:PORT (a port is 1 to 65535) or unix:PATH")
     return Address(host=match["ipv6"] or match["host"], port=port)
+
+
+@dataclass(frozen=True, slots=True)
+class Url:
+    """Where an API is: `root` is its path, which ends with API_ROOT."""
+
+    host: str
+    port: int
+    root: str = API_ROOT
+    is_secure: bool = False
+
+    def __str__(self) -> str:
+        """The URL of the dashboard, for people."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        is_usual = self.port == (443 if self.is_secure else 80)
+        port = "" if is_usual else f":{self.port}"
+        return f"http{'s' if self.is_secure else ''}://{host}{port}{self.root.removesuffix(API_ROOT)}"
+
+
+def parse_url(text: str) -> Url:
+    """Return where the API is that *text* leads to, whose API_ROOT may be missing; raise ValueError if it is no URL.
+
+    One with a name and a password in it is none, and is not repeated: all users of a machine can read command lines.
+    """
+    match = _URL.fullmatch(text)
+    if match is not None:
+        is_secure = match["scheme"] == "https"
+        port = int(match["port"] or (443 if is_secure else 80))
+        if 0 < port < 65536:
+            path = match["path"].rstrip("/").removesuffix(API_ROOT).rstrip("/")
+            return Url(match["ipv6"] or match["host"], port, f"{path}{API_ROOT}", is_secure)
+    raise ValueError("an API's address is http://HOST[:PORT][/PREFIX], or that with https://, and no more")

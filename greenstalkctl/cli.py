@@ -16,6 +16,7 @@ from greenstalkctl.commands import (
     completion,
     delete,
     drain,
+    jobs,
     kick,
     move,
     pause,
@@ -35,13 +36,15 @@ from greenstalkctl.text import printable
 def cli() -> None:
     """Look into a beanstalk server, and change what is in it. It works with ours and with beanstalkd.
 
+    With --api, of ours, it lists and searches jobs, moves them as they are, and changes many at once.
+
     \b
     Exit codes:
       0    done
       1    nothing found, or not done
       2    the command line is wrong, or lacks --yes where nobody can be asked
       3    the server cannot be connected to, or has gone away
-      4    the server has refused (DRAINING, OUT_OF_MEMORY, JOB_TOO_BIG and the like)
+      4    the server has refused (DRAINING, OUT_OF_MEMORY, JOB_TOO_BIG, a wrong token and the like)
       130  interrupted
     """  # noqa: D301  \b is click's mark of a paragraph that is not to be wrapped
 
@@ -52,6 +55,7 @@ for command in (
     stats.tube,
     top.top,
     peek.peek,
+    jobs.jobs,
     tail.tail,
     put.put,
     kick.kick,

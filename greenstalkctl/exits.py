@@ -37,7 +37,7 @@ class Unreachable(Failure):
 
 
 class Refused(Failure):
-    """The server answered with an error; `word` is the protocol's, such as JOB_TOO_BIG."""
+    """The server answered with an error; `word` is the protocol's, such as JOB_TOO_BIG, or HTTP's, such as 503."""
 
     exit_code = EXIT_REFUSED
 

@@ -1,22 +1,28 @@
 """Seeing the jobs of a tube come without taking any: by their ids, which a server gives in order.
 
-The protocol lists no jobs, and shows but the first of each state. So the ids that have been given since the last look
-are asked for, one by one. A job that is deleted between two looks is not seen.
+The API lists those above an id. The protocol lists no jobs, and shows but the first of each state: there the ids that
+have been given since the last look are asked for, one by one. A job that is deleted between two looks is not seen.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
 
+from greenstalkctl.api import Api
 from greenstalkctl.exits import Refused
-from greenstalkctl.server import STATES, Job, Server, Stats
+from greenstalkctl.interrupt import Interrupt
+from greenstalkctl.queue import STATES, Seen
+from greenstalkctl.server import Server
 from greenstalkctl.transfer import HOUR
 
 PROBE_TUBE: Final = "greenstalkctl-probe"
 LOOK_BACK: Final = 10_000
 """Ids looked at for the last jobs of a tube: half a second's worth."""
+
+YOUNG: Final = ("age:<5s", "age:<1m", "age:<1h", "age:<1d", "")
+"""Of which jobs the last ones are looked for, one after the other: a list begins with the oldest."""
 
 SLACK: Final = 16
 """Ids looked at beyond those that the server's count of jobs accounts for: a put that was refused has cost one too."""
@@ -26,16 +32,43 @@ HALF_PUT: Final = "invalid"
 """What beanstalkd calls the state of a job whose body has not come yet; it is not counted."""
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """A job, and its figures."""
+class Lister:
+    """What has come into a tube since the last look, by the API's lists. Begin with `last`."""
 
-    job: Job
-    stats: Stats
+    def __init__(self, api: Api, tube: str, interrupt: Interrupt) -> None:
+        self._api = api
+        self._tube = tube
+        self._interrupt = interrupt
+        self._newest = 0
+
+    def last(self, count: int) -> list[Seen]:
+        """The last *count* jobs of the tube that there are, the oldest first; raise Interrupted if it is to end."""
+        ids = deque[int]()
+        for query in YOUNG:
+            ids = deque(self._ids(query), count or 1)  # the newest id is wanted in any case
+            if len(ids) >= (count or 1):
+                break
+        self._newest = ids[-1] if ids else 0
+        return [seen for job_id in ids if count and (seen := self._api.see(job_id)) is not None]
+
+    def new(self) -> Iterator[Seen]:
+        """The jobs that have come since."""
+        for seen in self._api.jobs(self._tube, query=f"id:>{self._newest}"):
+            self._newest = seen.id
+            if seen.body is not None:
+                yield seen
+            elif (whole := self._api.see(seen.id)) is not None:
+                yield whole
+
+    def _ids(self, query: str) -> Iterator[int]:
+        """The ids of all jobs that match *query*, of which there may be a great many."""
+        for seen in self._api.jobs(self._tube, query=query, has_bodies=False):
+            self._interrupt.check("interrupted")
+            yield seen.id
 
 
 class Follower:
-    """What has come into a tube since the last look.
+    """What has come into a tube since the last look, by the protocol.
 
     `newest` is the highest id that is done with. `_counted` is never above the newest id that there is: the one known
     at the beginning, and one for each job that the server has counted since.
@@ -87,14 +120,14 @@ class Follower:
                 continue
             self.newest = job_id
             if stats["tube"] == self._tube and (job := self._server.peek(job_id)) is not None:
-                yield Seen(job, stats)
+                yield Seen(stats | {"bytes": len(job.body)}, job.body)
 
     def _see(self, job_id: int) -> Seen | None:
         stats = self._server.job(job_id)
         if stats is None or stats["tube"] != self._tube:
             return None
         job = self._server.peek(job_id)
-        return Seen(job, stats) if job is not None else None
+        return Seen(stats | {"bytes": len(job.body)}, job.body) if job is not None else None
 
     def _server_total(self) -> int:
         return int(self._server.stats()["total-jobs"])

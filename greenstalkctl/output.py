@@ -6,7 +6,7 @@ Text of others goes through `printable` before it comes here, and never is marku
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, Literal, TypeAlias
 
@@ -20,7 +20,10 @@ from rich.text import Text
 from greenstalkctl.exits import Misuse, Nothing
 from greenstalkctl.text import document, printable
 
-Cell: TypeAlias = str | int | float
+Cell: TypeAlias = str | int | float | None
+Advance: TypeAlias = Callable[[int], None]
+"""Called with how many jobs more are done."""
+
 WIDE: Final = 1000
 """Columns where there is no terminal: a pipe has no edge at which to fold a line."""
 
@@ -64,23 +67,24 @@ class Output:
             raise Nothing("nothing was done")
 
     @contextmanager
-    def progress(self, what: str, total: int | None) -> Iterator[Callable[[], None]]:
-        """Show a bar on stderr if that is a terminal; what it yields is called once a job."""
+    def progress(self, what: str, total: int | None) -> Iterator[Advance]:
+        """Show a bar on stderr if that is a terminal; what it yields moves it."""
         if not sys.stderr.isatty():
-            yield lambda: None
+            yield lambda _: None
             return
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         console = Console(stderr=True, color_system=self._colours, markup=False)
         with Progress(*columns, console=console, transient=True) as progress:
             task = progress.add_task(what, total=total)
-            yield lambda: progress.advance(task)
+            yield lambda count: progress.advance(task, count)
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[Cell]]) -> Table:
-    """A table whose first column is text, and the others figures."""
+def table(head: Sequence[str], rows: Iterable[Sequence[Cell]], texts: Collection[str] = ()) -> Table:
+    """A table whose first column is text, and so are those of *texts*; the others are figures."""
     made = Table(box=SIMPLE_HEAD, header_style="bold cyan", pad_edge=False, show_edge=False)
     for index, title in enumerate(head):
-        made.add_column(title, justify="right" if index else "left", overflow="fold", no_wrap=bool(index))
+        is_text = not index or title in texts
+        made.add_column(title, justify="left" if is_text else "right", overflow="fold", no_wrap=not is_text)
     for row in rows:
         made.add_row(*(_cell(cell) for cell in row))
     return made
@@ -95,5 +99,13 @@ def pairs(entries: dict[str, Any]) -> Table:
 
 
 def _cell(value: Cell) -> Text:
-    shown = f"{value:.1f}" if isinstance(value, float) else printable(str(value))
+    shown = _shown(value)
     return Text(shown, style="dim" if shown in {"0", "0.0"} else "")
+
+
+def _shown(value: Cell) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:.1f}" if isinstance(value, float) else printable(str(value))

@@ -10,7 +10,7 @@ from click.shell_completion import CompletionItem
 
 from greenstalkctl import address
 from greenstalkctl.exits import Failure
-from greenstalkctl.server import MAX_NUMBER, STATES, TUBE_NAME
+from greenstalkctl.queue import MAX_NUMBER, STATES, TUBE_NAME
 from greenstalkctl.settings import Settings
 
 _UNITS: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -32,8 +32,8 @@ class TubeName(click.ParamType[str]):
         settings = ctx.ensure_object(Settings)
         settings.timeout = _COMPLETION_SECONDS
         try:
-            with settings.connect() as server:
-                return [CompletionItem(name) for name in server.tubes() if name.startswith(incomplete)]
+            with settings.reach() as queue:
+                return [CompletionItem(name) for name in queue.tubes() if name.startswith(incomplete)]
         except Failure:
             return []
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
-from greenstalkctl.server import Server, Stats
+from greenstalkctl.queue import Queue, Stats
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,10 +18,10 @@ class Look:
     tubes: dict[str, Stats]
 
 
-def look(server: Server) -> Look:
-    """Ask for all figures; a tube that ends meanwhile is left out."""
-    stats = server.stats()
-    tubes = {name: figures for name in server.tubes() if (figures := server.tube(name)) is not None}
+def look(queue: Queue) -> Look:
+    """Ask for all figures."""
+    stats = queue.stats()
+    tubes = {str(figures["name"]): figures for figures in queue.figures()}
     return Look(monotonic(), stats, tubes)
 
 
@@ -31,7 +31,8 @@ def rows(before: Look, now: Look) -> list[dict[str, Any]]:
 
 
 def _row(name: str, before: Stats, now: Stats, seconds: float) -> dict[str, Any]:
-    return {
+    """`oldest`, the age of the oldest ready job, is known by the API alone."""
+    row = {
         "tube": name,
         "ready": now["current-jobs-ready"],
         "reserved": now["current-jobs-reserved"],
@@ -42,6 +43,7 @@ def _row(name: str, before: Stats, now: Stats, seconds: float) -> dict[str, Any]
         "deletes_per_second": _rate(before, now, "cmd-delete", seconds),
         "pause_left": now["pause-time-left"],
     }
+    return row | ({"oldest": now["oldest-ready-age"]} if "oldest-ready-age" in now else {})
 
 
 def _rate(before: Stats, now: Stats, key: str, seconds: float) -> float:

@@ -10,7 +10,7 @@ import click
 
 from greenstalkctl.exits import Misuse, Nothing
 from greenstalkctl.params import COUNT, JOB_ID, TUBE
-from greenstalkctl.server import Server, Stats
+from greenstalkctl.queue import Queue, Stats
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -53,12 +53,17 @@ def chosen(
     return Selection(tube, count)
 
 
-def existing(server: Server, tube: str) -> Stats:
+def existing(queue: Queue, tube: str) -> Stats:
     """Return the figures of *tube*; raise Nothing if there is none of that name."""
-    stats = server.tube(tube)
+    stats = queue.tube(tube)
     if stats is None:
-        raise Nothing(f"there is no tube {tube} on {server.address}; `greenstalkctl tubes` lists those that there are")
+        raise no_tube(queue, tube)
     return stats
+
+
+def no_tube(queue: Queue, tube: str) -> Nothing:
+    """What to raise if there is no *tube*."""
+    return Nothing(f"there is no tube {tube} on {queue.address}; `greenstalkctl tubes` lists those that there are")
 
 
 def jobs_in(stats: Stats, state: str) -> int:

@@ -1,13 +1,10 @@
-"""One connection to a server, and what the server at the other end can do.
+"""One connection to a server, by the protocol, and what the server at the other end can do.
 
-Bodies are bytes. What is not there is None or False; what the server refuses raises Refused, and whatever ends the
-connection Unreachable, each with the address in it: some commands talk to two servers. Times are whole seconds, as in
-the protocol. Not for two threads.
+What is said in `queue` of answers and errors holds here. Not for two threads.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,27 +16,16 @@ import greenstalk
 
 from greenstalkctl.address import Address
 from greenstalkctl.exits import Refused, Unreachable
+from greenstalkctl.queue import BURIED, DELAYED, READY, TUBE_NAME, Seen, Stats
 from greenstalkctl.text import printable
 
 Job: TypeAlias = "greenstalk.Job[bytes]"
-Stats: TypeAlias = dict[str, Any]
 P = ParamSpec("P")
 T = TypeVar("T")
-
-READY: Final = "ready"
-DELAYED: Final = "delayed"
-BURIED: Final = "buried"
-RESERVED: Final = "reserved"
-STATES: Final = (READY, DELAYED, BURIED)
-"""States from which a job can be taken; one that is reserved is its worker's."""
 
 DEFAULT_TUBE: Final = greenstalk.DEFAULT_TUBE
 DEFAULT_PRI: Final = greenstalk.DEFAULT_PRIORITY
 DEFAULT_TTR: Final = greenstalk.DEFAULT_TTR
-MAX_NUMBER: Final = 2**32 - 1
-"""The largest pri, delay, ttr and pause of the protocol."""
-
-TUBE_NAME: Final = re.compile(r"[A-Za-z0-9+/;.$_()][A-Za-z0-9+/;.$_()-]{0,199}")
 
 _NAMES: Final = ("name", "tube", "hostname", "os", "platform", "version", "id")
 _REASONS: Final[dict[type, tuple[str, str]]] = {
@@ -110,6 +96,10 @@ class Server:
     def tubes(self) -> list[str]:
         return self._ask(self._names)
 
+    def figures(self) -> list[Stats]:
+        """The figures of all tubes; one that ends meanwhile is left out."""
+        return [stats for name in self.tubes() if (stats := self.tube(name)) is not None]
+
     def tube(self, name: str) -> Stats | None:
         return self._find(lambda: dict(self._client.stats_tube(name)))
 
@@ -125,6 +115,12 @@ class Server:
         self.use(tube)
         peeks = {READY: self._client.peek_ready, DELAYED: self._client.peek_delayed, BURIED: self._client.peek_buried}
         return self._find(peeks[state])
+
+    def see(self, job_id: int) -> Seen | None:
+        return self._seen(self.peek(job_id))
+
+    def see_first(self, tube: str, state: str) -> Seen | None:
+        return self._seen(self.first(tube, state))
 
     # What changes something
 
@@ -160,6 +156,13 @@ class Server:
     def bury(self, job: Job, pri: int) -> bool:
         return self._does(self._client.bury, job, pri)
 
+    def bury_job(self, job_id: int) -> bool:
+        """Bury with the pri that it has; the protocol lets only who has reserved a job bury it."""
+        stats = self.job(job_id)
+        if stats is None or stats["state"] == BURIED or (job := self.reserve_job(job_id)) is None:
+            return False
+        return self.bury(job, stats["pri"])
+
     def delete(self, job_id: int) -> bool:
         return self._does(self._client.delete, job_id)
 
@@ -181,6 +184,12 @@ class Server:
         if not all(TUBE_NAME.fullmatch(name) for name in names):
             raise ValueError(names)
         return names
+
+    def _seen(self, job: Job | None) -> Seen | None:
+        """*job* with its figures: with its id alone, if it has been deleted since."""
+        if job is None:
+            return None
+        return Seen((self.job(job.id) or {"id": job.id}) | {"bytes": len(job.body)}, job.body)
 
     def _does(self, call: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> bool:
         """Whether the server did it; False if it answers NOT_FOUND."""

@@ -3,33 +3,82 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, TypeVar
 
 import click
+from click.core import ParameterSource
 
-from greenstalkctl.address import Address, parse
+from greenstalkctl.address import Address, Url, parse, parse_url
+from greenstalkctl.api import Api
+from greenstalkctl.channel import TOKEN_VARIABLE
+from greenstalkctl.exits import Misuse
 from greenstalkctl.output import Output
 from greenstalkctl.server import Server
 
+T = TypeVar("T")
+
 PROGRAM: Final = "greenstalkctl"
 SERVER_VARIABLE: Final = "GREENSTALKCTL_SERVER"
+API_VARIABLE: Final = "GREENSTALKCTL_API"
+_HOW: Final = f"set --api or {API_VARIABLE} to the URL of its dashboard, such as http://127.0.0.1:8080"
+_TOKEN: Final = re.compile(r"[!-~]+")
 
 
 @dataclass(slots=True)
 class Settings:
-    """What the global options have set so far."""
+    """What the global options have set so far.
 
-    server: Address = field(default_factory=Address)
+    server, api     where the server listens, and where its API is, if that was said.
+    typed           those of the two that stand on the command line, rather than in the environment.
+    """
+
+    server: Address | None = None
+    api: Url | None = None
+    typed: set[str] = field(default_factory=set)
+    token: str = field(default_factory=lambda: os.environ.get(TOKEN_VARIABLE, ""), repr=False)
     timeout: float = 10.0
     is_json: bool = False
     assumes_yes: bool = False
     has_colour: bool = field(default_factory=lambda: not os.environ.get("NO_COLOR"))
 
+    def reach(self) -> Server | Api:
+        """Return a way to the server: by the API if that is known, else by the protocol; raise Unreachable, Refused."""
+        api = self._in_force("api", self.api)
+        return self.connect() if api is None else self._api(api)
+
+    def reach_api(self, what: str) -> Api:
+        """Return a way by the API; raise Misuse, which says that *what* needs it, if that is not known."""
+        api = self._in_force("api", self.api)
+        if api is None:
+            how = f"{API_VARIABLE} does not count beside a --server, so add --api" if self.api else _HOW
+            raise Misuse(f"the beanstalk protocol has no {what}; a Greenstalk Server's API has: {how}")
+        return self._api(api)
+
     def connect(self, address: Address | None = None) -> Server:
-        """Return a new connection, to the server of --server unless *address* is given; raise Unreachable."""
-        return Server(address or self.server, self.timeout)
+        """Return a new connection by the protocol, to the server of --server unless *address* is given.
+
+        Raise Unreachable; or Misuse if the API alone says which server is meant.
+        """
+        address = address or self._in_force("server", self.server)
+        if address is None and self._in_force("api", self.api) is not None:
+            raise Misuse("this goes by the beanstalk protocol, not by the API: add --server HOST:PORT")
+        return Server(address or Address(), self.timeout)
+
+    def _api(self, url: Url) -> Api:
+        if self.token and not _TOKEN.fullmatch(self.token):
+            raise Misuse(f"the API's token must be visible ASCII characters; see {TOKEN_VARIABLE}")
+        return Api(url, self.token, self.timeout)
+
+    def _in_force(self, name: str, value: T | None) -> T | None:
+        """*value*, of the option *name*; None if it is of the environment and the other is on the command line.
+
+        The two name the same server; one on the command line may name another than the environment does.
+        """
+        return value if name in self.typed or not self.typed else None
 
     @property
     def out(self) -> Output:
@@ -52,7 +101,8 @@ class Verb(click.Command):
         with formatter.section("Options"):
             formatter.write_dl(records)
         with formatter.section("Global options"):
-            formatter.write_text(f"--server, --json, --yes, --timeout, --no-color: see {PROGRAM} --help")
+            names = ", ".join(option.opts[0] for option in self._shared)
+            formatter.write_text(f"{names}: see {PROGRAM} --help")
 
 
 class Verbs(click.Group):
@@ -76,8 +126,23 @@ def _global_options(*, reads_environment: bool) -> list[click.Option]:
             metavar="HOST:PORT|unix:PATH",
             envvar=SERVER_VARIABLE if reads_environment else None,
             expose_value=False,
-            callback=_setter("server", _address),
+            callback=_setter("server", _checked(parse)),
             help=f"The server; 127.0.0.1:11300 without it.  [env: {SERVER_VARIABLE}]",
+        ),
+        click.Option(
+            ["--api"],
+            metavar="URL",
+            envvar=API_VARIABLE if reads_environment else None,
+            expose_value=False,
+            callback=_setter("api", _checked(parse_url)),
+            help=f"Its dashboard, such as http://127.0.0.1:8080, by which more can be done.  [env: {API_VARIABLE}]",
+        ),
+        click.Option(
+            ["--api-token-file"],
+            metavar="FILE",
+            expose_value=False,
+            callback=_setter("token", _checked(_first_line)),
+            help=f"What the API asks for is the first line of FILE, rather than in the variable {TOKEN_VARIABLE}.",
         ),
         _flag("--json", "is_json", True, "Write JSON: one document, or one a line where there are many."),
         _flag("--yes", "assumes_yes", True, "Destroy without asking first."),
@@ -101,15 +166,31 @@ def _flag(name: str, attribute: str, value: bool, text: str) -> click.Option:
 def _setter(attribute: str, made: Callable[[Any], Any]) -> Callable[[click.Context, click.Parameter, Any], None]:
     """Return a callback that sets *attribute* if the option is given: one that is not given overrides nothing."""
 
-    def set_it(ctx: click.Context, _param: click.Parameter, value: Any) -> None:
+    def set_it(ctx: click.Context, param: click.Parameter, value: Any) -> None:
         if value:
-            setattr(ctx.ensure_object(Settings), attribute, made(value))
+            settings = ctx.ensure_object(Settings)
+            setattr(settings, attribute, made(value))
+            if param.name in {"server", "api"} and ctx.get_parameter_source(param.name) is ParameterSource.COMMANDLINE:
+                settings.typed.add(param.name)
 
     return set_it
 
 
-def _address(text: str) -> Address:
-    try:
-        return parse(text)
-    except ValueError as error:
-        raise click.BadParameter(f"{error}.") from error
+def _checked(read: Callable[[str], T]) -> Callable[[str], T]:
+    """Return *read* with its errors as click has them."""
+
+    def checked(text: str) -> T:
+        try:
+            return read(text)
+        except (ValueError, OSError) as error:
+            raise click.BadParameter(f"{error}.") from error
+
+    return checked
+
+
+def _first_line(path: str) -> str:
+    """Return the token that the file at *path* has; raise ValueError if that is empty."""
+    token = Path(path).read_text().partition("\n")[0].strip()
+    if not token:
+        raise ValueError(f"the first line of {path} is empty")
+    return token

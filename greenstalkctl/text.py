@@ -10,6 +10,9 @@ import json
 from base64 import b64encode
 from typing import Any, Final
 
+NOT_TOLD: Final = "(not shown by the server)"
+"""Stands for a body that the server hides, or that is too large for a list."""
+
 _WORTH_PARSING: Final = ("{", "[")
 
 
@@ -20,8 +23,10 @@ def printable(text: str, keep: str = "") -> str:
     return "".join(char if char.isprintable() or char in keep else _escaped(char) for char in text)
 
 
-def block(body: bytes) -> str:
+def block(body: bytes | None) -> str:
     """Return *body* as several lines may show it: JSON indented, other UTF-8 as it is, all else as base64."""
+    if body is None:
+        return NOT_TOLD
     try:
         text = body.decode()
     except UnicodeDecodeError:
@@ -29,16 +34,20 @@ def block(body: bytes) -> str:
     return printable(_indented(text), keep="\n\t")
 
 
-def line(body: bytes) -> str:
+def line(body: bytes | None) -> str:
     """Return *body* on one line."""
+    if body is None:
+        return NOT_TOLD
     try:
         return printable(body.decode())
     except UnicodeDecodeError:
         return f"base64: {b64encode(body).decode()}"
 
 
-def fields(body: bytes) -> dict[str, str]:
+def fields(body: bytes | None) -> dict[str, str | None]:
     """Return *body* as JSON can hold it: as text if it is UTF-8, else as base64; `encoding` says which."""
+    if body is None:
+        return {"body": None, "encoding": None}
     try:
         return {"body": body.decode(), "encoding": "utf-8"}
     except UnicodeDecodeError:

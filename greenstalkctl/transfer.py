@@ -18,7 +18,8 @@ from typing import Final
 
 from greenstalkctl.exits import Failure, Refused
 from greenstalkctl.interrupt import Interrupt
-from greenstalkctl.server import BURIED, DELAYED, READY, RESERVED, STATES, Job, Server
+from greenstalkctl.queue import BURIED, DELAYED, READY, RESERVED, STATES
+from greenstalkctl.server import Job, Server
 from greenstalkctl.text import plural
 
 HOUR: Final = 3600
@@ -44,15 +45,15 @@ class Tally:
     taken: int = 0
     doubled: int = 0
 
-    def note(self, state: str, outcome: Outcome) -> None:
-        """Count one job."""
+    def note(self, state: str, outcome: Outcome, count: int = 1) -> None:
+        """Count so many jobs."""
         match outcome:
             case Outcome.MOVED:
-                self.moved[state] += 1
+                self.moved[state] += count
             case Outcome.TAKEN:
-                self.taken += 1
+                self.taken += count
             case Outcome.DOUBLED:
-                self.doubled += 1
+                self.doubled += count
 
     @property
     def total(self) -> int:

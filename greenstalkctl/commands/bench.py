@@ -13,9 +13,10 @@ import click
 
 from greenstalkctl.exits import Nothing
 from greenstalkctl.interrupt import Interrupt
-from greenstalkctl.output import Cell, table
+from greenstalkctl.output import Advance, Cell, table
 from greenstalkctl.params import COUNT
-from greenstalkctl.server import DEFAULT_PRI, READY, Server
+from greenstalkctl.queue import READY
+from greenstalkctl.server import DEFAULT_PRI, Server
 from greenstalkctl.settings import Settings, Verb
 
 T = TypeVar("T")
@@ -43,7 +44,7 @@ def bench(settings: Settings, jobs: int, size: int) -> None:
     figures = {verb: summary(times) for verb, times in run.times.items()}
     head = ("", "per second", *(f"{name} µs" for name in PERCENTILES))
     rows: list[list[Cell]] = [[verb, *map(round, line.values())] for verb, line in figures.items()]
-    settings.out.show({"jobs": jobs, "size": size, "server": str(settings.server)} | figures, table(head, rows))
+    settings.out.show({"jobs": jobs, "size": size, "server": str(server.address)} | figures, table(head, rows))
 
 
 class Run:
@@ -54,7 +55,7 @@ class Run:
         self._body = body
         self.times: dict[str, list[int]] = {"put": [], "reserve": [], "delete": []}
 
-    def measure(self, server: Server, jobs: int, interrupt: Interrupt, advance: Callable[[], None]) -> None:
+    def measure(self, server: Server, jobs: int, interrupt: Interrupt, advance: Advance) -> None:
         """Put them all, then reserve and delete each; raise Nothing if one is gone."""
         server.reserve(self._tube)  # finds nothing: the tube is used and watched before anything is timed
         server.use(self._tube)
@@ -62,7 +63,7 @@ class Run:
             if interrupt:
                 return
             self._timed("put", lambda: server.put(self._tube, self._body, DEFAULT_PRI, 0, TTR))
-            advance()
+            advance(1)
         for _ in range(jobs):
             if interrupt:
                 return
@@ -70,7 +71,7 @@ class Run:
             if job is None:
                 raise Nothing(f"a job of {self._tube} is gone: somebody else deletes jobs there")
             self._timed("delete", partial(server.delete, job.id))
-            advance()
+            advance(1)
 
     def clean(self, server: Server) -> None:
         """Delete what is left in the tube."""

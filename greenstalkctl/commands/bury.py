@@ -7,8 +7,8 @@ from typing import Final
 import click
 
 from greenstalkctl.deed import Deed, Share, do_ids, do_shares
+from greenstalkctl.queue import DELAYED, READY
 from greenstalkctl.selection import chosen, existing, jobs_in, selection
-from greenstalkctl.server import BURIED, DELAYED, READY, Server
 from greenstalkctl.settings import Settings, Verb
 
 
@@ -20,24 +20,22 @@ def bury(
 ) -> None:
     """Bury jobs: those with these IDs, or a number of a tube (ready ones, without --state).
 
-    They keep their pri. The server must know reserve-job: ours does, and beanstalkd from 1.12 on.
+    They keep their pri. Without --api the server must know reserve-job: ours does, and beanstalkd from 1.12 on.
     """
     which = chosen(ids, tube, count, names_state=state is not None, takes_all=takes_all)
-    with settings.connect() as server:
+    with settings.reach() as queue:
         if which.tube is None:
-            do_ids(settings.out, server, BURY, ids)
+            do_ids(settings.out, queue, BURY, ids)
             return
         state = state or READY
-        limit = which.count or jobs_in(existing(server, which.tube), state)
-        do_shares(settings.out, server, BURY, [Share(which.tube, state, limit)])
+        there_are = jobs_in(existing(queue, which.tube), state)
+        do_shares(settings.out, queue, BURY, [Share(which.tube, state, there_are, which.count)])
 
 
-def _bury(server: Server, job_id: int) -> bool:
-    """Bury with the pri that it has; the protocol lets only who has reserved a job bury it."""
-    stats = server.job(job_id)
-    if stats is None or stats["state"] == BURIED or (job := server.reserve_job(job_id)) is None:
-        return False
-    return server.bury(job, stats["pri"])
-
-
-BURY: Final = Deed("buried", "burying", "not there, reserved by a worker, or buried already", _bury)
+BURY: Final = Deed(
+    "bury",
+    "buried",
+    "burying",
+    "not there, reserved by a worker, or buried already",
+    lambda queue, job_id: queue.bury_job(job_id),
+)

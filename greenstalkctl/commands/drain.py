@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import click
@@ -10,9 +10,11 @@ import click
 from greenstalkctl.address import Address
 from greenstalkctl.exits import Failure, Misuse, Nothing, Refused, Unreachable
 from greenstalkctl.interrupt import Interrupt
+from greenstalkctl.output import Advance
 from greenstalkctl.params import ADDRESS, TUBE
+from greenstalkctl.queue import BURIED, DELAYED, READY, RESERVED, STATES
 from greenstalkctl.selection import existing, jobs_in
-from greenstalkctl.server import BURIED, DELAYED, READY, RESERVED, STATES, Server
+from greenstalkctl.server import Server
 from greenstalkctl.settings import Settings, Verb
 from greenstalkctl.text import plural
 from greenstalkctl.transfer import Tally, Transfer
@@ -67,7 +69,7 @@ def _drain(settings: Settings, here: Server, there: Server, tubes: Sequence[str]
         _complain_of(left, here, there)
 
 
-def _drain_tube(transfer: Transfer, tally: Tally, interrupt: Interrupt, advance: Callable[[], None]) -> list[str]:
+def _drain_tube(transfer: Transfer, tally: Tally, interrupt: Interrupt, advance: Advance) -> list[str]:
     """Move all of one tube; return complaints of jobs too big for the other side, which hold up those behind them."""
     complaints = []
     for state in ORDER:
@@ -76,7 +78,7 @@ def _drain_tube(transfer: Transfer, tally: Tally, interrupt: Interrupt, advance:
         try:
             for outcome in transfer.run(state, None, interrupt):
                 tally.note(state, outcome)
-                advance()
+                advance(1)
         except Refused as error:
             if error.word != "JOB_TOO_BIG":
                 raise

@@ -7,11 +7,14 @@ from typing import Final
 import click
 
 from greenstalkctl.deed import Deed, Share, do_ids, do_shares, report
+from greenstalkctl.queue import BURIED, DELAYED
 from greenstalkctl.selection import chosen, existing, jobs_in, selection
-from greenstalkctl.server import BURIED, DELAYED, Server
+from greenstalkctl.server import Server
 from greenstalkctl.settings import Settings, Verb
 
-KICK: Final = Deed("kicked", "kicking", "neither buried nor delayed", Server.kick_job)
+KICK: Final = Deed(
+    "kick", "kicked", "kicking", "neither buried nor delayed", lambda queue, job_id: queue.kick_job(job_id)
+)
 
 
 @click.command(cls=Verb, short_help="Make buried or delayed jobs ready.")
@@ -26,15 +29,15 @@ def kick(
     if it has none.
     """
     which = chosen(ids, tube, count, names_state=state is not None, takes_all=takes_all)
-    with settings.connect() as server:
+    with settings.reach() as queue:
         if which.tube is None:
-            do_ids(settings.out, server, KICK, ids)
+            do_ids(settings.out, queue, KICK, ids)
             return
-        stats = existing(server, which.tube)
-        if state is not None:  # one by one, since the protocol's kick chooses the state itself
-            share = Share(which.tube, state, which.count or jobs_in(stats, state))
-            do_shares(settings.out, server, KICK, [share])
+        stats = existing(queue, which.tube)
+        next_state = BURIED if jobs_in(stats, BURIED) else DELAYED
+        there_are = jobs_in(stats, state or next_state)
+        if state is None and isinstance(queue, Server):
+            report(settings.out, KICK.done, queue.kick(which.tube, which.count or there_are) if there_are else 0)
             return
-        there_are = jobs_in(stats, BURIED) or jobs_in(stats, DELAYED)
-        bound = which.count or there_are
-        report(settings.out, KICK.done, server.kick(which.tube, bound) if there_are else 0)
+        # By the protocol one by one, since its kick chooses the state itself.
+        do_shares(settings.out, queue, KICK, [Share(which.tube, state or next_state, there_are, which.count)])

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import click
 
-from greenstalkctl.exits import Nothing
+from greenstalkctl.api import Api
 from greenstalkctl.params import DURATION, TUBE
+from greenstalkctl.selection import no_tube
 from greenstalkctl.settings import Settings, Verb
 
 
 @click.command(cls=Verb, short_help="Give out no job of a tube for a time.")
 @click.argument("tube", type=TUBE)
 @click.argument("time", type=DURATION)
+@click.option("--reason", default="", help="Why, for whoever looks at the tube; needs --api.")
 @click.pass_obj
-def pause(settings: Settings, tube: str, time: int) -> None:
+def pause(settings: Settings, tube: str, time: int, reason: str) -> None:
     """Give out no job of TUBE for TIME: seconds, or such as 5m, 2h, 1d. Puts go on."""
-    _pause(settings, tube, time)
+    with settings.reach_api("reasons for a pause") if reason else settings.reach() as queue:
+        is_done = queue.pause(tube, time, reason) if isinstance(queue, Api) else queue.pause(tube, time)
+        if not is_done:
+            raise no_tube(queue, tube)
     settings.out.show({"tube": tube, "pause": time}, f"{tube} is paused for {time} s")
 
 
@@ -24,11 +29,7 @@ def pause(settings: Settings, tube: str, time: int) -> None:
 @click.pass_obj
 def resume(settings: Settings, tube: str) -> None:
     """End the pause of TUBE."""
-    _pause(settings, tube, 0)
+    with settings.reach() as queue:
+        if not queue.pause(tube, 0):
+            raise no_tube(queue, tube)
     settings.out.show({"tube": tube, "pause": 0}, f"{tube} is not paused")
-
-
-def _pause(settings: Settings, tube: str, seconds: int) -> None:
-    with settings.connect() as server:
-        if not server.pause(tube, seconds):
-            raise Nothing(f"there is no tube {tube} on {server.address}; `greenstalkctl tubes` lists those there are")

@@ -7,10 +7,10 @@ import sys
 import click
 
 from greenstalkctl import text
-from greenstalkctl.exits import Misuse, Nothing
-from greenstalkctl.output import Output, pairs
+from greenstalkctl.exits import Misuse, Nothing, Refused
+from greenstalkctl.output import pairs
 from greenstalkctl.params import JOB_ID, TUBE
-from greenstalkctl.server import BURIED, DELAYED, READY, Job, Server
+from greenstalkctl.queue import BURIED, DELAYED, READY, Queue, Seen
 from greenstalkctl.settings import Settings, Verb
 
 
@@ -29,28 +29,24 @@ def peek(settings: Settings, job_id: int | None, tube: str | None, state: str | 
     """
     if (job_id is None) == (tube is None) or (job_id is not None and state is not None):
         raise Misuse("say which job: either its ID, or --tube NAME with --ready, --delayed or --buried")
-    with settings.connect() as server:
-        job = _found(server, job_id, tube, state or READY)
-        if raw:
-            _write(job.body)
+    with settings.reach() as queue:
+        seen = _found(queue, job_id, tube, state or READY)
+        if not raw:
+            settings.out.show(seen.stats | text.fields(seen.body), pairs(seen.stats), "", text.block(seen.body))
+        elif seen.body is None:
+            raise Refused("403", f"{queue.address} hides the bodies of jobs")
         else:
-            _show(settings.out, server, job)
+            _write(seen.body)
 
 
-def _found(server: Server, job_id: int | None, tube: str | None, state: str) -> Job:
+def _found(queue: Queue, job_id: int | None, tube: str | None, state: str) -> Seen:
     if job_id is not None:
-        job, what = server.peek(job_id), f"job {job_id}"
+        seen, what = queue.see(job_id), f"job {job_id}"
     else:
-        job, what = server.first(str(tube), state), f"{state} job in tube {tube}"
-    if job is None:
-        raise Nothing(f"there is no {what} on {server.address}")
-    return job
-
-
-def _show(out: Output, server: Server, job: Job) -> None:
-    figures = server.job(job.id) or {"id": job.id}  # that is all, if it has been deleted since
-    figures["bytes"] = len(job.body)
-    out.show(figures | text.fields(job.body), pairs(figures), "", text.block(job.body))
+        seen, what = queue.see_first(str(tube), state), f"{state} job in tube {tube}"
+    if seen is None:
+        raise Nothing(f"there is no {what} on {queue.address}")
+    return seen
 
 
 def _write(body: bytes) -> None:

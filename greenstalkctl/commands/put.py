@@ -31,9 +31,9 @@ def put(
     if body is not None and (file is not None or lines):
         raise Misuse("the body is either BODY or the input, which --file and --lines read")
     source = file or sys.stdin.buffer
-    with settings.connect() as server:
+    with settings.reach() as queue:
         for content in _bodies(body, source, has_lines=lines):
-            job_id = server.put(tube, content, pri, delay, ttr)
+            job_id = queue.put(tube, content, pri, delay, ttr)
             settings.out.show({"id": job_id, "tube": tube}, str(job_id))
 
 

@@ -6,6 +6,7 @@ from typing import Final
 
 import click
 
+from greenstalkctl.api import Api
 from greenstalkctl.output import pairs, table
 from greenstalkctl.params import TUBE
 from greenstalkctl.selection import existing
@@ -22,29 +23,41 @@ COLUMNS: Final = {
     "total": "total-jobs",
     "pause left": "pause-time-left",
 }
+COLUMNS_OF_API: Final = {
+    "oldest": "oldest-ready-age",
+    "puts/s": "puts-per-second",
+    "deletes/s": "deletes-per-second",
+}
+"""Those that the protocol does not have."""
+
+ALL_COLUMNS: Final = COLUMNS | COLUMNS_OF_API
 
 
 @click.command(cls=Verb, short_help="Show the figures of the server.")
 @click.pass_obj
 def stats(settings: Settings) -> None:
-    """Show the figures of the server, by the names that the protocol has for them."""
-    with settings.connect() as server:
-        figures = server.stats()
+    """Show the figures of the server, by the names that the protocol has for them; with --api, some more."""
+    with settings.reach() as queue:
+        figures = queue.stats()
     settings.out.show(figures, pairs(figures))
 
 
 @click.command(cls=Verb, short_help="List the tubes and their jobs by state.")
-@click.option("--sort", type=click.Choice(tuple(COLUMNS)), default="tube", help="Largest first, by this column.")
+@click.option("--sort", type=click.Choice(tuple(ALL_COLUMNS)), default="tube", help="Largest first, by this column.")
 @click.pass_obj
 def tubes(settings: Settings, sort: str) -> None:
-    """List the tubes with how many jobs they have in each state."""
-    with settings.connect() as server:
-        found = [figures for name in server.tubes() if (figures := server.tube(name)) is not None]
+    """List the tubes with how many jobs they have in each state.
+
+    With --api also for how many seconds the oldest ready job has been so, and the puts and deletes per second.
+    """
+    with settings.reach_api(f"column {sort!r}") if sort in COLUMNS_OF_API else settings.reach() as queue:
+        found = queue.figures()
+    columns = ALL_COLUMNS if isinstance(queue, Api) else COLUMNS
     found.sort(key=lambda figures: str(figures["name"]))
     if sort != "tube":
-        found.sort(key=lambda figures: int(figures[COLUMNS[sort]]), reverse=True)
-    rows = ([figures[key] for key in COLUMNS.values()] for figures in found)
-    settings.out.show(found, table(tuple(COLUMNS), rows))
+        found.sort(key=lambda figures: figures[columns[sort]] or 0, reverse=True)
+    rows = ([figures[key] for key in columns.values()] for figures in found)
+    settings.out.show(found, table(tuple(columns), rows))
 
 
 @click.command(cls=Verb)
@@ -52,6 +65,6 @@ def tubes(settings: Settings, sort: str) -> None:
 @click.pass_obj
 def tube(settings: Settings, name: str) -> None:
     """Show the figures of one tube."""
-    with settings.connect() as server:
-        figures = existing(server, name)
+    with settings.reach() as queue:
+        figures = existing(queue, name)
     settings.out.show(figures, pairs(figures))

@@ -7,13 +7,15 @@ from typing import Final
 import click
 
 from greenstalkctl import text
+from greenstalkctl.api import Api
 from greenstalkctl.exits import Nothing
-from greenstalkctl.follower import LOOK_BACK, Follower
+from greenstalkctl.follower import LOOK_BACK, Follower, Lister
 from greenstalkctl.interrupt import Interrupt
 from greenstalkctl.output import Output
 from greenstalkctl.params import TUBE
+from greenstalkctl.queue import RESERVED, Seen
 from greenstalkctl.selection import existing
-from greenstalkctl.server import RESERVED, Job, Server, Stats
+from greenstalkctl.server import Server
 from greenstalkctl.settings import Settings, Verb
 
 INTERVAL: Final = click.FloatRange(0.05, 60)
@@ -29,32 +31,33 @@ INTERVAL: Final = click.FloatRange(0.05, 60)
 def tail(settings: Settings, tube: str, number: int, follow: bool, interval: float, consume: bool) -> None:
     """Print the last jobs of TUBE, a line each: id, state and body. No job is taken.
 
-    To learn the newest id, it puts an empty job into a tube of its own and deletes it at once. A job that a worker
-    finishes between two looks is not seen.
+    Without --api it puts an empty job into a tube of its own and deletes it at once, to learn the newest id. A job that
+    a worker finishes between two looks is not seen.
     """
-    with settings.connect() as server, Interrupt() as interrupt:
-        if consume:
-            settings.out.confirm(f"delete the ready jobs of {tube} from {server.address}, as they are printed")
-            _consume(settings.out, server, tube, follow=follow, interrupt=interrupt)
+    with settings.connect() if consume else settings.reach() as queue, Interrupt() as interrupt:
+        if consume and isinstance(queue, Server):
+            settings.out.confirm(f"delete the ready jobs of {tube} from {queue.address}, as they are printed")
+            _consume(settings.out, queue, tube, follow=follow, interrupt=interrupt)
         else:
-            _watch(settings.out, server, tube, number, interval if follow else None, interrupt)
+            _watch(settings.out, queue, tube, number, interval if follow else None, interrupt)
         interrupt.check("interrupted")
 
 
 def _watch(
-    out: Output, server: Server, tube: str, number: int, interval: float | None, interrupt: Interrupt
+    out: Output, queue: Server | Api, tube: str, number: int, interval: float | None, interrupt: Interrupt
 ) -> None:
     if interval is None:
-        existing(server, tube)
-    follower = Follower(server, tube)
+        existing(queue, tube)
+    follower = Lister(queue, tube, interrupt) if isinstance(queue, Api) else Follower(queue, tube)
     last = follower.last(number)
     for seen in last:
-        _print(out, seen.job, seen.stats)
+        _print(out, seen)
     if interval is None and number and not last:
-        raise Nothing(f"tube {tube} has no job among the last {LOOK_BACK} ids")
+        among = "" if isinstance(queue, Api) else f" among the last {LOOK_BACK} ids"
+        raise Nothing(f"tube {tube} has no job{among}")
     while interval is not None and not interrupt.wait(interval):
         for seen in follower.new():
-            _print(out, seen.job, seen.stats)
+            _print(out, seen)
 
 
 def _consume(out: Output, server: Server, tube: str, *, follow: bool, interrupt: Interrupt) -> None:
@@ -63,7 +66,8 @@ def _consume(out: Output, server: Server, tube: str, *, follow: bool, interrupt:
     while not interrupt:
         job = server.reserve(tube, 1 if follow else 0)
         if job is not None:
-            _print(out, job, server.job(job.id) or {"id": job.id, "state": RESERVED})
+            stats = server.job(job.id) or {"id": job.id, "state": RESERVED}
+            _print(out, Seen(stats | {"bytes": len(job.body)}, job.body))
             server.delete(job.id)
             done += 1
         elif not follow:
@@ -72,5 +76,6 @@ def _consume(out: Output, server: Server, tube: str, *, follow: bool, interrupt:
         raise Nothing(f"tube {tube} has no ready job, or is paused")
 
 
-def _print(out: Output, job: Job, stats: Stats) -> None:
-    out.show(stats | text.fields(job.body), f"{job.id}\t{stats['state']}\t{text.line(job.body)}")
+def _print(out: Output, seen: Seen) -> None:
+    state = text.printable(seen.stats["state"])
+    out.show(seen.stats | text.fields(seen.body), f"{seen.id}\t{state}\t{text.line(seen.body)}")

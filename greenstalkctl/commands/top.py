@@ -16,7 +16,7 @@ from greenstalkctl.exits import Misuse
 from greenstalkctl.keyboard import Keyboard
 from greenstalkctl.output import table
 from greenstalkctl.pulse import Look, look, rows
-from greenstalkctl.server import Server
+from greenstalkctl.queue import Queue
 from greenstalkctl.settings import Settings, Verb
 from greenstalkctl.text import printable
 
@@ -30,11 +30,13 @@ COLUMNS: Final = {
     "p": ("puts_per_second", "Puts/s"),
     "x": ("deletes_per_second", "deletes/s (X)"),
     "l": ("pause_left", "pause Left"),
+    "o": ("oldest", "Oldest"),
 }
 """The key that sorts by a column, its name in JSON, and its title, where the key is a capital letter."""
 
 NAMES: Final = tuple(name for name, _ in COLUMNS.values())
-TITLES: Final = tuple(title for _, title in COLUMNS.values())
+OF_API: Final = "oldest"
+"""The column that the protocol does not have."""
 
 
 @dataclass(slots=True)
@@ -54,7 +56,8 @@ class Order:
     def sort(self, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return the rows in this order; equal ones by name."""
         by_name = sorted(found, key=lambda row: str(row["tube"]))
-        return sorted(by_name, key=lambda row: row[self.column], reverse=self.is_reversed != (self.column != "tube"))
+        is_reversed = self.is_reversed != (self.column != "tube")
+        return sorted(by_name, key=lambda row: row.get(self.column) or 0, reverse=is_reversed)
 
 
 @click.command(cls=Verb, short_help="Show the tubes live.")
@@ -65,54 +68,58 @@ class Order:
 def top(settings: Settings, interval: float, once: bool, sort: str) -> None:
     """Show the tubes live, with puts and deletes per second.
 
+    With --api also for how many seconds the oldest ready job of each has been so.
+
     Keys: the capital letter in a column's title sorts by it, and again the other way round; q ends it.
     """
     order = Order(sort)
-    with settings.connect() as server:
+    with settings.reach_api(f"column {OF_API!r}") if sort == OF_API else settings.reach() as queue:
         if once:
-            before, now = look(server), _later(server, interval)
+            before, now = look(queue), _later(queue, interval)
             found = order.sort(rows(before, now))
-            settings.out.show({"server": now.server, "tubes": found}, _page(server, now, found, ""))
+            settings.out.show({"server": now.server, "tubes": found}, _page(queue, now, found, ""))
         elif settings.is_json:
-            _stream(settings, server, interval, order)
+            _stream(settings, queue, interval, order)
         elif sys.stdout.isatty():
-            _live(settings, server, interval, order)
+            _live(settings, queue, interval, order)
         else:
             raise Misuse("a live table needs a terminal; use --once or --json")
 
 
-def _later(server: Server, seconds: float) -> Look:
+def _later(queue: Queue, seconds: float) -> Look:
     sleep(seconds)
-    return look(server)
+    return look(queue)
 
 
-def _stream(settings: Settings, server: Server, interval: float, order: Order) -> None:
-    before = look(server)
+def _stream(settings: Settings, queue: Queue, interval: float, order: Order) -> None:
+    before = look(queue)
     while True:
-        now = _later(server, interval)
+        now = _later(queue, interval)
         settings.out.show({"server": now.server, "tubes": order.sort(rows(before, now))})
         before = now
 
 
-def _live(settings: Settings, server: Server, interval: float, order: Order) -> None:
+def _live(settings: Settings, queue: Queue, interval: float, order: Order) -> None:
     """Redraw after each look and each key, until q."""
-    before = now = look(server)
+    before = now = look(queue)
     with Keyboard() as keyboard, Live(console=settings.out.console(), screen=True, auto_refresh=False) as live:
         while True:
-            page = _page(server, now, order.sort(rows(before, now)), f"by {order.column}; q ends")
+            page = _page(queue, now, order.sort(rows(before, now)), f"by {order.column}; q ends")
             live.update(page, refresh=True)
             key = keyboard.key(now.time + interval - monotonic())
             if key == "q":
                 return
             order.press(key)
             if not key:
-                before, now = now, look(server)
+                before, now = now, look(queue)
 
 
-def _page(server: Server, now: Look, found: list[dict[str, Any]], hint: str) -> RenderableType:
+def _page(queue: Queue, now: Look, found: list[dict[str, Any]], hint: str) -> RenderableType:
     stats = now.server
     about = (
-        f"{server.address}  version {stats['version']}  up {stats['uptime']} s  "
+        f"{queue.address}  version {stats['version']}  up {stats['uptime']} s  "
         f"connections {stats['current-connections']}  workers {stats['current-workers']}  {hint}"
     )
-    return Group(Text(printable(about), style="bold"), table(TITLES, ([row[name] for name in NAMES] for row in found)))
+    shown = {name: title for name, title in COLUMNS.values() if all(name in row for row in found)}
+    listed = table(tuple(shown.values()), ([row[name] for name in shown] for row in found))
+    return Group(Text(printable(about), style="bold"), listed)

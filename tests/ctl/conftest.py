@@ -1,4 +1,4 @@
-"""Ours and Debian's beanstalkd, both without a job at the start of each test."""
+"""Ours and Debian's beanstalkd, and ours again by its API, all without a job at the start of each test."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import pytest
 
 from tests.conformance.servers import Server, ours, peer
-from tests.ctl.world import Client, connect
+from tests.ctl.world import Client, WithApi, connect
 
 
 @pytest.fixture(scope="session")
 def _servers() -> Iterator[dict[str, Server]]:
-    servers = {"ours": Server(ours()), "beanstalkd": Server(peer())}
+    servers = {"ours": Server(ours()), "beanstalkd": Server(peer()), "api": WithApi()}
     yield servers
     for server in servers.values():
         server.close()
@@ -20,12 +20,13 @@ def _servers() -> Iterator[dict[str, Server]]:
 
 @pytest.fixture(autouse=True)
 def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("GREENSTALKCTL_SERVER", raising=False)
+    for name in ("SERVER", "API", "API_TOKEN"):
+        monkeypatch.delenv(f"GREENSTALKCTL_{name}", raising=False)
 
 
 @pytest.fixture(params=["ours", "beanstalkd"])
 def server(request: pytest.FixtureRequest, _servers: dict[str, Server]) -> Server:
-    """Each of the two, one after the other."""
+    """Each of the two, one after the other; in modules about what can be done either way, ours by its API too."""
     server = _servers[request.param]
     server.reset()
     return server
@@ -33,10 +34,19 @@ def server(request: pytest.FixtureRequest, _servers: dict[str, Server]) -> Serve
 
 @pytest.fixture
 def other(server: Server, _servers: dict[str, Server]) -> Server:
-    """The one that `server` is not."""
-    (other,) = (candidate for candidate in _servers.values() if candidate is not server)
+    """The one of ours and beanstalkd that `server` is not."""
+    (other,) = (_servers[name] for name in ("ours", "beanstalkd") if _servers[name] is not server)
     other.reset()
     return other
+
+
+@pytest.fixture
+def with_api(_servers: dict[str, Server]) -> WithApi:
+    """Ours, reached by its API."""
+    server = _servers["api"]
+    assert isinstance(server, WithApi)
+    server.reset()
+    return server
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ import time
 import pytest
 
 from greenstalkctl.address import parse
+from greenstalkctl.queue import Stats
 from greenstalkctl.server import Server as Connection
-from greenstalkctl.server import Stats
 from greenstalkctl.transfer import Outcome, Tally, Transfer
 from tests.conformance.servers import Server, peer
 from tests.ctl.test_jobs import fill

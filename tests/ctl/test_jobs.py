@@ -1,4 +1,4 @@
-"""Commands about jobs do what they say, on both servers."""
+"""Commands about jobs do what they say, on both servers, and by the API."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import greenstalk
 import pytest
 
 from tests.conformance.servers import Server
-from tests.ctl.world import Client, ctl, ids, jobs
+from tests.ctl.world import EITHER_WAY, Client, ctl, ids, jobs
+
+pytestmark = EITHER_WAY
 
 
 def test_put_takes_its_body_from_the_argument(server: Server, mail: Client) -> None:

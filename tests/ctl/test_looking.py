@@ -1,4 +1,4 @@
-"""Commands that look, and those that pause, on both servers."""
+"""Commands that look, and those that pause, on both servers, and by the API."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import time
 from greenstalkctl.address import parse
 from greenstalkctl.commands.bench import summary
 from greenstalkctl.follower import SLACK, Follower
+from greenstalkctl.queue import Stats
 from greenstalkctl.server import Server as Connection
-from greenstalkctl.server import Stats
 from tests.conformance.servers import Server
-from tests.ctl.world import Client, address, connect, ctl, finish, spawn
+from tests.ctl.world import EITHER_WAY, Client, address, connect, ctl, finish, spawn
 from tests.daemon import PATIENCE
 
 
+@EITHER_WAY
 def test_stats(server: Server) -> None:
     done = ctl(server, "stats")
     assert done.code == 0
@@ -25,6 +26,7 @@ def test_stats(server: Server) -> None:
     assert ctl(server, "stats", "--json").json["max-job-size"] == 65535
 
 
+@EITHER_WAY
 def test_tubes(server: Server, mail: Client) -> None:
     mail.put(b"")
     mail.put(b"", delay=100)
@@ -37,11 +39,13 @@ def test_tubes(server: Server, mail: Client) -> None:
     ]
 
 
+@EITHER_WAY
 def test_tubes_sorted_by_a_figure(server: Server, mail: Client) -> None:
     mail.put(b"")
     assert [tube["name"] for tube in ctl(server, "tubes", "--sort", "ready", "--json").json] == ["mail", "default"]
 
 
+@EITHER_WAY
 def test_tube(server: Server, mail: Client) -> None:
     mail.put(b"")
     assert "total-jobs" in ctl(server, "tube", "mail").text
@@ -49,6 +53,7 @@ def test_tube(server: Server, mail: Client) -> None:
     assert ctl(server, "tube", "nothing").code == 1
 
 
+@EITHER_WAY
 def test_pause_and_resume(server: Server, mail: Client) -> None:
     assert ctl(server, "pause", "mail", "5m", "--json").json == {"tube": "mail", "pause": 300}
     assert 295 < mail.stats_tube("mail")["pause-time-left"] <= 300
@@ -58,6 +63,7 @@ def test_pause_and_resume(server: Server, mail: Client) -> None:
     assert ctl(server, "resume", "nothing").code == 1
 
 
+@EITHER_WAY
 def test_top_once_has_rates(server: Server, mail: Client) -> None:
     stop = threading.Event()
 
@@ -122,6 +128,7 @@ def test_percentiles() -> None:
     assert summary([5000])["p50"] == summary([5000])["max"] == 5
 
 
+@EITHER_WAY
 def test_tail_shows_the_last_jobs_of_the_tube(server: Server, mail: Client) -> None:
     with connect(server, "post") as post:
         for number in range(4):
@@ -132,12 +139,14 @@ def test_tail_shows_the_last_jobs_of_the_tube(server: Server, mail: Client) -> N
     assert ctl(server, "tail", "mail").text.splitlines()[0].split("\t")[1:] == ["ready", "0"]
 
 
+@EITHER_WAY
 def test_tail_takes_nothing(server: Server, mail: Client) -> None:
     job_id = mail.put(b"")
     assert ctl(server, "tail", "mail").code == 0
     assert (mail.stats_job(job_id)["reserves"], mail.stats()["current-tubes"]) == (0, 2)
 
 
+@EITHER_WAY
 def test_tail_of_nothing(server: Server, mail: Client) -> None:
     assert ctl(server, "tail", "nothing").code == 1
     assert ctl(server, "tail", "mail").code == 1
@@ -271,4 +280,4 @@ def follow(server: Server) -> Connection:
 
 
 def bodies(follower: Follower) -> list[bytes]:
-    return [seen.job.body for seen in follower.new()]
+    return [seen.body for seen in follower.new()]

@@ -10,6 +10,7 @@ import re
 import select
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -17,14 +18,16 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import greenstalk
 import pytest
 
 from greenstalkctl.cli import main
-from tests.conformance.servers import Server
+from tests.conformance.servers import Baseline, Kind, Server, ours
 from tests.daemon import PATIENCE, REPOSITORY
 
 COMMAND = (sys.executable, "-m", "greenstalkctl")
@@ -32,6 +35,32 @@ HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e\r\x08[bold]x[/bold]"
 """What a terminal would act on, and what is markup to rich."""
 
 Client = greenstalk.Client[bytes]
+
+EITHER_WAY = pytest.mark.parametrize("server", ["ours", "beanstalkd", "api"], indirect=True)
+"""Of a module whose tests hold by the protocol and by the API."""
+
+
+class WithApi(Server):
+    """Ours, reached by its API; `dashboard` is its URL."""
+
+    def __init__(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            port = probe.getsockname()[1]
+        command = (*ours().command, "--web-host", "127.0.0.1", "--web-port", str(port))
+        super().__init__(Kind("ours with its API", command))
+        self.dashboard = f"http://127.0.0.1:{port}"
+
+    def reset(self) -> Baseline:
+        """As it is with any; it may start anew, and then the dashboard follows a moment later."""
+        baseline, until = super().reset(), time.monotonic() + PATIENCE
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", int(self.dashboard.rpartition(":")[2]))).close()
+            except ConnectionRefusedError:
+                assert time.monotonic() < until, self.log_tail()
+                time.sleep(0.01)
+            else:
+                return baseline
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +110,14 @@ def run(*args: str, stdin: bytes = b"") -> Done:
     return Done(code, out, err.decode())
 
 
+def where(server: Server) -> tuple[str, str]:
+    """The option that says which server, and by which way."""
+    return ("--api", server.dashboard) if isinstance(server, WithApi) else ("--server", address(server))
+
+
 def ctl(server: Server, *args: str, stdin: bytes = b"") -> Done:
     """Run the command against *server*."""
-    return run("--server", address(server), *args, stdin=stdin)
+    return run(*where(server), *args, stdin=stdin)
 
 
 def ids(client: Client, tube: str, state: str) -> list[int]:
@@ -176,7 +210,7 @@ class Terminal:
 def spawn(server: Server, *args: str) -> subprocess.Popen[bytes]:
     """Start the command as a process without a terminal."""
     return subprocess.Popen(
-        [*COMMAND, "--server", address(server), *args],
+        [*COMMAND, *where(server), *args],
         cwd=REPOSITORY,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -220,3 +254,41 @@ def _relay(near: socket.socket, target: tuple[str, int]) -> None:
             else:
                 far.sendall(request)
                 near.sendall(far.recv(65536))
+
+
+class _Front(BaseHTTPRequestHandler):
+    """Passes each request on, and its answer back."""
+
+    protocol_version = "HTTP/1.1"
+    target: ClassVar[str]
+    is_brief: ClassVar[bool]
+
+    def do_GET(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        far = HTTPConnection(self.target.removeprefix("http://"), timeout=PATIENCE)
+        far.request(self.command, self.path, body, dict(self.headers))
+        response = far.getresponse()
+        content = response.read()
+        far.close()
+        self.send_response_only(response.status)
+        for name in ("Content-Type", "Content-Length"):
+            self.send_header(name, response.headers[name])
+        self.end_headers()
+        self.wfile.write(content)
+        self.close_connection = self.is_brief
+
+    do_POST = do_DELETE = do_GET  # noqa: N815  http.server's names
+
+
+@contextmanager
+def front(target: str, *, tls: ssl.SSLContext | None = None, is_brief: bool = False) -> Iterator[str]:
+    """The address of a proxy before the API at *target*; one that *is_brief* ends a connection after each answer."""
+    handler = type("Front", (_Front,), {"target": target, "is_brief": is_brief})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        if tls is not None:
+            server.socket = tls.wrap_socket(server.socket, server_side=True)
+        threading.Thread(target=server.serve_forever, args=(0.01,)).start()
+        try:
+            yield f"127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()

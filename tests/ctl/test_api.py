@@ -1,0 +1,603 @@
+"""What goes by the API alone, which way a command goes, and what is said when the API does not do it."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import ssl
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+
+from greenstalkctl.address import Url, parse_url
+from greenstalkctl.api import Api
+from greenstalkctl.channel import Channel
+from greenstalkctl.exits import Interrupted
+from greenstalkctl.follower import Lister
+from greenstalkctl.interrupt import Interrupt
+from tests.conformance.servers import Server
+from tests.ctl.test_jobs import fill
+from tests.ctl.world import (
+    COMMAND,
+    Client,
+    Done,
+    Terminal,
+    WithApi,
+    address,
+    connect,
+    ctl,
+    finish,
+    front,
+    ids,
+    jobs,
+    run,
+    spawn,
+)
+from tests.daemon import PATIENCE, REPOSITORY, Daemon, environment
+
+ADMIN, VIEWER = "admins-token", "viewers-token"
+MANY = 2500
+
+
+@pytest.fixture
+def mail(with_api: WithApi) -> Iterator[Client]:
+    with connect(with_api, "mail") as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[str]:
+    """The URL of one that asks for a token, under a prefix."""
+    tokens = environment(GREENSTALK_API_TOKEN=ADMIN, GREENSTALK_API_VIEWER_TOKEN=VIEWER)
+    with Daemon("-l", "127.0.0.1", "-p", "0", "--web-port", "0", "--url-prefix", "/queue", environ=tokens) as daemon:
+        yield daemon.dashboard
+
+
+@pytest.fixture
+def token(monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("GREENSTALKCTL_API_TOKEN", ADMIN)
+    return ADMIN
+
+
+# Figures
+
+
+def by_both(server: WithApi, *args: str) -> tuple[dict[str, object], dict[str, object]]:
+    """What a command tells by the protocol, and by the API."""
+    ways = (run("--server", address(server), *args, "--json"), ctl(server, *args, "--json"))
+    return ways[0].json, ways[1].json
+
+
+@pytest.mark.parametrize(
+    ("command", "missing"), [(["stats"], set()), (["tube", "mail"], {"cmd-pause-tube"}), (["peek", "{}"], {"file"})]
+)
+def test_figures_have_the_protocols_names_and_types(
+    with_api: WithApi, mail: Client, command: list[str], missing: set[str]
+) -> None:
+    job_id = mail.put(b"hello", delay=100)
+    before, found = by_both(with_api, *(word.format(job_id) for word in command))
+    assert set(before) - set(found) == missing
+    for key in set(before) - missing:
+        assert type(before[key]) is type(found[key]), key
+        is_changing = key.startswith(("cmd-", "rusage-")) or key.endswith(("age", "-left", "uptime", "connections"))
+        assert before[key] == found[key] or is_changing, key
+
+
+def test_figures_that_the_protocol_does_not_have(with_api: WithApi, mail: Client) -> None:
+    mail.put(b"hello")
+    found = ctl(with_api, "tube", "mail", "--json").json
+    assert (found["bytes"], found["has-no-consumers"]) == (5, False)
+    assert found["oldest-ready-age"] in {0, 1}
+    assert found["puts-per-second"] >= 0
+    assert ctl(with_api, "stats", "--json").json["journal-is-on-disk"] is False
+    head = ctl(with_api, "tubes", "--sort", "oldest").text.splitlines()[0].split()
+    assert head[-3:] == ["oldest", "puts/s", "deletes/s"]
+
+
+def test_top_has_the_age_of_the_oldest(with_api: WithApi, mail: Client) -> None:
+    mail.put(b"")
+    found = ctl(with_api, "top", "--once", "--interval", "0.1", "--sort", "oldest", "--json").json
+    assert {row["tube"]: row["oldest"] is None for row in found["tubes"]} == {"mail": False, "default": True}
+    assert "Oldest" in ctl(with_api, "top", "--once", "--interval", "0.1").text
+
+
+def test_a_pause_has_a_reason(with_api: WithApi, mail: Client) -> None:
+    done = ctl(with_api, "pause", "mail", "5m", "--reason", "the relay is down", "--json")
+    assert done.json == {"tube": "mail", "pause": 300}
+    assert "the relay is down" in ctl(with_api, "tube", "mail").text
+    assert ctl(with_api, "pause", "nothing", "5m", "--reason", "none").code == 1
+
+
+# Lists
+
+
+def test_jobs_of_a_tube_in_a_state_come_in_its_order(with_api: WithApi, mail: Client) -> None:
+    last, first = mail.put(b"last", priority=9), mail.put(b"first", priority=1)
+    assert [job["id"] for job in ctl(with_api, "jobs", "mail", "--state", "ready", "--json").lines] == [first, last]
+    assert [job["id"] for job in ctl(with_api, "jobs", "--json").lines] == [last, first]
+
+
+def test_jobs_have_figures_and_bodies(with_api: WithApi, mail: Client) -> None:
+    job_id = mail.put(b"\xff\x00", priority=3)
+    (found,) = ctl(with_api, "jobs", "--json").lines
+    assert found == ctl(with_api, "peek", str(job_id), "--json").json
+    assert (found["body"], found["encoding"], found["bytes"]) == ("/wA=", "base64", 2)
+    head, _, row = ctl(with_api, "jobs").text.splitlines()
+    assert head.split() == ["id", "tube", "state", "pri", "age", "reserves", "bytes", "body"]
+    assert row.split() == [str(job_id), "mail", "ready", "3", "0", "0", "2", "base64:", "/wA="]
+
+
+def test_jobs_that_match_a_search(with_api: WithApi, mail: Client) -> None:
+    fill(mail)
+    found = ctl(with_api, "jobs", "mail", "--query", "pri:>20 -body:buried", "--json").lines
+    assert [job["body"] for job in found] == ["delayed 1"]
+    assert ctl(with_api, "jobs", "mail", "--query", "pri:>99").code == 1
+    done = ctl(with_api, "jobs", "--query", "colour:red")
+    assert (done.code, "--query cannot be read" in done.err) == (2, True)
+
+
+def test_jobs_that_workers_hold(with_api: WithApi, mail: Client) -> None:
+    mail.put(b"")
+    job = mail.reserve(0)
+    (found,) = ctl(with_api, "jobs", "--state", "reserved", "--json").lines
+    assert (found["id"], isinstance(found["held-by"], int)) == (job.id, True)
+
+
+def test_a_list_goes_on_over_pages(with_api: WithApi) -> None:
+    put_many(with_api, "mail")
+    assert len(ctl(with_api, "jobs", "mail", "-n", "9999", "--json").lines) == MANY
+    assert len(ctl(with_api, "jobs", "mail", "-n", "1200", "--json").lines) == 1200
+
+
+def put_many(server: Server, tube: str, count: int = MANY) -> None:
+    """Put so many ready jobs of falling urgency, all at once."""
+    with socket.create_connection(server.address) as sock, sock.makefile("rb") as replies:
+        sock.sendall(b"use %b\r\n" % tube.encode())
+        sock.sendall(b"".join(b"put %d 0 60 0\r\n\r\n" % number for number in range(count)))
+        for _ in range(count + 1):
+            assert replies.readline()
+
+
+def test_a_hostile_body_is_shown_escaped_in_a_list(with_api: WithApi, mail: Client) -> None:
+    mail.put(b"\x1b[2J\xe2\x80\xae" + b"long" * 99)
+    seen = ctl(with_api, "jobs").text
+    assert (r"\x1b[2J\u202e" in seen, "…" in seen, "\x1b" in seen) == (True, True, False)
+
+
+# Changes
+
+
+def test_move_keeps_the_job_itself(with_api: WithApi, mail: Client) -> None:
+    fill(mail)
+    mail.release(mail.reserve(0), priority=10)
+    before = {job["id"]: job for job in ctl(with_api, "jobs", "mail", "--json").lines}
+    assert ctl(with_api, "move", "mail", "post", "--json").json["moved"] == {"ready": 2, "delayed": 2, "buried": 2}
+    after = {job["id"]: job for job in ctl(with_api, "jobs", "post", "--json").lines}
+    kept = ("created-at", "reserves", "releases", "buries", "pri", "ttr", "body", "state")
+    assert {key: [job[name] for name in kept] for key, job in after.items()} == {
+        key: [job[name] for name in kept] for key, job in before.items()
+    }
+
+
+def test_a_number_of_jobs_are_those_whose_turn_is_next(with_api: WithApi, mail: Client) -> None:
+    put_many(with_api, "mail")
+    assert ctl(with_api, "delete", "--tube", "mail", "--state", "ready", "--count", "1500", "--yes").code == 0
+    assert mail.peek_ready().id == ids(mail, "mail", "ready")[0]
+    assert mail.stats_job(mail.peek_ready().id)["pri"] == 1500
+    done = ctl(with_api, "bury", "--tube", "mail", "--count", "9999", "--json")
+    assert done.json == {"buried": MANY - 1500}
+    assert ctl(with_api, "clear", "mail", "--yes", "--json").json == {"deleted": MANY - 1500}
+
+
+def test_what_workers_hold_stays(with_api: WithApi, mail: Client) -> None:
+    mail.put(b"held")
+    mail.reserve(0)
+    for command in (["move", "mail", "post"], ["clear", "mail", "--yes"], ["bury", "--tube", "mail", "--all"]):
+        assert ctl(with_api, *command).code == 1
+    assert jobs(with_api, "mail") == [("reserved", b"held", 65536, 60)]
+
+
+@contextmanager
+def at_work(server: WithApi) -> Iterator[WithApi]:
+    """Put many jobs into `mail` of *server*, and keep it at work, so that a change goes slowly."""
+    put_many(server, "mail", 10 * MANY)
+    stop = threading.Event()
+
+    def work() -> None:
+        with (
+            suppress(ConnectionError),
+            socket.create_connection(server.address) as sock,
+            sock.makefile("rb") as replies,
+        ):
+            while not stop.is_set():
+                sock.sendall(b"kick 0\r\n" * 1000)
+                for _ in range(1000):
+                    replies.readline()
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    try:
+        yield server
+    finally:
+        stop.set()
+        worker.join()
+
+
+@pytest.fixture
+def busy(with_api: WithApi) -> Iterator[WithApi]:
+    """One that is at work."""
+    with at_work(with_api):
+        yield with_api
+    assert ctl(with_api, "clear", "mail", "--yes").code == 0
+
+
+def test_ctrl_c_cancels_the_change(busy: WithApi) -> None:
+    with connect(busy, "post") as post:
+        post.put(b"dear")
+        process = spawn(busy, "clear", "mail", "post", "--yes", "--json")
+        wait_until(lambda: post.stats_tube("mail")["current-jobs-ready"] < 10 * MANY)
+        done = finish(process, signal.SIGINT)
+        deleted = 10 * MANY - post.stats_tube("mail")["current-jobs-ready"]
+        assert (done.code, done.json, 0 < deleted < 10 * MANY) == (130, {"deleted": deleted}, True)
+        assert "the rest of the jobs stay" in done.err
+        assert post.peek_ready().body == b"dear", "nothing more begins"
+
+
+def test_a_change_that_somebody_cancels_is_not_done(busy: WithApi) -> None:
+    process = spawn(busy, "move", "mail", "post", "--json")
+    with connect(busy, "post") as post:
+        wait_until(lambda: bool(post.stats_tube("post")["current-jobs-ready"]))
+        cancel_tasks(busy)
+        done = finish(process)
+        moved = post.stats_tube("post")["current-jobs-ready"]
+        assert ctl(busy, "clear", "post", "--yes").code == 0
+    assert (done.code, done.json["moved"]["ready"], moved > 0) == (1, moved, True)
+    assert "somebody has cancelled" in done.err
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "said"), [(signal.SIGUSR1, 4, "draining"), (signal.SIGKILL, 3, "goes on by itself")]
+)
+def test_a_server_that_stops_meanwhile(number: signal.Signals, code: int, said: str) -> None:
+    with closing(WithApi()) as server, at_work(server), connect(server, "mail") as mail:
+        process = spawn(server, "bury", "--tube", "mail", "--all", "--json")
+        wait_until(lambda: has_looked(server))
+        assert mail.stats_tube("mail")["current-jobs-buried"]
+        os.kill(server.pid, number)
+        done = finish(process)
+    assert (done.code, 0 < done.json["buried"] < 10 * MANY) == (code, True)
+    assert said in done.err
+
+
+def has_looked(server: WithApi) -> bool:
+    """Whether somebody has asked how far a task is."""
+    with urlopen(f"{server.dashboard}/metrics") as metrics:  # noqa: S310  it is http
+        return b'endpoint="api_get_task"' in metrics.read()
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    until = time.monotonic() + PATIENCE
+    while not is_so():
+        assert time.monotonic() < until
+        time.sleep(0.001)
+
+
+def cancel_tasks(server: WithApi) -> None:
+    """Cancel what runs, as another client of the API."""
+    with closing(Channel(parse_url(server.dashboard), "", PATIENCE)) as channel:
+        for task in channel.ask("GET", "/tasks").data["tasks"]:
+            if task["state"] == "running":
+                channel.ask("DELETE", f"/tasks/{task['id']}")
+
+
+def test_a_change_has_a_bar(busy: WithApi) -> None:
+    with Terminal("--api", busy.dashboard, "bury", "--tube", "mail", "--all") as terminal:
+        terminal.wait_for(f"[1-9]\\d*/{10 * MANY}")
+        terminal.interrupt()
+        assert terminal.end()[0] == 130
+
+
+# Following
+
+
+def test_tail_puts_no_probe(with_api: WithApi, mail: Client) -> None:
+    before = mail.stats()["total-jobs"]
+    mail.put(b"one")
+    assert ctl(with_api, "tail", "mail").code == 0
+    assert mail.stats()["total-jobs"] == before + 1
+
+
+def test_tail_follow_shows_jobs_as_they_come(with_api: WithApi, mail: Client) -> None:
+    for number in range(2):
+        mail.put(b"before %d" % number)
+    process = spawn(with_api, "tail", "mail", "-n", "1", "--follow", "--interval", "0.05")
+    assert process.stdout is not None
+    assert process.stdout.readline().endswith(b"before 1\n")
+    with connect(with_api, "post") as post:
+        for number in range(3):
+            post.put(b"not this")
+            mail.put(b"number %d" % number, delay=number)
+            assert process.stdout.readline().endswith(b"number %d\n" % number)
+    process.terminate()
+    assert finish(process).code == 130
+
+
+def test_tail_follow_begins_with_what_comes(with_api: WithApi, mail: Client) -> None:
+    mail.put(b"before")
+    process = spawn(with_api, "tail", "mail", "-n", "0", "--follow", "--interval", "0.05")
+    assert process.stdout is not None
+    later = [mail.put(b"later", delay=9)]
+    while not select.select([process.stdout], [], [], 0.05)[0]:
+        later.append(mail.put(b"later", delay=9))  # until it has begun
+    assert int(process.stdout.readline().partition(b"\t")[0]) in later
+    process.terminate()
+    assert finish(process).code == 130
+
+
+def test_ctrl_c_ends_a_long_look_back(with_api: WithApi, mail: Client) -> None:
+    mail.put(b"")
+    with Api(parse_url(with_api.dashboard), "", PATIENCE) as api, Interrupt() as interrupt:
+        os.kill(os.getpid(), signal.SIGINT)
+        with pytest.raises(Interrupted):
+            Lister(api, "mail", interrupt).last(1)
+
+
+# Which way
+
+
+def test_the_api_alone_needs_no_protocol(with_api: WithApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GREENSTALKCTL_SERVER", "127.0.0.1:1")
+    monkeypatch.setenv("GREENSTALKCTL_API", with_api.dashboard)
+    job_id = run("put", "hello", "--tube", "mail").text.strip()
+    assert run("peek", job_id, "--raw").out == b"hello"
+    assert run("delete", job_id, "--yes").code == 0
+
+
+@pytest.mark.parametrize("command", ["bench", "drain-to 127.0.0.1:1", "tail mail --consume"])
+def test_what_needs_the_protocol_says_so(with_api: WithApi, command: str) -> None:
+    done = ctl(with_api, *command.split(), "--yes")
+    assert (done.code, "--server HOST:PORT" in done.err) == (2, True)
+    done = ctl(with_api, *command.split(), "--yes", "--server", "127.0.0.1:1")
+    assert (done.code, "cannot connect to 127.0.0.1:1" in done.err) == (3, True)
+
+
+def test_a_server_on_the_command_line_beats_an_api_of_the_environment(
+    one: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GREENSTALKCTL_API", "http://127.0.0.1:1")
+    assert ctl(one, "stats", "--json").json["pid"] == one.pid
+    assert run("stats").code == 3
+    assert "add --api" in ctl(one, "jobs").err
+
+
+def test_an_api_on_the_command_line_beats_a_server_of_the_environment(
+    with_api: WithApi, one: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server of the environment may be another: nothing there is to be emptied by mistake."""
+    monkeypatch.setenv("GREENSTALKCTL_SERVER", address(one))
+    with connect(one, "mail") as mail:
+        mail.put(b"dear")
+        assert ctl(with_api, "tail", "mail", "--consume", "--yes").code == 2
+        assert ctl(with_api, "clear", "mail", "--yes").code == 1
+        assert len(jobs(one, "mail")) == 1
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["jobs", "jobs mail --state ready", "pause mail 5 --reason x", "tubes --sort oldest", "top --once --sort oldest"],
+)
+def test_without_an_api_it_says_what_to_set(server: Server, command: str) -> None:
+    done = ctl(server, *command.split())
+    assert (done.code, done.out, len(done.err.splitlines())) == (2, b"", 1)
+    assert "the beanstalk protocol has no" in done.err
+    assert "GREENSTALKCTL_API" in done.err
+
+
+def test_completion_by_the_api(guarded: str, token: str) -> None:
+    assert run("--api", guarded, "put", "x", "--tube", "mail").code == 0
+    environ = {"_GREENSTALKCTL_COMPLETE": "bash_complete", "COMP_WORDS": "greenstalkctl tube ma", "COMP_CWORD": "2"}
+    done = subprocess.run(
+        COMMAND,
+        cwd=REPOSITORY,
+        env=os.environ | environ | {"GREENSTALKCTL_API": guarded},
+        capture_output=True,
+        check=True,
+        timeout=PATIENCE,
+    )
+    assert done.stdout == b"plain,mail\n"
+
+
+# Who may
+
+
+def test_no_token_or_a_wrong_one_is_4(guarded: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = run("--api", guarded, "stats")
+    assert (done.code, "GREENSTALKCTL_API_TOKEN" in done.err, "asks for a token" in done.err) == (4, True, True)
+    monkeypatch.setenv("GREENSTALKCTL_API_TOKEN", "wrong")
+    done = run("--api", guarded, "stats")
+    assert (done.code, "does not take the token" in done.err, "wrong" in done.err) == (4, True, False)
+    monkeypatch.setenv("GREENSTALKCTL_API_TOKEN", "no\ntoken")
+    assert run("--api", guarded, "stats").code == 2
+
+
+def test_a_viewer_looks_and_changes_nothing(guarded: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GREENSTALKCTL_API_TOKEN", VIEWER)
+    assert run("--api", guarded, "tubes").code == 0
+    for command in (["put", "x"], ["pause", "default", "5"], ["delete", "1", "--yes"]):
+        done = run("--api", guarded, *command)
+        assert (done.code, "token of admins" in done.err) == (4, True)
+
+
+def test_a_token_in_a_file(guarded: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GREENSTALKCTL_API_TOKEN", "wrong")
+    (tmp_path / "token").write_text(f"{ADMIN}\nand more\n")
+    (tmp_path / "empty").write_text("\n")
+    assert run("--api", guarded, "--api-token-file", str(tmp_path / "token"), "stats").code == 0
+    assert run("--api", guarded, "stats", "--api-token-file", str(tmp_path / "token")).code == 0
+    for name in ("empty", "missing"):
+        assert run("--api", guarded, "--api-token-file", str(tmp_path / name), "stats").code == 2
+
+
+def test_outside_of_the_prefix_there_is_no_api(guarded: str, token: str) -> None:
+    done = run("--api", guarded.removesuffix("/queue/").removesuffix("/queue"), "tube", "mail")
+    assert (done.code, "is not the API" in done.err) == (3, True)
+
+
+def test_where_bodies_are_hidden_and_nothing_may_be_changed() -> None:
+    with Daemon("-l", "127.0.0.1", "-p", "0", "--web-port", "0", "--read-only", "--hide-bodies") as daemon:
+        assert daemon.ask(b"put 0 0 60 6\r\nsecret\r\n") == b"INSERTED 1"
+        api = ["--api", daemon.dashboard]
+        assert run(*api, "peek", "1", "--json").json["body"] is None
+        assert "not shown" in run(*api, "peek", "1").text
+        assert "not shown" in run(*api, "tail", "default").text
+        assert "not shown" in run(*api, "jobs").text
+        assert run(*api, "peek", "1", "--raw").code == 4
+        assert run(*api, "jobs", "--query", "secret").code == 4
+        done = run(*api, "delete", "1", "--yes")
+        assert (done.code, "read-only" in done.err) == (4, True)
+
+
+# What answers
+
+
+def test_a_body_above_a_mib_is_shown_whole(tmp_path: Path) -> None:
+    body = bytes(range(256)) * 5000
+    (tmp_path / "body").write_bytes(body)
+    with Daemon("-l", "127.0.0.1", "-p", "0", "--web-port", "0", "-z", "2000000") as daemon:
+        api, put = ["--api", daemon.dashboard], ["put", "--file", str(tmp_path / "body")]
+        assert run(*api, *put).code == 4
+        assert run("--server", f"127.0.0.1:{daemon.port}", *put).code == 0
+        job_id = str(run(*api, "jobs", "--json").lines[0]["id"])
+        assert run(*api, "peek", job_id, "--raw").out == body
+        assert run(*api, "tail", "default", "--json").json["encoding"] == "base64"
+
+
+def test_nobody_there_is_3() -> None:
+    done = run("--api", "http://127.0.0.1:1", "stats")
+    assert (done.code, "cannot connect to http://127.0.0.1:1: Connection refused" in done.err) == (3, True)
+    assert run("--api", "http://host.invalid", "stats").code == 3
+
+
+def test_no_answer_in_time_is_3() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        done = run("--api", f"http://127.0.0.1:{silent.getsockname()[1]}", "--timeout", "0.2", "stats")
+    assert (done.code, "--timeout" in done.err) == (3, True)
+
+
+@pytest.mark.parametrize(
+    ("reply", "said"),
+    [
+        ("", "ended the connection"),
+        ("SSH-2.0-OpenSSH\r\n", "does not speak HTTP"),
+        ("HTTP/1.1 404 Not Found\r\nContent-Type: text/html\r\nContent-Length: 4\r\n\r\n\x1b[2J", "not the API"),
+        ("HTTP/1.1 404 Not Found\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}", "not the API"),
+        ("HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 1\r\n\r\n{", "not the API"),
+        ('HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 12\r\n\r\n{"stats": 1}', "not the API"),
+        ("HTTP/1.1 204 No Content\r\n\r\n", "not the API"),
+        ("HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{}", "ended the connection"),
+        ("HTTP/1.1 301 Moved\r\nLocation: https://\x1b[2J\r\nContent-Length: 0\r\n\r\n", "leads elsewhere"),
+        ("HTTP/1.1 502 Bad Gateway\r\nContent-Type: text/html\r\nContent-Length: 0\r\n\r\n", "may not be running"),
+    ],
+)  # fmt: skip
+def test_what_is_no_api_is_one_line(reply: str, said: str) -> None:
+    done = against(reply)
+    assert (done.code, "\x1b" in done.err, len(done.err.splitlines())) == (3, False, 1)
+    assert said in done.err
+
+
+def test_a_problem_of_any_shape_is_4() -> None:
+    for problem in ("[]", "{}", '{"detail": 3, "errors": [3]}', '{"detail": "\\u001b[2J", "errors": 7}'):
+        head = f"HTTP/1.1 400 Bad\r\nContent-Type: application/problem+json\r\nContent-Length: {len(problem)}\r\n\r\n"
+        done = against(head + problem)
+        assert (done.code, "\x1b" in done.err, len(done.err.splitlines())) == (4, False, 1)
+
+
+def against(reply: str) -> Done:
+    """Run a command against what gives that *reply* to whoever connects."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            sock, _ = listener.accept()
+            with sock:
+                sock.recv(65536)
+                sock.sendall(reply.encode())
+                sock.shutdown(socket.SHUT_WR)
+                while sock.recv(65536):
+                    pass
+
+        answering = threading.Thread(target=answer)
+        answering.start()
+        done = run("--api", f"http://127.0.0.1:{listener.getsockname()[1]}", "tubes")
+        answering.join()
+    return done
+
+
+def test_a_connection_that_was_ended_meanwhile_is_made_anew(with_api: WithApi, mail: Client) -> None:
+    mail.put(b"hello")
+    with front(with_api.dashboard, is_brief=True) as proxy:
+        done = run("--api", f"http://{proxy}", "peek", "--tube", "mail", "--raw")
+    assert (done.code, done.out) == (0, b"hello")
+
+
+def test_https_wants_a_certificate_that_holds(
+    with_api: WithApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key, certificate = tmp_path / "key", tmp_path / "certificate"
+    subprocess.run(
+        [
+            "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
+            "-keyout", key, "-out", certificate, "-subj", "/CN=queue", "-addext", "subjectAltName=IP:127.0.0.1",
+        ],
+        check=True,
+        capture_output=True,
+    )  # fmt: skip
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(certificate, key)
+    with front(with_api.dashboard, tls=tls) as proxy:
+        done = run("--api", f"https://{proxy}", "stats")
+        assert (done.code, "certificate" in done.err, "SSL_CERT_FILE" in done.err) == (3, True, True)
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+        assert run("--api", f"https://{proxy}", "stats", "--json").json["pid"] == with_api.pid
+        done = run("--api", f"https://localhost:{proxy.partition(':')[2]}", "stats")
+        assert (done.code, "certificate" in done.err) == (3, True)
+    done = run("--api", with_api.dashboard.replace("http:", "https:"), "stats")
+    assert (done.code, "is it http://" in done.err) == (3, True)
+
+
+# Where it is
+
+
+@pytest.mark.parametrize(
+    ("written", "meant", "shown"),
+    [
+        ("http://127.0.0.1:8080", Url("127.0.0.1", 8080), "http://127.0.0.1:8080"),
+        ("http://queue/", Url("queue", 80), "http://queue"),
+        ("https://queue.example/api/v1", Url("queue.example", 443, is_secure=True), "https://queue.example"),
+        ("http://[::1]:80/a/b/", Url("::1", 80, "/a/b/api/v1"), "http://[::1]/a/b"),
+        ("https://queue:80/a/api/v1/", Url("queue", 80, "/a/api/v1", is_secure=True), "https://queue:80/a"),
+    ],
+)
+def test_urls(written: str, meant: Url, shown: str) -> None:
+    assert parse_url(written) == meant
+    assert str(meant) == shown
+    assert parse_url(shown) == meant
+
+
+@pytest.mark.parametrize(
+    "written",
+    ["", "queue", "queue:8080", "ftp://queue", "http://", "http://queue:0", "http://queue:65536", "http://a:b@queue",
+     "http://queue?x", "http://queue#x", "http://queue/ä", "http://queue/ ", "http://que ue", "http://queue\r\nX: y"],
+)  # fmt: skip
+def test_what_is_no_url(written: str) -> None:
+    with pytest.raises(ValueError, match="http://HOST"):
+        parse_url(written)
+    if written:
+        assert run("--api", written, "stats").code == 2
