@@ -152,6 +152,12 @@ class Query:
                 return term.value.low
         return None
 
+    @property
+    def least_id(self) -> int:
+        """No job with a smaller id can match it."""
+        ids = [term.value for term in self.terms if term.name == "id" and not term.is_negated]
+        return max([_least(value) for value in ids if isinstance(value, Numbers)], default=0)
+
     def within(self, tube: str, state: str = "") -> Query:
         """This query, of *tube* and *state* alone; empty ones leave it as it is."""
         added = [Term(name, Text(text)) for name, text in (("tube", tube), ("state", state)) if text]
@@ -263,6 +269,11 @@ def _amount(number: int, units: Mapping[str, int]) -> str:
 
 def _is_costly(term: Term) -> int:
     return 2 if term.name == "body" else 1 if isinstance(term.value, Numbers) else 0
+
+
+def _least(value: Numbers) -> int:
+    """No smaller number compares as *value* asks."""
+    return {"<": 0, "<=": 0, ">": value.low + 1}.get(value.sign, value.low)
 
 
 def _number_test(name: str, value: Numbers) -> Test:

@@ -224,7 +224,7 @@ def list_matching(broker: Broker, tube: Tube, state: int, query: Query, now: int
 
 
 def candidates(broker: Broker, query: Query, above: int = 0) -> tuple[int, Iterable[int]]:
-    """How many jobs *query* may match now, and the ids of those over *above*, each once, in rising order.
+    """How many jobs *query* may match now at most, and the ids of those over *above*, each once, in rising order.
 
     They may be taken over many turns.
 
@@ -233,6 +233,7 @@ def candidates(broker: Broker, query: Query, above: int = 0) -> tuple[int, Itera
     """
     if query.id is not None:
         return 1, [query.id] if query.id > above else []
+    above = max(above, query.least_id - 1)
     tube = broker.tubes.get(query.tube.encode())
     if query.tube and tube is None:
         return 0, []

@@ -121,6 +121,16 @@ def test_what_it_can_match_at_most() -> None:
         assert (query.id, query.tube, query.state, query.needs_bodies) == (None, "", "", False)
 
 
+@pytest.mark.parametrize(
+    ("query", "least"),
+    [("", 0), ("id:7", 7), ("id:>7", 8), ("id:>=7", 7), ("id:7..9", 7), ("id:<7 id:<=9", 0), ("id:>7 id:3..20", 8),
+     ("-id:>7", 0), ("pri:>7 size:9", 0)],
+)  # fmt: skip
+def test_no_smaller_id_can_match(query: str, least: int) -> None:
+    assert parse(query).least_id == least
+    assert not any(matches(query, id=id) for id in range(least))
+
+
 def test_within_narrows_and_repeats_nothing() -> None:
     assert str(parse("pri:1").within("mail", "buried")) == "tube:mail state:buried pri:1"
     assert str(parse("pri:1 tube:mail").within("mail")) == "pri:1 tube:mail"

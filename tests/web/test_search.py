@@ -236,6 +236,14 @@ def test_candidates_of_one_id_of_no_tube_and_of_a_large_tube(queue: Queue) -> No
     assert places(queue.broker, "tube:mail") == places(queue.broker, "pri:1") == list(queue.broker.jobs)
 
 
+def test_candidates_begin_where_the_ids_do_that_can_match(queue: Queue) -> None:
+    ids = queue.put("mail", count=SMALL_TUBE + 1)
+    for query in (f"tube:mail id:>{ids[-3]}", f"id:{ids[-2]}..{MAX_ID}"):
+        total, found = candidates(queue.broker, parse(query))
+        assert list(found) == ids[-2:] and total >= 2
+    assert list(candidates(queue.broker, parse("id:>5"), above=ids[-2])[1]) == ids[-1:]
+
+
 # At size
 
 
