@@ -205,11 +205,12 @@ def test_memory_stays_when_the_rings_are_full(watched: Watched) -> None:
     watched.go_on(10)
     tracemalloc.start()
     try:
-        first, second = day(), day()
+        day()  # in place of what was there before, of which nothing is known
+        second, third = day(), day()
     finally:
         tracemalloc.stop()
-    assert first > 20_000
-    assert abs(second - first) < 2_000
+    assert second > 20_000
+    assert abs(third - second) < 2_000
 
 
 def test_a_gap_is_unknown(watched: Watched) -> None:
