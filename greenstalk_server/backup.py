@@ -104,7 +104,9 @@ def _output(target: str | None) -> Iterator[BinaryIO]:
         return
     part = f"{target}.part"
     try:
-        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, MODE), "wb", BUFFER) as out:  # noqa: PTH123
+        with suppress(FileNotFoundError):
+            Path(part).unlink()  # left by one that was killed; its mode may be any
+        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, MODE), "wb", BUFFER) as out:  # noqa: PTH123
             yield out
             out.flush()
             os.fsync(out.fileno())
@@ -127,6 +129,8 @@ def _is_special(target: str) -> bool:
 @contextmanager
 def _input(source: str | None) -> Iterator[Iterator[bytes]]:
     if source is None:
+        if sys.stdin is None:
+            raise StartError("journal import: there is no input: name a file", EXIT_BINLOG)
         yield _lines(sys.stdin.buffer)
         return
     with Path(source).open("rb", BUFFER) as file:

@@ -20,6 +20,9 @@ from greenstalk_server.options import DEFINITIONS, Definition, UsageError, quote
 LONGEST: Final = 65536
 """Bytes of a file; so that no wrong one is read for long."""
 
+LONGEST_STATEMENT: Final = 500
+"""Lines of one statement, after which no line numbers are told: each line of it costs as much as all before."""
+
 _BY_KEY: Final = {row.key: row for row in DEFINITIONS if row.key}
 _TABLES: Final = frozenset(key.rpartition(".")[0] for key in _BY_KEY) - {""}
 
@@ -61,9 +64,8 @@ def _read(path: str, named: str) -> tuple[str, int]:
     try:
         with Path(path).open("rb") as file:
             data, mode = file.read(LONGEST + 1), os.fstat(file.fileno()).st_mode
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "that is no path"
-        raise UsageError(f"{name}: {reason}; it must be a file of options, in TOML") from error
+    except OSError as error:
+        raise UsageError(f"{name}: {error.strerror}; it must be a file of options, in TOML") from error
     if len(data) > LONGEST:
         raise UsageError(f"{name}: must be a file of at most {LONGEST} bytes")
     try:
@@ -131,6 +133,8 @@ def _lines(text: str) -> dict[str, int]:
         try:
             table = tomllib.loads(statement)
         except ValueError:  # it goes on in the next line
+            if number - begun > LONGEST_STATEMENT:
+                return found
             continue
         if statement.lstrip().startswith("["):
             header = ".".join(_path(table))

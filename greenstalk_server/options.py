@@ -150,8 +150,14 @@ def _number(text: str, least: int, most: int | None, allowed: str) -> int:
     return number
 
 
+def _text(text: str) -> str:
+    if "\0" in text:
+        raise ValueError("a text without NUL")
+    return text
+
+
 def _directory(text: str) -> str:
-    if not text:
+    if not text or "\0" in text:
         raise ValueError("the path of a directory")
     return text
 
@@ -227,7 +233,7 @@ def _not_empty(text: str) -> str:
     return text
 
 
-_TEXT: Final = Type(str, (str,), "a text in quotes")
+_TEXT: Final = Type(_text, (str,), "a text in quotes, without NUL")
 _DIRECTORY: Final = Type(_directory, (str,), "the path of a directory, in quotes")
 _BYTES: Final = Type(_bytes, (int,), "a whole number of bytes, 0 or more, without quotes")
 _SYNC_INTERVAL: Final = Type(

@@ -80,6 +80,7 @@ class Task:
     state: str
     changed: int
     message: str
+    matched: int
 
 
 class Api:
@@ -165,12 +166,16 @@ class Api:
 
     # Changes of many jobs, which the server makes by itself
 
-    def start(self, change: Change, ids: Sequence[int] | None = None) -> Task:
-        """Start to make *change*: of those of *ids* alone, PAGE at most, if they are given."""
-        asked = {"action": change.action, "tube": change.tube, "state": change.state, "dry_run": False}
+    def start(self, change: Change, ids: Sequence[int] | None = None, *, is_dry: bool = False) -> Task:
+        """Start to make *change*: of those of *ids* alone, PAGE at most, if given; or just to count, if it *is_dry*."""
+        asked = {"action": change.action, "tube": change.tube, "state": change.state, "dry_run": is_dry}
         asked |= {"to": change.target} if change.target is not None else {}
         asked |= {"ids": ids} if ids is not None else {}
         return _task(self._channel.ask("POST", "/bulk", body=asked).data)
+
+    def run(self, task_id: str) -> Task:
+        """Start to do what a dry run has counted: to those jobs that still match, and to none newer."""
+        return _task(self._channel.ask("POST", f"/tasks/{task_id}/run").data)
 
     def task(self, task_id: str) -> Task:
         return _task(self._get(f"/tasks/{task_id}"))
@@ -236,7 +241,7 @@ def _seen(found: Mapping[str, Any]) -> Seen:
 
 
 def _task(found: Mapping[str, Any]) -> Task:
-    return Task(found["id"], found["state"], found["changed"], found["message"])
+    return Task(found["id"], found["state"], found["changed"], found["message"], found["matched"])
 
 
 def _rates(found: Mapping[str, float]) -> Stats:

@@ -78,7 +78,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         code = cli.main(argv, PROGRAM, standalone_mode=False, obj=Settings())
-        sys.stdout.flush()
+        if sys.stdout is not None:  # as it is where a script has closed it
+            sys.stdout.flush()
     except click.exceptions.NoArgsIsHelpError as error:
         return _fail(error.format_message(), EXIT_USAGE)
     except click.UsageError as error:

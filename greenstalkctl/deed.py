@@ -15,7 +15,7 @@ from greenstalkctl.interrupt import Interrupt
 from greenstalkctl.output import Output
 from greenstalkctl.queue import Queue
 from greenstalkctl.server import Server
-from greenstalkctl.task import carry_out
+from greenstalkctl.task import carry_out, run_counted
 from greenstalkctl.text import plural
 
 
@@ -37,12 +37,16 @@ class Deed:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Jobs of a tube that are in a state: as many as `there_are`, or `count` at most."""
+    """Jobs of a tube that are in a state: as many as `there_are`, or `count` at most.
+
+    counted         id of the dry run at the API that has counted them, if one has: then it is those and no newer ones.
+    """
 
     tube: str
     state: str
     there_are: int
     count: int | None = None
+    counted: str | None = None
 
     @property
     def limit(self) -> int:
@@ -87,7 +91,10 @@ def report(out: Output, word: str, done: int) -> None:
 def _steps(queue: Server | Api, deed: Deed, share: Share, interrupt: Interrupt) -> Iterator[int]:
     """Do it until it is done or interrupted; yield how many jobs more it was done to, now and then."""
     if isinstance(queue, Api):
-        return carry_out(queue, Change(deed.action, share.tube, share.state), share.count, interrupt)
+        if share.counted is not None:
+            return run_counted(queue, share.counted, interrupt)
+        count = share.limit if share.count is not None else None
+        return carry_out(queue, Change(deed.action, share.tube, share.state), count, interrupt)
     return _one_by_one(queue, deed, share, interrupt)
 
 

@@ -167,6 +167,8 @@ def _setter(attribute: str, made: Callable[[Any], Any]) -> Callable[[click.Conte
     """Return a callback that sets *attribute* if the option is given: one that is not given overrides nothing."""
 
     def set_it(ctx: click.Context, param: click.Parameter, value: Any) -> None:
+        if value == "" and ctx.get_parameter_source(param.name or "") is ParameterSource.COMMANDLINE:
+            raise click.BadParameter("it is empty.")
         if value:
             settings = ctx.ensure_object(Settings)
             setattr(settings, attribute, made(value))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from itertools import islice
 from typing import Final
@@ -14,6 +15,7 @@ LOOK_EVERY: Final = 0.2
 """Seconds between two looks at how far a task is."""
 
 RUNNING: Final = "running"
+DONE: Final = "done"
 CANCELLED: Final = "cancelled"
 FAILED: Final = "failed"
 
@@ -34,6 +36,23 @@ def carry_out(api: Api, change: Change, count: int | None, interrupt: Interrupt)
         for changed in _watch(api, api.start(change, ids), interrupt):
             left -= changed
             yield changed
+
+
+def counted(api: Api, change: Change) -> Task:
+    """Have all jobs counted that *change* would be made to; `run_counted` makes it to no others."""
+    task = api.start(change, is_dry=True)
+    while task.state == RUNNING:
+        time.sleep(LOOK_EVERY)
+        task = api.task(task.id)
+    if task.state != DONE:
+        raise Refused(FAILED, f"{api.address} has not counted the jobs to the end: {task.state}")
+    return task
+
+
+def run_counted(api: Api, task_id: str, interrupt: Interrupt) -> Iterator[int]:
+    """Have done what was counted; yield how many jobs more, now and then. After an interrupt it does not begin."""
+    if not interrupt:
+        yield from _watch(api, api.run(task_id), interrupt)
 
 
 def _first(api: Api, change: Change, count: int) -> list[int]:

@@ -162,7 +162,8 @@ def test_an_empty_file_sets_nothing(path: Path) -> None:
         ("sync_ms = 'often'", ":1: sync_ms often: must be a whole number of milliseconds, 0 (at every write) or more"),
         ("strict_recovery = 1", ":1: strict_recovery 1: must be true or false, without quotes"),
         ("strict_recovery = 'yes'", ":1: strict_recovery yes: must be true or false, without quotes"),
-        ("listen = 1", ":1: listen 1: must be a text in quotes"),
+        ("listen = 1", ":1: listen 1: must be a text in quotes, without NUL"),
+        ('user = "a\\u0000b"', ":1: user 'a\\x00b': must be a text in quotes, without NUL"),
         ("data_dir = ''", ":1: data_dir '': must be the path of a directory, in quotes"),
         ("log_level = 'INFO'", ":1: log_level INFO: must be debug, info, warning or error, in quotes"),
         ("web.trusted_proxies = '::1'", ":1: web.trusted_proxies ::1: must be an array of addresses and networks"),
@@ -207,7 +208,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     )
     with pytest.raises(UsageError) as caught:
         parse(["--config", "a\0b"], {})
-    assert str(caught.value) == "--config 'a\\x00b': that is no path; it must be a file of options, in TOML"
+    assert str(caught.value) == "--config 'a\\x00b': must be a text without NUL"
 
 
 def test_a_file_without_end_is_refused() -> None:

@@ -141,9 +141,10 @@ class Tasks:
         *back* is the address of what the task is about, now.
         """
         running = [task for task in self._kept.values() if task.is_running]
-        if len(running) >= RUNNING_AT_MOST:
+        most = RUNNING_AT_MOST if visitor().is_admin else RUNNING_AT_MOST - 1  # one is always left for admins
+        if len(running) >= most:
             raise ServiceUnavailable(
-                f"{RUNNING_AT_MOST} searches or changes are running, and no more do at once: "
+                f"{len(running)} searches or changes are running, and no more do at once: "
                 + "; ".join(task.title for task in running if visitor().sees_bodies or not task.needs_bodies)
                 + ". Wait for one to end, or cancel one."
             )
@@ -219,7 +220,9 @@ class Tasks:
                 task.end(state, message, self._clock())
 
     def _forget_old(self) -> None:
+        """Drop the oldest that have ended, viewers' first: they must not make vanish what admins have counted."""
         ended = [id for id, task in self._kept.items() if not task.is_running]
+        ended.sort(key=lambda id: self._kept[id].who.is_admin)
         for id in ended[: max(0, len(self._kept) - KEPT)]:
             del self._kept[id]
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 import click
 
-from greenstalkctl.api import Api
+from greenstalkctl.api import Api, Change
 from greenstalkctl.deed import Deed, Share, do_ids, do_shares
 from greenstalkctl.exits import Misuse
 from greenstalkctl.params import STATE, TUBE
@@ -15,6 +16,7 @@ from greenstalkctl.queue import STATES
 from greenstalkctl.selection import chosen, existing, jobs_in, selection
 from greenstalkctl.server import Server
 from greenstalkctl.settings import Settings, Verb
+from greenstalkctl.task import counted
 from greenstalkctl.text import plural
 
 DELETE: Final = Deed(
@@ -58,8 +60,18 @@ def clear(settings: Settings, tubes: tuple[str, ...], states: tuple[str, ...]) -
         _delete(settings, queue, shares)
 
 
+def _counted(api: Api, share: Share) -> Share:
+    """*share* as the server counts it, which then spares whatever comes while somebody is asked."""
+    if share.count is not None or not share.there_are:
+        return share
+    task = counted(api, Change(DELETE.action, share.tube, share.state))
+    return replace(share, there_are=task.matched, counted=task.id)
+
+
 def _delete(settings: Settings, queue: Server | Api, shares: Sequence[Share]) -> None:
-    """Ask, unless there is nothing to lose, then delete."""
+    """Ask, unless there is nothing to lose, then delete: no more than was asked about."""
+    if isinstance(queue, Api):
+        shares = [_counted(queue, share) for share in shares]
     if total := sum(share.limit for share in shares):
         tubes = ", ".join(dict.fromkeys(share.tube for share in shares))
         settings.out.confirm(f"delete {plural(total)} of {tubes} from {queue.address}")

@@ -197,6 +197,33 @@ def test_a_number_of_jobs_are_those_whose_turn_is_next(with_api: WithApi, mail: 
     assert ctl(with_api, "clear", "mail", "--yes", "--json").json == {"deleted": MANY - 1500}
 
 
+@pytest.mark.parametrize(
+    "command",
+    [("clear", "mail"), ("delete", "--tube", "mail", "--state", "ready", "--count", "100")],
+    ids=lambda it: it[0],
+)
+def test_no_more_is_deleted_than_was_asked_about(with_api: WithApi, mail: Client, command: tuple[str, ...]) -> None:
+    """What is put while somebody thinks about the answer stays."""
+    mail.put(b"old")
+    with Terminal("--api", with_api.dashboard, *command) as terminal:
+        terminal.wait_for("This will delete 1 job of mail .*Go on\\?")
+        for body in (b"new", b"newer"):
+            mail.put(body)
+        terminal.press("y\n")
+        code, said = terminal.end()
+    assert (code, "deleted 1 job" in said) == (0, True), said
+    assert [body for _, body, *_ in jobs(with_api, "mail")] == [b"new", b"newer"]
+    assert ctl(with_api, "clear", "mail", "--yes").code == 0
+
+
+@pytest.mark.parametrize("option", ["--server", "--api", "--api-token-file"])
+def test_an_empty_option_is_refused(option: str) -> None:
+    """As a script has it whose variable is not set: nobody means the server that is there by default."""
+    done = run(option, "", "tubes")
+    assert (done.code, done.out) == (2, b"")
+    assert option in done.err
+
+
 def test_what_workers_hold_stays(with_api: WithApi, mail: Client) -> None:
     mail.put(b"held")
     mail.reserve(0)

@@ -9,6 +9,7 @@ import pytest
 from flask import Flask, g
 from flask.testing import FlaskClient
 from gevent.event import Event
+from werkzeug.exceptions import ServiceUnavailable
 
 from greenstalk_server.job import SECOND
 from web.access import Visitor
@@ -163,6 +164,23 @@ def test_only_so_many_are_kept_and_none_that_runs_is_forgotten(tasks: Tasks) -> 
     assert len(kept) == KEPT and kept[-1] is oldest and kept[0] is others[-1] and oldest.state == RUNNING
     work.may_go_on.set()
     settle(oldest)
+
+
+def test_viewers_neither_drive_out_nor_hold_up_what_admins_do(tasks: Tasks) -> None:
+    counted = tasks.start("counted by an admin", object(), nothing)
+    settle(counted)
+    g.visitor = VIEWER
+    for n in range(KEPT + 5):
+        settle(tasks.start(str(n), object(), nothing))
+    assert counted in tasks.all() and len(tasks.all()) == KEPT
+    work = Patient()
+    running = [tasks.start(f"Work {n}", object(), work) for n in range(RUNNING_AT_MOST - 1)]
+    with pytest.raises(ServiceUnavailable):
+        tasks.start("one more", object(), work)
+    g.visitor = ADMIN
+    running.append(tasks.start("an admin's", object(), work))
+    work.may_go_on.set()
+    settle(*running)
 
 
 def test_what_is_not_there(client: FlaskClient) -> None:

@@ -41,5 +41,5 @@ def load(cursor: str, type: type[Place]) -> Place:
     try:
         raw = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
         return msgspec.json.decode(raw, type=type)
-    except ValueError:  # binascii.Error, msgspec's errors and UnicodeDecodeError are such
+    except (ValueError, RecursionError):  # binascii.Error, msgspec's errors and UnicodeDecodeError are ValueErrors
         refuse("cursor", "must be the “next_cursor” of an answer to the same request")

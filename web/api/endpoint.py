@@ -35,6 +35,7 @@ class _Mark:
     content: tuple[str, ...]
     errors: Mapping[int, str]
     is_change: bool
+    has_bodies: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,7 @@ class Endpoint:
     path_types      of the parameters in the path, by name.
     answer          type of what it answers: None for nothing, a Response for what is not JSON.
     is_change       it changes something: only admins may ask for it.
+    has_bodies      bodies of jobs come with the request, which may be as large as these make it.
     """
 
     name: str
@@ -70,6 +72,7 @@ class Endpoint:
     path_types: Mapping[str, Any]
     answer: Any
     is_change: bool
+    has_bodies: bool
     handler: Callable[..., Any]
 
     @property
@@ -86,6 +89,7 @@ def endpoint(
     content: tuple[str, ...] = (JSON,),
     errors: Mapping[int, str] | None = None,
     is_change: bool | None = None,
+    has_bodies: bool = False,
 ) -> Callable[[Function], Function]:
     """Make a method of a group an endpoint.
 
@@ -94,7 +98,7 @@ def endpoint(
     changes = method != "GET" if is_change is None else is_change
 
     def mark(function: Function) -> Function:
-        setattr(function, _MARK, _Mark(method, path, status, content, errors or {}, changes))
+        setattr(function, _MARK, _Mark(method, path, status, content, errors or {}, changes, has_bodies))
         return function
 
     return mark
@@ -134,5 +138,6 @@ def _endpoint(group: object, name: str, function: Callable[..., Any], mark: _Mar
         path_types=hints,
         answer=None if answer is type(None) else answer,
         is_change=mark.is_change,
+        has_bodies=mark.has_bodies,
         handler=getattr(group, name),
     )

@@ -23,13 +23,16 @@ from web.views import render_slowly
 
 ROOT: Final = "/api/v1"
 
+SMALL_REQUEST: Final = 64 * 1024
+"""Bytes of a request's body that brings no bodies of jobs; it is read in the loop."""
+
 LEAST_REQUEST: Final = 1024 * 1024
-"""Bytes that a request's body may always have: a list of jobs to put has room, however small each may be."""
+"""Bytes that one which does may always have: a list of jobs to put has room, however small each may be."""
 
 
-def request_at_most(broker: Broker) -> int:
+def request_at_most(broker: Broker, has_bodies: bool = True) -> int:
     """Bytes of a request's body: that of the largest job fits in, in base64, or as text that is not all escapes."""
-    return LEAST_REQUEST + 3 * min(broker.max_job_size, MAX_PUT)
+    return SMALL_REQUEST if not has_bodies else LEAST_REQUEST + 3 * min(broker.max_job_size, MAX_PUT)
 
 
 class Api:
@@ -72,31 +75,33 @@ class Api:
         """What Flask calls for *endpoint*."""
 
         def view(**path: str) -> Response:
-            self._refuse_large(request.content_length or 0)
+            most = request_at_most(self._broker, endpoint.has_bodies)
+            _refuse_large(request.content_length or 0, most)
             arguments = read_path(endpoint.path_types, path)
             query = read_query(endpoint.query)
             if query is not None:
                 arguments["query"] = query
             if endpoint.body is not None:
-                body = read_body(endpoint.body, self._raw(), is_needed=endpoint.is_body_needed)
+                body = read_body(endpoint.body, _raw(most), is_needed=endpoint.is_body_needed)
                 if body is not None:
                     arguments["body"] = body
             return _response(endpoint.handler(**arguments), endpoint.status)
 
         return view
 
-    def _refuse_large(self, size: int) -> None:
-        """Raise RequestEntityTooLarge if a request's body may not have *size* bytes."""
-        most = request_at_most(self._broker)
-        if size > most:
-            raise RequestEntityTooLarge(f"The request's body may have {most} bytes at most.")
 
-    def _raw(self) -> bytes:
-        """The request's body. One that does not say its length is read so far as it may go. May switch."""
-        request.max_content_length = request_at_most(self._broker) + 1
-        raw = request.get_data(cache=False)
-        self._refuse_large(len(raw))
-        return raw
+def _refuse_large(size: int, most: int) -> None:
+    """Raise RequestEntityTooLarge if *size* bytes of a body are more than *most*."""
+    if size > most:
+        raise RequestEntityTooLarge(f"The request's body may have {most} bytes at most.")
+
+
+def _raw(most: int) -> bytes:
+    """The request's body. One that does not say its length is read so far as it may go. May switch."""
+    request.max_content_length = most + 1
+    raw = request.get_data(cache=False)
+    _refuse_large(len(raw), most)
+    return raw
 
 
 def located(endpoint: str, **path: Any) -> None:

@@ -253,7 +253,13 @@ class Jobs:
         """
         return self._exports.file(wanted_by(query), query.format)
 
-    @endpoint("POST", "/jobs", status=201, errors={503: "The server drains, or the journal fails.", **NO_ROOM})
+    @endpoint(
+        "POST",
+        "/jobs",
+        status=201,
+        errors={503: "The server drains, or the journal fails.", **NO_ROOM},
+        has_bodies=True,
+    )
     def put_jobs(
         self,
         body: Annotated[
@@ -294,7 +300,7 @@ class Jobs:
         """Get the body of a job as it is, whatever its size."""
         return body_file(self._find(id))
 
-    @endpoint("PATCH", "/jobs/{id}", errors=NOT_SO | NO_ROOM)
+    @endpoint("PATCH", "/jobs/{id}", errors=NOT_SO | NO_ROOM, has_bodies=True)
     def change_job(self, id: JobId, body: Annotated[JobChanges, Meta(examples=[{"pri": 10}])]) -> JobWithEvents:
         """Change a job's priority, delay, ttr or body, all at once.
 

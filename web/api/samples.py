@@ -72,7 +72,7 @@ class Samples:
         found = sorted(self._store.samples.values(), key=lambda sample: sample.name.casefold())
         return SampleList(samples=[_told(sample) for sample in found], trouble=self._store.trouble)
 
-    @endpoint("POST", "/samples", status=201, errors={409: "There is no room for one more."})
+    @endpoint("POST", "/samples", status=201, errors={409: "There is no room for one more."}, has_bodies=True)
     def save_sample(self, body: NewSample) -> Sample:
         """Save a sample, in place of one of the same name."""
         name = " ".join(body.name.split())

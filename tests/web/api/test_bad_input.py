@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from flask.testing import FlaskClient
 
-from web.api.frame import LEAST_REQUEST, request_at_most
+from web.api.frame import LEAST_REQUEST, SMALL_REQUEST, request_at_most
 from web.overview import Lookout
 
 from ..conftest import Queue
@@ -119,16 +119,20 @@ def test_a_charset_is_no_other_kind(program: Program) -> None:
     assert program.ask("POST", "/jobs", data=json.dumps(JOB), content_type=kind).status_code == 201
 
 
-@pytest.mark.parametrize("path", ["/jobs", "/server", "/jobs/1"])
-def test_too_large_is_refused_before_it_is_read(queue: Queue, program: Program, path: str) -> None:
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("POST", "/jobs"), ("PATCH", "/jobs/1"), ("GET", "/server"), ("POST", "/bulk"), ("POST", "/reserve")],
+)
+def test_too_large_is_refused_before_it_is_read(queue: Queue, program: Program, method: str, path: str) -> None:
     class Unread:
         def __getattr__(self, name: str) -> object:
             raise AssertionError(f"it was read: {name}")
 
-    most = request_at_most(queue.broker)
-    assert most == LEAST_REQUEST + 3 * 65535
+    brings_bodies = path.startswith("/jobs")
+    most = request_at_most(queue.broker, brings_bodies)
+    assert most == (LEAST_REQUEST + 3 * 65535 if brings_bodies else SMALL_REQUEST)
     response = program.ask(
-        "POST" if path == "/jobs" else "GET",
+        method,
         path,
         environ_overrides={"wsgi.input": Unread(), "CONTENT_LENGTH": str(most + 1)},
         content_type="application/json",

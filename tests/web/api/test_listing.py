@@ -229,6 +229,13 @@ def test_cursor_of_somebody_s_own_making_is_harmless(
     assert response.status_code in (200, 400), response.text
 
 
+@pytest.mark.parametrize("path", ["/jobs", "/tubes", "/connections", "/audit"])
+def test_deep_cursor_is_refused(program: Program, path: str) -> None:
+    deep = '["x", false, 0, "a", ' + "[" * 1300 + "]" * 1301
+    cursor = base64.urlsafe_b64encode(deep.encode()).decode().rstrip("=")
+    problem(program.ask("GET", path, query_string={"cursor": cursor}), 400, "cursor")
+
+
 def test_export_is_what_a_list_has(queue: Queue, program: Program) -> None:
     shuffled(queue, "mail", 30)
     response = program.ask("GET", "/jobs/export?tube=mail&state=ready")
