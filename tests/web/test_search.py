@@ -13,6 +13,7 @@ from flask.testing import FlaskClient
 
 from greenstalk_server.broker import Broker
 from greenstalk_server.job import MAX_ID, SECOND
+from tests.daemon import PATIENCE
 from web import search
 from web.jobs import DEEPEST
 from web.query import parse
@@ -113,6 +114,8 @@ def test_the_same_query_joins_the_search_that_runs(queue: Queue, app: Flask, cli
     asked = [gevent.spawn(lambda q=q: pages.append(find(client, q))) for q in ("pri:7", "pri:7", " pri:7 ", "pri:8")]
     gevent.joinall(asked, raise_error=True)
     assert len({task_id(page) for page in pages}) == 2
+    while (running := app.extensions["tasks"].running(lambda _: True)) is not None:
+        running.wait(PATIENCE)
     assert task_id(find(client, "pri:7")) not in {task_id(page) for page in pages}  # it had ended: this one is new
 
 
