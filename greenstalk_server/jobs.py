@@ -70,13 +70,11 @@ class JobTable(MutableMapping[int, Job]):
         """Every job; valid until the table next changes."""
         return _Jobs(self)
 
-    def ids(self) -> Iterator[int]:
-        """The ids of all jobs that are here all along, and perhaps of others, whatever happens meanwhile."""
-        for shard in list(self._shards.values()):
-            yield from list(shard)
-
     def ids_above(self, id: int) -> Iterator[int]:
-        """Those of `ids` that are above *id*, in rising order: to go on where another look has ended."""
+        """The ids above *id* of all jobs that are here all along, and perhaps of others, whatever happens meanwhile.
+
+        They rise, so that a look can go on where another has ended.
+        """
         for number in sorted(number for number in self._shards if number >= id >> SHARD_BITS):
             yield from sorted(one for one in self._shards.get(number, ()) if one > id)
 
