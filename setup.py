@@ -23,6 +23,7 @@ COMPILED = (
     "journal/segment",
     "life",
     "protocol",
+    "ready",
     "session",
     "stats",
     "timers",

@@ -1,6 +1,6 @@
-"""The ready jobs of one tube in the order in which they turned ready, for the one that has been so for longest.
+"""The strays among the ready jobs of one tube (see ready) in the order in which they turned ready, for the oldest.
 
-An entry is two items: a job's id, and since when it is ready. It counts while the job is ready, in this tube, since
+An entry is two items: a job's id, and since when it is ready. It counts while the job is a stray in this tube since
 then; a job that leaves from the middle leaves its entry behind, dead. Those are swept when they outnumber the others, a
 few at each removal, so that no removal takes long. A job that leaves and returns in one instant has the same entry
 twice, which does no harm. Pure.
@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
-from greenstalk_server.job import READY, Job
+from greenstalk_server.job import IN_RUN, READY, Job, JobHeap
 
 if TYPE_CHECKING:
     from greenstalk_server.tube import Tube
@@ -34,23 +34,24 @@ class Arrivals:
     `_entries` are still to be looked at, and those that were found to live stand in `_swept`, before all others.
     """
 
-    __slots__ = ("_entries", "_jobs", "_left", "_swept", "_tube")
+    __slots__ = ("_entries", "_jobs", "_left", "_strays", "_swept", "_tube")
 
-    def __init__(self, tube: Tube, jobs: Mapping[int, Job]) -> None:
-        """*jobs* is the broker's table of every job by id."""
+    def __init__(self, tube: Tube, strays: JobHeap, jobs: Mapping[int, Job]) -> None:
+        """*strays* are those of *tube*; *jobs* is the broker's table of every job by id."""
         self._tube: Tube = tube
+        self._strays: JobHeap = strays
         self._jobs: Mapping[int, Job] = jobs
         self._entries: deque[int] = deque()
         self._swept: deque[int] = deque()
         self._left: int = 0
 
     def add(self, job: Job) -> None:
-        """Note *job*, which has turned ready at its deadline, no earlier than those before."""
+        """Note *job*, a stray, which has turned ready at its deadline, no earlier than those before."""
         self._entries.append(job.id)
         self._entries.append(job.deadline)
 
     def remove(self, job: Job) -> None:
-        """Note that *job* is not ready any more, whose tube counts it so no more."""
+        """Note that *job* has left the strays."""
         entries = self._entries
         if not self._left:
             if entries[0] == job.id:
@@ -58,7 +59,7 @@ class Arrivals:
                 entries.popleft()
             else:
                 self._drop_dead(entries, STEP)
-            if len(entries) <= 4 * self._tube.ready.count + 2 * SLACK:
+            if len(entries) <= 4 * self._strays.count + 2 * SLACK:
                 return
             self._left = len(entries) // 2
         self._sweep()
@@ -73,19 +74,21 @@ class Arrivals:
         front = self._swept or self._entries
         return self._live(front) if front else None
 
-    def check(self, ready: list[Job]) -> None:
-        """Assert that the entries that count are those of the *ready* jobs, in order. O(everything): for tests."""
+    def check(self, strays: list[Job]) -> None:
+        """Assert that the entries that count are those of the *strays*, in order. O(everything): for tests."""
         entries = [*self._swept, *self._entries]
         pairs = dict.fromkeys(zip(entries[::2], entries[1::2], strict=True))
         live = [(id, since) for id, since in pairs if self._is_live(id, since)]
-        assert sorted(id for id, _ in live) == sorted(job.id for job in ready)
+        assert sorted(id for id, _ in live) == sorted(job.id for job in strays)
         assert [since for _, since in live] == sorted(since for _, since in live)
-        assert len(pairs) <= (3 * len(ready) + 2 * SLACK if self._left else 2 * len(ready) + SLACK)
+        assert len(pairs) <= (3 * len(strays) + 2 * SLACK if self._left else 2 * len(strays) + SLACK)
         assert not self._swept or self._left
 
     def _is_live(self, id: int, since: int) -> bool:
         job = self._jobs.get(id)
-        return job is not None and job.state == READY and job.deadline == since and job.tube is self._tube
+        if job is None or job.state != READY or job.key <= IN_RUN:
+            return False
+        return job.deadline == since and job.tube is self._tube
 
     def _live(self, entries: deque[int]) -> Job | None:
         """The job of the first entry, if that counts."""

@@ -27,7 +27,7 @@ from itertools import islice
 from typing import Final
 
 from greenstalk_server import life
-from greenstalk_server.client import Client, deadline_of
+from greenstalk_server.client import Client
 from greenstalk_server.job import (
     BURIED,
     DELAYED,
@@ -38,9 +38,11 @@ from greenstalk_server.job import (
     SECOND,
     URGENT_BELOW,
     Job,
+    deadline_of,
 )
 from greenstalk_server.jobs import JobTable
 from greenstalk_server.journal import Journal, NullJournal
+from greenstalk_server.ready import is_before
 from greenstalk_server.stats import Counters, ServerFacts
 from greenstalk_server.timers import Timers
 from greenstalk_server.tube import Tube
@@ -255,7 +257,7 @@ class Broker:
         for tube in client.watched.values():
             if tube.ready.count and tube.paused_until <= now:
                 job = tube.ready.first()
-                if job is not None and (best is None or job.key < best.key):
+                if job is not None and (best is None or is_before(job, best)):
                     best = job
         if best is not None:
             best.tube.remove_ready(best)
@@ -765,10 +767,9 @@ class Broker:
                 places[job.id] = places.get(job.id, 0) + 1
         assert [(job.pri, job.id) for job in ready] == sorted((job.pri, job.id) for job in ready)
         assert [(job.deadline, job.id) for job in delayed] == sorted((job.deadline, job.id) for job in delayed)
-        for heap, jobs in ((tube.ready, ready), (tube.delayed, delayed)):
-            heap.check(jobs)
+        tube.ready.check(ready)
+        tube.delayed.check(delayed)
         assert tube.urgent_count == sum(job.pri < URGENT_BELOW for job in ready)
-        tube.arrivals.check(ready)
         clients = list(self.clients)
         assert tube.reserved_count == sum(job.tube is tube and job.state == RESERVED for job in self.jobs.values())
         assert tube.using == sum(client.used is tube for client in clients)

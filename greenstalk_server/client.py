@@ -10,7 +10,7 @@ from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from typing import Final
 
-from greenstalk_server.job import ID_BITS, MAX_ID, Job
+from greenstalk_server.job import ID_BITS, MAX_ID, Job, deadline_of
 from greenstalk_server.tube import Tube
 
 SCAN_AT_MOST: Final = 32
@@ -111,8 +111,3 @@ class Client:
             if job is not None and job.deadline == entry >> ID_BITS:
                 return job
             heappop(self._deadlines)
-
-
-def deadline_of(job: Job) -> int:
-    """When *job*'s delay or ttr ends, nanoseconds."""
-    return job.deadline

@@ -29,45 +29,66 @@ URGENT_BELOW: Final = 1024
 
 ID_BITS: Final = 64
 NO_KEY: Final = -1
+IN_RUN: Final = 0
+"""Keys of no entry in a heap."""
+
+
+class Past:
+    """What of a job differs from one that was put without a delay, and reserved at most since then.
+
+    delay       what the last put or release asked for, whole seconds in nanoseconds.
+    timeouts, releases, buries, kicks   how often that has happened to it.
+    events      what has happened to it (see life), but for a reservation that goes on.
+    events_recorded     how many bytes its full record in the journal is longer for its events.
+    """
+
+    __slots__ = ("buries", "delay", "events", "events_recorded", "kicks", "releases", "timeouts")
+
+    def __init__(self) -> None:
+        self.delay: int = 0
+        self.timeouts: int = 0
+        self.releases: int = 0
+        self.buries: int = 0
+        self.kicks: int = 0
+        self.events: bytes = b""
+        self.events_recorded: int = 0
+
+
+NO_PAST: Final = Past()
+"""Every such job's; nobody writes to it."""
 
 
 class Job:
     """One job.
 
+    Most jobs are put, reserved and deleted, and a million may wait. So it is kept small: what only others need is in
+    its `past`, made when it is first written to, and read and written here by the same names.
+
     id          1 to 2**64-1, rising in the order of put headers, never used twice.
     pri         0, the most urgent, to 2**32-1.
-    delay       what the last put or release asked for, whole seconds in nanoseconds.
     ttr         time to run, whole seconds in nanoseconds, at least one second.
     body        without the CRLF that ends it on the wire.
-    key         its entry in a heap of its tube while ready or delayed, else NO_KEY.
+    key         its entry in a heap of its tube while delayed, or ready and not in a run; IN_RUN there; else NO_KEY.
     deadline    since when it is ready if ready; the time it turns ready if delayed; the ttr's end if reserved; its
                 place among those ever buried if buried.
     holder      the client that reserved it, else None.
     reserved_at when it was last reserved; 0 if never, or not since the server's start.
-    events      what has happened to it (see life), but for a reservation that goes on.
     segment     number of the journal's file that holds its full record; 0 without a journal.
-    events_recorded     how many bytes longer that record is for its events.
     """
 
     __slots__ = (
         "body",
-        "buries",
         "created_at",
         "deadline",
-        "delay",
-        "events",
-        "events_recorded",
         "holder",
         "id",
         "key",
-        "kicks",
+        "past",
         "pri",
-        "releases",
         "reserved_at",
         "reserves",
         "segment",
         "state",
-        "timeouts",
         "ttr",
         "tube",
     )
@@ -77,7 +98,6 @@ class Job:
         self.tube: Tube = tube
         self.body: bytes = body
         self.pri: int = pri
-        self.delay: int = delay
         self.ttr: int = ttr
         self.created_at: int = created_at
         self.state: int = READY
@@ -85,26 +105,92 @@ class Job:
         self.deadline: int = created_at
         self.holder: Client | None = None
         self.reserved_at: int = 0
-        self.events: bytes = b""
         self.reserves: int = 0
-        self.timeouts: int = 0
-        self.releases: int = 0
-        self.buries: int = 0
-        self.kicks: int = 0
         self.segment: int = 0
-        self.events_recorded: int = 0
+        self.past: Past = NO_PAST
+        if delay:
+            self.delay = delay
 
     def twin(self, tube: Tube, body: bytes) -> Job:
-        """A copy in *tube* and with *body*, to be put in this one's place; it is in no heap."""
+        """A copy in *tube* and with *body*, to be put in this one's place; it is in no heap, and in no journal."""
         twin = Job(self.id, tube, body, self.pri, self.delay, self.ttr, self.created_at)
         twin.state, twin.deadline, twin.holder = self.state, self.deadline, self.holder
-        twin.reserves, twin.timeouts, twin.releases = self.reserves, self.timeouts, self.releases
-        twin.buries, twin.kicks = self.buries, self.kicks
-        twin.reserved_at, twin.events = self.reserved_at, self.events
+        twin.reserves, twin.reserved_at, twin.events = self.reserves, self.reserved_at, self.events
+        twin.timeouts, twin.releases, twin.buries, twin.kicks = self.timeouts, self.releases, self.buries, self.kicks
         return twin
 
     def __repr__(self) -> str:
         return f"<Job {self.id} {STATE_NAMES[self.state]} pri={self.pri} tube={self.tube.name!r}>"
+
+    # What is in its past
+
+    def _own_past(self) -> Past:
+        if self.past is NO_PAST:
+            self.past = Past()
+        return self.past
+
+    @property
+    def delay(self) -> int:
+        return self.past.delay
+
+    @delay.setter
+    def delay(self, value: int) -> None:
+        if value != self.past.delay:
+            self._own_past().delay = value
+
+    @property
+    def timeouts(self) -> int:
+        return self.past.timeouts
+
+    @timeouts.setter
+    def timeouts(self, value: int) -> None:
+        if value != self.past.timeouts:
+            self._own_past().timeouts = value
+
+    @property
+    def releases(self) -> int:
+        return self.past.releases
+
+    @releases.setter
+    def releases(self, value: int) -> None:
+        if value != self.past.releases:
+            self._own_past().releases = value
+
+    @property
+    def buries(self) -> int:
+        return self.past.buries
+
+    @buries.setter
+    def buries(self, value: int) -> None:
+        if value != self.past.buries:
+            self._own_past().buries = value
+
+    @property
+    def kicks(self) -> int:
+        return self.past.kicks
+
+    @kicks.setter
+    def kicks(self, value: int) -> None:
+        if value != self.past.kicks:
+            self._own_past().kicks = value
+
+    @property
+    def events(self) -> bytes:
+        return self.past.events
+
+    @events.setter
+    def events(self, value: bytes) -> None:
+        if value != self.past.events:
+            self._own_past().events = value
+
+    @property
+    def events_recorded(self) -> int:
+        return self.past.events_recorded
+
+    @events_recorded.setter
+    def events_recorded(self, value: int) -> None:
+        if value != self.past.events_recorded:
+            self._own_past().events_recorded = value
 
 
 class JobHeap:
@@ -241,3 +327,8 @@ class JobHeap:
 
 def _key_of(job: Job) -> int:
     return job.key
+
+
+def deadline_of(job: Job) -> int:
+    """Its deadline, which is what it is by the job's state."""
+    return job.deadline

@@ -11,8 +11,8 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
-from greenstalk_server.arrivals import Arrivals
 from greenstalk_server.job import BURIED, DELAYED, NO_KEY, READY, URGENT_BELOW, Job, JobHeap
+from greenstalk_server.ready import ReadyQueue
 
 if TYPE_CHECKING:
     from greenstalk_server.client import Client
@@ -44,7 +44,6 @@ class Tube:
     """
 
     __slots__ = (
-        "arrivals",
         "body_bytes",
         "buried",
         "cmd_delete",
@@ -75,7 +74,7 @@ class Tube:
     def __init__(self, name: bytes, jobs: Mapping[int, Job]) -> None:
         """*jobs* is the broker's table of every job by id."""
         self.name: bytes = name
-        self.ready: JobHeap = JobHeap(self, jobs)
+        self.ready: ReadyQueue = ReadyQueue(self, jobs)
         self.delayed: JobHeap = JobHeap(self, jobs)
         self.buried: OrderedDict[int, Job] = OrderedDict()
         self.waiters: OrderedDict[Client, None] = OrderedDict()
@@ -99,7 +98,6 @@ class Tube:
         self.run_time: int = 0
         self.waits: dict[int, int] = {}
         self.runs: dict[int, int] = {}
-        self.arrivals: Arrivals = Arrivals(self, jobs)
 
     def __repr__(self) -> str:
         return f"<Tube {self.name!r}>"
@@ -107,8 +105,7 @@ class Tube:
     def add_ready(self, job: Job) -> None:
         """Put *job*, which is nowhere, and ready since its deadline, among the ready ones."""
         job.state = READY
-        self.ready.push(job, job.pri)
-        self.arrivals.add(job)
+        self.ready.add(job)
         if job.pri < URGENT_BELOW:
             self.urgent_count += 1
 
@@ -137,11 +134,10 @@ class Tube:
         self.ready.remove(job)
         if job.pri < URGENT_BELOW:
             self.urgent_count -= 1
-        self.arrivals.remove(job)
 
     def oldest_ready(self) -> Job | None:
         """The job that has been ready for longest, or None."""
-        return self.arrivals.oldest()
+        return self.ready.oldest()
 
     def walk(self, state: int) -> Iterator[Job]:
         """The jobs in *state*, READY, DELAYED or BURIED, in their order, lazily. Valid until they next change."""

@@ -19,9 +19,9 @@ from markupsafe import Markup
 from werkzeug.exceptions import BadRequest, NotFound
 
 from greenstalk_server.broker import Broker
-from greenstalk_server.client import Client, deadline_of
+from greenstalk_server.client import Client
 from greenstalk_server.clock import Clock
-from greenstalk_server.job import MAX_ID, SECOND, Job
+from greenstalk_server.job import MAX_ID, SECOND, Job, deadline_of
 from web import fields, text
 from web.fields import Fields
 from web.live import LiveHub, State, parts

@@ -115,7 +115,7 @@ def test_what_has_left_from_the_middle_takes_no_room(world: World) -> None:
             id = client.put(pri=1)
             assert client.reserve(0) == id
             client.delete(id)
-        tube.arrivals.check(list(tube.ready.walk()))
+        tube.ready.check(list(tube.ready.walk()))
         oldest = tube.oldest_ready()
         assert oldest is not None and oldest.id == old
 

@@ -29,7 +29,8 @@ def put_in(world: World, client: Actor, state: str, pri: int = 7) -> int:
 
 def look(job: Job) -> dict[str, object]:
     """All that is true of *job* alone."""
-    plain = {name: getattr(job, name) for name in slots(job) if name not in ("key", "tube", "holder")}
+    names = slots(job) + slots(job.past)
+    plain = {name: getattr(job, name) for name in names if name not in ("key", "tube", "holder", "past")}
     return plain | {"tube": job.tube.name, "holder": job.holder, "is_in_heap": job.key != NO_KEY}
 
 

@@ -27,7 +27,7 @@ class Shelf:
     def __init__(self) -> None:
         self.jobs: dict[int, Job] = Counting()
         self.tube = Tube(b"t", self.jobs)
-        self.heap: JobHeap = self.tube.ready
+        self.heap: JobHeap = self.tube.delayed
         self.ranks: dict[int, int] = {}
 
     def push(self, id: int, rank: int) -> None:

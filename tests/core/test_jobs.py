@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from greenstalk_server.job import Job
-from greenstalk_server.jobs import SHARD, JobTable
+from greenstalk_server.jobs import CLOSE, PAGE, SHARD, JobTable
 from greenstalk_server.tube import Tube
 
 TUBE = Tube(b"t", {})
@@ -24,15 +24,25 @@ def table_of(ids: range) -> JobTable:
     return table
 
 
-def test_it_is_a_dict() -> None:
-    random, table, plain = Random(1), JobTable(), dict[int, Job]()  # noqa: S311
-    for _ in range(20_000):
-        id = random.choice((1, SHARD - 1, SHARD, 5 * SHARD)) + random.randrange(40)
-        if id in plain and random.random() < 0.5:
+PLACES = (1, PAGE - 30, 3 * PAGE, SHARD - 1, SHARD, 5 * SHARD)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("share_kept", [0.1, 0.5, 0.9])
+def test_it_is_a_dict(seed: int, share_kept: float) -> None:
+    """Whether ids come in order or late, stand close or apart."""
+    random, table, plain = Random(seed), JobTable(), dict[int, Job]()  # noqa: S311
+    width = random.choice((40, PAGE, SHARD))
+    for step in range(20_000):
+        id = random.choice(PLACES) + random.randrange(width) + (step // 4 if seed % 2 else 0)
+        if id in plain and random.random() > share_kept:
             del table[id], plain[id]
         else:
             table[id] = plain[id] = job(id)
         assert len(table) == len(plain) and bool(table) == bool(plain)
+        if step % 2000 == 0:
+            assert dict(table) == plain
+            assert list(table.ids_above(PAGE)) == sorted(id for id in plain if id > PAGE)
     assert dict(table) == plain and set(table.values()) == set(plain.values())
     assert table.keys() & {1, SHARD} == plain.keys() & {1, SHARD}
     assert [table.get(id) for id in range(SHARD + 50)] == [plain.get(id) for id in range(SHARD + 50)]
@@ -49,12 +59,32 @@ def test_what_is_not_there(id: int) -> None:
     assert len(table) == 3
 
 
-def test_shards_that_are_empty_take_no_room() -> None:
+@pytest.mark.parametrize("ids", [range(1, 40 * SHARD, SHARD // 2), range(40 * SHARD, 0, -PAGE), range(1, 9 * PAGE)])
+def test_what_is_empty_takes_no_room(ids: range) -> None:
     table = JobTable()
-    for id in range(1, 40 * SHARD, SHARD // 2):
+    for id in ids:
         table[id] = job(id)
-        del table[id]
-    assert not table._shards
+        table[id + 1] = job(id + 1)
+        del table[id], table[id + 1]
+    assert not table._shards and len(table._pages) <= 1  # the page that new ids go to
+
+
+def test_few_jobs_left_of_many_take_little_room() -> None:
+    table = table_of(range(1, 100 * PAGE))
+    for id in range(1, 99 * PAGE):
+        if id % 100:
+            del table[id]
+    assert len(table._pages) <= 2
+    assert list(table.ids_above(0))[:50] == list(range(100, 5001, 100))
+
+
+def test_jobs_that_come_late_and_stand_close_take_little_room() -> None:
+    """As when a journal is read: a copy of an old job stands behind later ones."""
+    table = table_of(range(5 * SHARD, 5 * SHARD + 10))
+    for id in range(SHARD, 3 * SHARD):
+        table[id] = job(id)
+    assert sum(len(shard) for shard in table._shards.values()) < CLOSE
+    assert list(table.ids_above(0)) == [*range(SHARD, 3 * SHARD), *range(5 * SHARD, 5 * SHARD + 10)]
 
 
 def test_a_walk_over_all_ids_bears_changes() -> None:

@@ -163,7 +163,7 @@ def test_no_room(queue: Queue, ids: dict[str, int]) -> None:
     found = problem(program.ask("POST", "/jobs", json=[{"tube": "full"}] * 5), 507)
     assert found["put"] == [5, 6]
     assert "2 jobs of them were put" in found["detail"]
-    assert len(queue.broker.tubes[b"full"].ready.entries) == 2
+    assert queue.broker.tubes[b"full"].ready.count == 2
     problem(program.ask("POST", "/jobs", json={"tube": "full"}), 507)
     problem(program.ask("POST", f"/jobs/{ids['ready']}/copy"), 507)
     problem(program.ask("POST", f"/jobs/{ids['ready']}/move", json={"tube": "x"}), 507)
