@@ -13,6 +13,7 @@ from setuptools import setup
 
 COMPILED = (
     "arrivals",
+    "bodies",
     "broker",
     "client",
     "clock",

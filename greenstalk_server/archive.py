@@ -18,6 +18,7 @@ from hashlib import sha256
 from typing import Any, Final
 
 from greenstalk_server import __version__, life
+from greenstalk_server.bodies import held_body
 from greenstalk_server.job import BURIED, DELAYED, MAX_ID, READY, SECOND, STATE_NAMES, Job
 from greenstalk_server.tube import Tube, is_tube_name
 
@@ -201,10 +202,11 @@ def _job_line(job: Job) -> dict[str, object]:
         line[name] = getattr(job, name)
     if job.events:
         line["events"] = [[at, life.KINDS[kind], client] for at, kind, client in life.unpack(job.events)]
+    body = held_body(job)
     try:
-        line["encoding"], line["body"] = "utf-8", job.body.decode()
+        line["encoding"], line["body"] = "utf-8", body.decode()
     except UnicodeDecodeError:
-        line["encoding"], line["body"] = "base64", b64encode(job.body).decode()
+        line["encoding"], line["body"] = "base64", b64encode(body).decode()
     return line
 
 

@@ -27,6 +27,7 @@ from itertools import islice
 from typing import Final
 
 from greenstalk_server import life
+from greenstalk_server.bodies import Bodies
 from greenstalk_server.client import Client
 from greenstalk_server.job import (
     BURIED,
@@ -71,7 +72,8 @@ DONE: Final = 0
 NOT_FOUND: Final = 1
 HELD: Final = 2
 NO_ROOM: Final = 3
-"""How an edit ends: there is no such job, a client holds it, or the journal has no room."""
+UNREAD: Final = 4
+"""How an edit ends: there is no such job, a client holds it, the journal has no room, or its body is on disk."""
 
 
 def _nobody() -> None:
@@ -97,6 +99,7 @@ class Broker:
     tubes           every tube by name, in the order of creation.
     clients         every connected client.
     parted          addresses of the workers that went last, by number.
+    bodies          which bodies are in memory; None if all are, and may be. To be set before `restore`.
     is_draining     puts are refused.
     """
 
@@ -112,6 +115,7 @@ class Broker:
         self.clients: dict[Client, None] = {}
         self.parted: OrderedDict[int, str] = OrderedDict()
         self.counters: Counters = Counters()
+        self.bodies: Bodies | None = None
         self.is_draining: bool = False
         self.next_id: int = 1
         self.producer_count: int = 0
@@ -135,7 +139,9 @@ class Broker:
         told = (life.highest_client(job.events) for job in self.jobs.values() if job.events)
         self._last_client = max(told, default=0)
         for job in sorted(self.jobs.values(), key=deadline_of):
-            job.tube.body_bytes += len(job.body)
+            job.tube.body_bytes += job.size
+            if self.bodies is not None:
+                self.bodies.came(job)
             if job.state == READY:
                 job.tube.add_ready(job)
             elif job.state == DELAYED:
@@ -230,8 +236,10 @@ class Broker:
     def put(self, client: Client, id: int, pri: int, delay: int, ttr: int, body: bytes, now: int) -> bool:
         """Add a job, under an allocated *id*, to the tube that *client* uses.
 
-        *delay* and *ttr* in nanoseconds. Return False if the journal has no room for it: nothing has changed.
+        *delay* and *ttr* in nanoseconds. Return False if memory or the journal has no room for it: nothing has changed.
         """
+        if self.bodies is not None and not self.bodies.have_room(len(body)):
+            return False
         tube = client.used
         job = Job(id, tube, body, pri, delay, ttr, now)
         if delay:
@@ -240,6 +248,8 @@ class Broker:
         if not self.journal.put(job):
             return False
         self.jobs[id] = job
+        if self.bodies is not None:
+            self.bodies.came(job)
         tube.body_bytes += len(body)
         tube.total_jobs += 1
         self.counters.total_jobs += 1
@@ -327,7 +337,9 @@ class Broker:
         else:
             tube.remove(job)
         del self.jobs[id]
-        tube.body_bytes -= len(job.body)
+        if self.bodies is not None:
+            self.bodies.went(job)
+        tube.body_bytes -= job.size
         tube.cmd_delete += 1
         self.journal.delete(job)
         if not tube.using and not tube.watching:
@@ -427,15 +439,20 @@ class Broker:
 
         *tube* moves it, in its state. *delay* has a ready or delayed job turn ready so many nanoseconds from now, and
         does nothing to others. A reserved job is changed only if *is_forced*: its client keeps it, with the body it got
-        and the deadline it has. Return DONE, NOT_FOUND, HELD, or NO_ROOM if the journal has none: nothing has changed.
+        and the deadline it has. Return DONE; or NOT_FOUND, HELD, NO_ROOM if the journal has none, or UNREAD if its body
+        has to be read back first (Bodies.load): then nothing has changed.
         """
         old = self.jobs.get(id)
         if old is None:
             return NOT_FOUND
         if old.state == RESERVED and not is_forced:
             return HELD
+        if body is None:
+            body = old.body
+        if body is None:
+            return UNREAD
         target = old.tube if tube is None else self.tube(tube)
-        new = old.twin(target, old.body if body is None else body)
+        new = old.twin(target, body)
         new.pri = old.pri if pri is None else pri
         new.ttr = old.ttr if ttr is None else ttr
         self._set_delay(new, delay, now)
@@ -573,6 +590,8 @@ class Broker:
         tube.waits[length] = tube.waits.get(length, 0) + 1
         tube.total_reserves += 1
         tube.reserved_count += 1
+        if self.bodies is not None:
+            self.bodies.reserved(job)
         job.state = RESERVED
         job.holder = client
         job.reserves += 1
@@ -664,8 +683,11 @@ class Broker:
     def _put_in_place(self, old: Job, new: Job, now: int) -> None:
         """Have *new* stand where *old* did, or where its own state, tube and rank say."""
         self.jobs[new.id] = new
-        old.tube.body_bytes -= len(old.body)
-        new.tube.body_bytes += len(new.body)
+        if self.bodies is not None:
+            self.bodies.went(old)
+            self.bodies.came(new)
+        old.tube.body_bytes -= old.size
+        new.tube.body_bytes += new.size
         if new.holder is not None:
             old.holder = None
             new.holder.reserved[new.id] = new
@@ -744,8 +766,13 @@ class Broker:
         assert places == dict.fromkeys(self.jobs, 1)
         body_bytes = dict.fromkeys(self.tubes.values(), 0)
         for job in self.jobs.values():
-            body_bytes[job.tube] += len(job.body)
+            body_bytes[job.tube] += job.size
         assert all(tube.body_bytes == size for tube, size in body_bytes.items())
+        if self.bodies is not None:
+            assert self.bodies.jobs == len(self.jobs)
+            assert self.bodies.held == sum(job.body is not None for job in self.jobs.values())
+            assert self.bodies.in_memory == sum(job.size for job in self.jobs.values() if job.body is not None)
+            assert self.bodies.on_disk == sum(job.size for job in self.jobs.values() if job.body is None)
         assert all(0 < id < self.next_id <= MAX_ID and job.id == id for id, job in self.jobs.items())
         for client in self.clients:
             assert all(self.jobs[id] is job and job.holder is client for id, job in client.reserved.items())

@@ -46,6 +46,9 @@ COMPACTION_SLICE: Final = 32768
 IDLE_PAUSE: Final = 0.005
 """And so many bytes besides, each so many seconds, though nobody writes."""
 
+LET_GO_AT_ONCE: Final = 2000
+"""Jobs looked at, of which bodies are let go, in about a millisecond."""
+
 LONE_BATCHES: Final = 8
 QUICK_SYNC: Final = 0.001
 """After so many batches for one client alone, and while syncs take less than so many seconds on average, a sync
@@ -176,7 +179,7 @@ class Committer:
         if self.binlog.has_unsynced:
             self._sync_wanted.set()
         is_behind = self._compact(batch)
-        if is_behind or self.binlog.wants_upkeep:
+        if self.binlog.let_go(LET_GO_AT_ONCE) or is_behind or self.binlog.wants_upkeep:
             self._upkeep_wanted.set()
         return True
 
@@ -243,7 +246,13 @@ class Committer:
                 get_hub().threadpool.apply(upkeep.run)
                 self.binlog.kept(upkeep)
             self._upkeep_done.set()
-            if self.binlog.compact(COMPACTION_SLICE):
+            read = self.binlog.read_for_compaction()
+            if read is not None:
+                get_hub().threadpool.apply(read.run)
+                self.binlog.have_read(read)
+            while self.binlog.let_go(LET_GO_AT_ONCE):
+                gevent.sleep(0)
+            if self.binlog.compact(COMPACTION_SLICE) or read is not None:
                 gevent.sleep(IDLE_PAUSE)
                 self._upkeep_wanted.set()
             if self.binlog.has_records:

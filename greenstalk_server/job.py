@@ -67,7 +67,8 @@ class Job:
     id          1 to 2**64-1, rising in the order of put headers, never used twice.
     pri         0, the most urgent, to 2**32-1.
     ttr         time to run, whole seconds in nanoseconds, at least one second.
-    body        without the CRLF that ends it on the wire.
+    body        without the CRLF that ends it on the wire; None while it is on disk alone (see bodies).
+    size        of the body, bytes.
     key         its entry in a heap of its tube while delayed, or ready and not in a run; IN_RUN there; else NO_KEY.
     deadline    since when it is ready if ready; the time it turns ready if delayed; the ttr's end if reserved; its
                 place among those ever buried if buried.
@@ -88,6 +89,7 @@ class Job:
         "reserved_at",
         "reserves",
         "segment",
+        "size",
         "state",
         "ttr",
         "tube",
@@ -96,7 +98,8 @@ class Job:
     def __init__(self, id: int, tube: Tube, body: bytes, pri: int, delay: int, ttr: int, created_at: int) -> None:
         self.id: int = id
         self.tube: Tube = tube
-        self.body: bytes = body
+        self.body: bytes | None = body
+        self.size: int = len(body)
         self.pri: int = pri
         self.ttr: int = ttr
         self.created_at: int = created_at

@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import fields
 from typing import Any, ClassVar, Final, TypeAlias
 
-from greenstalk_server.job import SECOND, Job
-from greenstalk_server.stats import JobStats, ServerStats, TubeStats
+from greenstalk_server.job import SECOND
+from greenstalk_server.stats import JobStats, LimitedServerStats, ServerStats, TubeStats
 from greenstalk_server.tube import NAME, is_tube_name
 
 Command: TypeAlias = tuple[Any, ...]
@@ -65,6 +65,7 @@ DEADLINE_SOON: Final = b"DEADLINE_SOON\r\n"
 DELETED: Final = b"DELETED\r\n"
 DRAINING: Final = b"DRAINING\r\n"
 EXPECTED_CRLF: Final = b"EXPECTED_CRLF\r\n"
+INTERNAL_ERROR: Final = b"INTERNAL_ERROR\r\n"
 JOB_TOO_BIG: Final = b"JOB_TOO_BIG\r\n"
 KICKED: Final = b"KICKED\r\n"
 NOT_FOUND: Final = b"NOT_FOUND\r\n"
@@ -79,7 +80,7 @@ TOUCHED: Final = b"TOUCHED\r\n"
 class ProtocolError(Exception):
     """A line that is no command. The connection survives it."""
 
-    reply: ClassVar[bytes] = b"INTERNAL_ERROR\r\n"
+    reply: ClassVar[bytes] = INTERNAL_ERROR
 
 
 class BadFormat(ProtocolError):
@@ -271,15 +272,14 @@ def inserted(id: int) -> bytes:
     return b"INSERTED %d\r\n" % id
 
 
-def reserved(job: Job) -> bytes:
-    """The reply to a reserve that got *job*."""
-    body = job.body
-    return b"RESERVED %d %d\r\n%b\r\n" % (job.id, len(body), body)
+def reserved(id: int, body: bytes) -> bytes:
+    """The reply to a reserve that got the job *id*."""
+    return b"RESERVED %d %d\r\n%b\r\n" % (id, len(body), body)
 
 
-def found(job: Job) -> bytes:
-    """The reply to a peek that found *job*."""
-    return b"FOUND %d %d\r\n%b\r\n" % (job.id, len(job.body), job.body)
+def found(id: int, body: bytes) -> bytes:
+    """The reply to a peek that found the job *id*."""
+    return b"FOUND %d %d\r\n%b\r\n" % (id, len(body), body)
 
 
 def using(name: bytes) -> bytes:
@@ -314,7 +314,7 @@ def _ok(data: bytes) -> bytes:
 
 _KEYS: Final = {
     kind: [(field.name, field.name.replace("_", "-")) for field in fields(kind)]
-    for kind in (ServerStats, TubeStats, JobStats)
+    for kind in (ServerStats, LimitedServerStats, TubeStats, JobStats)
 }
 
 _UNQUOTED: Final = frozenset(("state", "id"))

@@ -7,6 +7,7 @@ Where a session stands, one of:
 - in the body of a put that is too big: `_skip` bytes are still to be discarded;
 - in a line that is too long: `_is_long_line`;
 - parked in a reserve: `is_waiting`; what comes meanwhile is kept in `_rest`, unread;
+- parked because the body of `_awaited` is on disk: `is_waiting` too;
 - in the middle of its input because it has done enough for one turn: `has_more`;
 - closing: `is_closing`; the connection is to be closed once what was returned is sent.
 
@@ -38,9 +39,13 @@ class Session:
     """One connection's conversation with *broker*; see the module."""
 
     __slots__ = (
+        "_awaited",
+        "_body",
         "_broker",
+        "_is_body_here",
         "_is_eof",
         "_is_long_line",
+        "_is_peek",
         "_kick",
         "_missing",
         "_out_size",
@@ -74,15 +79,21 @@ class Session:
         self._skip: int = 0
         self._kick: _Kick | None = None
         self._out_size: int = 0
+        self._awaited: Job | None = None
+        self._is_peek: bool = False
+        self._is_body_here: bool = False
+        self._body: bytes | None = None
 
     @property
     def wants_input(self) -> bool:
-        """Whether to read on: not in the middle of its input, and not too much kept unread."""
-        return not self.has_more and len(self._rest) < INPUT_LIMIT
+        """Whether to read on: not in the middle of its input, nor at its end, and not too much kept unread."""
+        return not self.has_more and not self._is_eof and len(self._rest) < INPUT_LIMIT
 
     @property
     def is_woken(self) -> bool:
         """Whether it is parked no longer, and `resume` is due."""
+        if self._awaited is not None:
+            return self._is_body_here
         return self.is_waiting and not self.client.is_waiting
 
     def receive(self, data: bytes, now: int) -> bytes:
@@ -105,6 +116,8 @@ class Session:
         """Note that no more data comes: the peer closed its side. What has come is still served."""
         self._is_eof = True
         out: list[bytes] = []
+        if self._awaited is not None:
+            return b""  # what has come is served once the body is here
         if self.is_waiting:
             self._broker.cancel_wait(self.client)
             self.is_waiting = False
@@ -116,7 +129,10 @@ class Session:
         out: list[bytes] = []
         if self.is_waiting:
             self.is_waiting = False
-            out.append(self._outcome(self.client.outcome))
+            told = self._outcome(self.client.outcome, now) if self._awaited is None else self._with_body(now)
+            if told is None:
+                return b""
+            out.append(told)
         elif self._kick is not None:
             reply = self._go_on_kicking(self._kick, now)
             if reply is None:
@@ -126,6 +142,7 @@ class Session:
 
     def close(self, now: int) -> None:
         """Part with the broker; call once, last."""
+        self._awaited = None
         self._broker.disconnect(self.client, now)
 
     # Framing
@@ -169,7 +186,7 @@ class Session:
             self.has_more = True
         if pos < size:
             self._rest = data[pos:]
-        if self._is_eof and not self.has_more:
+        if self._is_eof and not self.has_more and self._awaited is None:
             self.is_closing = True
         return out[0] if len(out) == 1 else b"".join(out)
 
@@ -260,18 +277,52 @@ class Session:
         if outcome == outcomes.WAITING:
             self.is_waiting = True
             return None
-        return self._outcome(outcome)
+        return self._outcome(outcome, now)
 
-    def _outcome(self, outcome: Job | int | None) -> bytes:
+    def _outcome(self, outcome: Job | int | None, now: int) -> bytes | None:
         if isinstance(outcome, Job):
             return self._reserved(outcome)
         return protocol.DEADLINE_SOON if outcome == outcomes.DEADLINE_SOON else protocol.TIMED_OUT
 
-    def _reserved(self, job: Job) -> bytes:
-        self._out_size += len(job.body)
-        return protocol.reserved(job)
+    def _reserved(self, job: Job) -> bytes | None:
+        body = job.body
+        if body is None:
+            self._await_body(job, is_peek=False)
+            return None
+        self._out_size += len(body)
+        return protocol.reserved(job.id, body)
 
-    def _reserve_job(self, command: Command, now: int) -> bytes:
+    def _await_body(self, job: Job, is_peek: bool) -> None:
+        """Park until the body of *job* is read back."""
+        bodies = self._broker.bodies
+        assert bodies is not None
+        self.is_waiting = True
+        self._awaited, self._is_peek = job, is_peek
+        self._is_body_here = False
+        bodies.fetch(job, self._take_body)
+
+    def _take_body(self, body: bytes | None) -> None:
+        """Note that the body it waits for is here, or lost, and have `resume` called."""
+        if self._awaited is not None:
+            self._body = body
+            self._is_body_here = True
+            self.client.wake()
+
+    def _with_body(self, now: int) -> bytes:
+        """The reply that waited for a body."""
+        job, body = self._awaited, self._body
+        assert job is not None
+        self._awaited = self._body = None
+        if body is None:
+            if job.id not in self._broker.jobs:
+                return protocol.NOT_FOUND
+            if not self._is_peek:
+                self._broker.bury(self.client, job.id, job.pri, now)  # or it would be served again and again
+            return protocol.INTERNAL_ERROR
+        self._out_size += len(body)
+        return protocol.found(job.id, body) if self._is_peek else protocol.reserved(job.id, body)
+
+    def _reserve_job(self, command: Command, now: int) -> bytes | None:
         job = self._broker.reserve_job(self.client, command[1], now)
         if job is None:
             return protocol.NOT_FOUND
@@ -296,27 +347,31 @@ class Session:
         self._broker.counters.cmd_touch += 1
         return protocol.TOUCHED if self._broker.touch(self.client, command[1], now) else protocol.NOT_FOUND
 
-    def _peek(self, command: Command, now: int) -> bytes:
+    def _peek(self, command: Command, now: int) -> bytes | None:
         self._broker.counters.cmd_peek += 1
         return self._found(self._broker.jobs.get(command[1]))
 
-    def _peek_ready(self, command: Command, now: int) -> bytes:
+    def _peek_ready(self, command: Command, now: int) -> bytes | None:
         self._broker.counters.cmd_peek_ready += 1
         return self._found(self.client.used.ready.first())
 
-    def _peek_delayed(self, command: Command, now: int) -> bytes:
+    def _peek_delayed(self, command: Command, now: int) -> bytes | None:
         self._broker.counters.cmd_peek_delayed += 1
         return self._found(self.client.used.delayed.first())
 
-    def _peek_buried(self, command: Command, now: int) -> bytes:
+    def _peek_buried(self, command: Command, now: int) -> bytes | None:
         self._broker.counters.cmd_peek_buried += 1
         return self._found(self.client.used.first_buried())
 
-    def _found(self, job: Job | None) -> bytes:
+    def _found(self, job: Job | None) -> bytes | None:
         if job is None:
             return protocol.NOT_FOUND
-        self._out_size += len(job.body)
-        return protocol.found(job)
+        body = job.body
+        if body is None:
+            self._await_body(job, is_peek=True)
+            return None
+        self._out_size += len(body)
+        return protocol.found(job.id, body)
 
     def _begin_kick(self, command: Command, now: int) -> bytes | None:
         self._broker.counters.cmd_kick += 1

@@ -35,7 +35,8 @@ def recover(files: Files, broker: Broker, binlog: Binlog, now: int, is_strict: b
     With *is_strict*, damage beyond a torn tail is an error. beanstalkd's files, if there are some, are imported.
     """
     try:
-        recovery = replay_all(files, Recovery(broker.tube, broker.jobs))
+        memory = broker.bodies.limit if broker.bodies is not None else None
+        recovery = replay_all(files, Recovery(broker.tube, broker.jobs, memory=memory))
         if not recovery.is_readable:
             raise StartError("a later version of the server has written the journal; start that one", EXIT_BINLOG)
         if is_strict and not recovery.is_sound:
@@ -45,7 +46,7 @@ def recover(files: Files, broker: Broker, binlog: Binlog, now: int, is_strict: b
         recovery.settle(now)
         if recovery.is_import_open:
             log.warning("journal: an import was cut short, and none of its jobs counts")
-        binlog.begin(recovery, broker.jobs, broker.tubes)
+        binlog.begin(recovery, broker.jobs, broker.tubes, broker.bodies)
         for job in recovery.returned:
             binlog.lapse(job)
         next_id = max(recovery.next_id, _import_all(files, broker, binlog, now))

@@ -208,6 +208,14 @@ class ServerStats:
 
 
 @dataclass(frozen=True, slots=True)
+class LimitedServerStats(ServerStats):
+    """The same where there is a limit to memory: and of the bodies, what is in memory and what on disk alone, bytes."""
+
+    body_bytes_in_memory: int
+    body_bytes_on_disk: int
+
+
+@dataclass(frozen=True, slots=True)
 class TubeStats:
     """The reply to "stats-tube"; times in whole seconds."""
 
@@ -264,8 +272,12 @@ def server_stats(broker: Broker, now: int, jobs: JobCounts | None = None) -> Ser
     urgent, ready, reserved, delayed, buried = jobs or count_jobs(broker.tubes.values())
     utime, stime = facts.rusage()
     counters = {name: getattr(broker.counters, name) for name in COUNTERS}
-    return ServerStats(
+    of_bodies = {}
+    if broker.bodies is not None:
+        of_bodies = {"body_bytes_in_memory": broker.bodies.in_memory, "body_bytes_on_disk": broker.bodies.on_disk}
+    return (LimitedServerStats if of_bodies else ServerStats)(
         **counters,
+        **of_bodies,
         current_jobs_urgent=urgent,
         current_jobs_ready=ready,
         current_jobs_reserved=reserved,

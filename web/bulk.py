@@ -348,7 +348,7 @@ class Bulk:
             if outcome == NO_ROOM:
                 raise Stopped(f"The journal has no room for more. {_so_far(task)}")
             task.done += outcome == DONE
-            unsettled += RECORD + (len(job.body) if plan.change.action.asks else 0)
+            unsettled += RECORD + (job.size if plan.change.action.asks else 0)
             if unsettled >= COMMIT_EVERY:
                 self._settle(task)
                 unsettled = 0

@@ -304,7 +304,7 @@ def _held_job(job: Job, now: int) -> HeldJob:
         time_left=_seconds(job.deadline - now),
         held_for=_seconds(now - job.reserved_at),
         pri=str(job.pri),
-        size=text.number(len(job.body)),
+        size=text.number(job.size),
     )
 
 

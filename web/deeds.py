@@ -194,7 +194,7 @@ class Deeds:
         """Put a job like *job* into its tube, with an id of its own, ready after *delay* seconds."""
         self._refuse_puts()
         copy = self._put(Put(job.tube.name, job.pri, delay, job.ttr // SECOND, job.body))
-        self._audit.note("job/copy", id=copy.id, of=job.id, tube=job.tube.name.decode(), bytes=len(job.body))
+        self._audit.note("job/copy", id=copy.id, of=job.id, tube=job.tube.name.decode(), bytes=job.size)
         return copy
 
     # Connections

@@ -157,7 +157,7 @@ def job_details(broker: Broker, job: Job, now: int) -> JobDetails:
             ("Age", text.duration(stats.age), ""),
             _state_time(job, stats, events, now),
             ("Reserves", text.number(stats.reserves), f"{text.number(stats.timeouts)} timed out"),
-            ("Body", text.number(len(job.body)), "byte" if len(job.body) == 1 else "bytes"),
+            ("Body", text.number(job.size), "byte" if job.size == 1 else "bytes"),
         ],
         entries=[
             ("Put at", text.instant(job.created_at)),

@@ -67,7 +67,7 @@ class Changes:
 
 def version(job: Job, sees_bodies: bool) -> str:
     """A digest of all that the form changes of *job*, and of what decides how: its tube and its state."""
-    seen = (job.tube.name, job.state, job.pri, job.delay, job.ttr, len(job.body))
+    seen = (job.tube.name, job.state, job.pri, job.delay, job.ttr, job.size)
     digest = blake2b(repr(seen).encode(), digest_size=16)
     if not _why_no_body(job, sees_bodies):
         digest.update(job.body)
@@ -177,7 +177,7 @@ def edit_page(job: Job, form: Form, now: int, refusal: HTTPException | None = No
         form=form,
         refusal=refusal.description if refusal is not None else "",
         now={"State": STATE_NAMES[job.state], "Tube": job.tube.name.decode(), "Priority": str(job.pri),
-             "TTR, s": str(job.ttr // SECOND), "Body": text.size(len(job.body))},
+             "TTR, s": str(job.ttr // SECOND), "Body": text.size(job.size)},
         look=look(job.body) if refusal is not None and visitor().sees_bodies else None,
         max_number=MAX_NUMBER,
     )  # fmt: skip
@@ -186,4 +186,4 @@ def edit_page(job: Job, form: Form, now: int, refusal: HTTPException | None = No
 def _why_no_body(job: Job, sees_bodies: bool) -> str:
     if not sees_bodies:
         return "bodies are hidden from you"
-    return f"it is larger than {text.size(MAX_PUT)}" if len(job.body) > MAX_PUT else ""
+    return f"it is larger than {text.size(MAX_PUT)}" if job.size > MAX_PUT else ""

@@ -134,10 +134,10 @@ class JsonLines:
     def row(self, job: Job, now: int) -> Iterator[bytes]:
         """The line of *job*, in pieces."""
         row = _row(job, now)
-        if self._has_bodies and len(job.body) <= LARGE:
+        if self._has_bodies and job.size <= LARGE:
             row["encoding"], row["body"] = encoded(job.body)
         line = json.dumps(row, ensure_ascii=False).encode(errors="replace")
-        if self._has_bodies and len(job.body) > LARGE:
+        if self._has_bodies and job.size > LARGE:
             yield line[:-1] + b', "encoding": "base64", "body": "'
             yield from _large(job.body)
             line = b'"}'
@@ -158,7 +158,7 @@ class Csv:
         cells = [harmless(value) for value in _row(job, now).values()]
         if not self._has_bodies:
             yield _csv_line(cells)
-        elif len(job.body) <= LARGE:
+        elif job.size <= LARGE:
             encoding, body = encoded(job.body)
             yield _csv_line([*cells, encoding, harmless(body)])
         else:
@@ -205,7 +205,7 @@ def harmless(cell: str | int) -> str | int:
 def _row(job: Job, now: int) -> Row:
     stats = job_stats(job, now)
     row: Row = {name: getattr(stats, name) for name in FIELDS if name != "size"}
-    return row | {"size": len(job.body)}
+    return row | {"size": job.size}
 
 
 def _csv_line(cells: list[str | int] | tuple[str, ...]) -> bytes:

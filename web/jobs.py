@@ -47,7 +47,7 @@ _TTR: Final = JobColumn("TTR", "ttr", "Time a worker has for it", lambda stats, 
 _RESERVES: Final = JobColumn(
     "Reserves", "reserves", "How often a worker took it", lambda stats, _: text.number(stats.reserves)
 )
-_SIZE: Final = JobColumn("Bytes", "size", "Size of the body", lambda _, job: text.number(len(job.body)))
+_SIZE: Final = JobColumn("Bytes", "size", "Size of the body", lambda _, job: text.number(job.size))
 _BODY: Final = JobColumn("Body", "body", "How the body begins", lambda _, job: row_preview(job.body))
 _HOLDER: Final = JobColumn("Held by", "holder", "The client that reserved it", lambda _, job: _holder(job))
 _TIMEOUTS: Final = JobColumn(

@@ -211,12 +211,12 @@ class Leases:
     def _take(self, client: Client, ask: Ask) -> None:
         """Reserve for *client* what is ready of what it asks for."""
         held, now = client.reserved, self._clock()
-        size = sum([len(job.body) for job in held.values()])
+        size = sum([job.size for job in held.values()])
         while len(held) < ask.count and size < BYTES_AT_MOST:
             job = self._broker.reserve(client, now)
             if job is None:
                 return
-            size += len(job.body)
+            size += job.size
 
     def _park(self, client: Client, until: int, woken: Event, peer: Peer) -> bool:
         """Wait in line until a job comes, time is up, or *client* or *peer* is gone; False if it is late. Switches."""

@@ -58,7 +58,7 @@ _NUMBERS: Final[Mapping[str, tuple[_Kind, _Get]]] = {
     "age": (_DURATION, lambda job, now: (now - job.created_at) // SECOND),
     "delay": (_DURATION, lambda job, _: job.delay // SECOND),
     "ttr": (_DURATION, lambda job, _: job.ttr // SECOND),
-    "size": (_SIZE, lambda job, _: len(job.body)),
+    "size": (_SIZE, lambda job, _: job.size),
     "reserves": (_PLAIN, lambda job, _: job.reserves),
     "timeouts": (_PLAIN, lambda job, _: job.timeouts),
     "releases": (_PLAIN, lambda job, _: job.releases),

@@ -60,7 +60,7 @@ COLUMNS: Final = (
     Column("Priority", "pri", lambda job, _: str(job.pri)),
     Column("Age", "age", lambda job, now: text.duration((now - job.created_at) // 1_000_000_000)),
     Column("Reserves", "reserves", lambda job, _: text.number(job.reserves)),
-    Column("Bytes", "size", lambda job, _: text.number(len(job.body))),
+    Column("Bytes", "size", lambda job, _: text.number(job.size)),
 )
 BODY: Final = Column("Body", "body", lambda job, _: row_preview(job.body))
 """The last column, for those who may see it."""

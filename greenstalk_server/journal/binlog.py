@@ -26,11 +26,12 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Final
 
 from greenstalk_server import life
+from greenstalk_server.bodies import SMALL, Bodies
 from greenstalk_server.job import Job
 from greenstalk_server.journal import record
 from greenstalk_server.journal.files import Files
@@ -52,6 +53,16 @@ SEGMENT_OVERHEAD: Final = record.SEGMENT_HEADER_SIZE + record.UPDATE_SIZE
 
 SPARE_SEGMENTS: Final = 1.5
 """What is left free of the disk for others than puts: the copy of one segment, and releases meanwhile."""
+
+UNFINISHED: Final = 3
+"""Segments, about, whose bodies stay in memory until they are on disk whole."""
+
+READ_AT_ONCE: Final = 256
+"""Jobs whose bodies are read back for compaction in one go."""
+
+GAP_AT_MOST: Final = 65536
+LOT_AT_MOST: Final = 4 * 2**20
+"""Bytes between two records that are read in one go, and in all of such a lot."""
 
 LOOK_COST: Final = 16
 """Bytes of a budget that compaction pays for looking at a job that has gone."""
@@ -146,6 +157,47 @@ class Sync:
     def run(self) -> None:
         """Do it. Blocks; raises OSError, after which it is not known what is on disk."""
         self.time = _timed_sync(self._files, self._handle)
+
+
+class Read:
+    """Bodies to be read back; made by `Binlog.read`, run in a thread, reported by `Binlog.have_read`.
+
+    bodies      those that were read, by the ids of their jobs.
+    errors      why others were not.
+    """
+
+    __slots__ = ("_files", "_wanted", "bodies", "errors")
+
+    def __init__(self, files: Files, wanted: dict[int, list[tuple[int, int, int, int]]]) -> None:
+        """*wanted* is by the number of a segment: where a record begins, its size, its body's, and the job's id."""
+        self._files: Files = files
+        self._wanted: dict[int, list[tuple[int, int, int, int]]] = wanted
+        self.bodies: dict[int, bytes] = {}
+        self.errors: dict[int, str] = {}
+
+    def run(self) -> None:
+        """Do it. Blocks; never raises OSError."""
+        for number, records in self._wanted.items():
+            try:
+                head = self._files.read_at(name_of(number), 0, record.SEGMENT_HEADER_SIZE)
+                seed = record.seed_of(record.decode_segment_header(head).salt)
+                for together in _neighbours(sorted(records)):
+                    self._read(number, together, seed)
+            except (OSError, record.BadSegment) as error:
+                for _, _, _, id in records:
+                    if id not in self.bodies:
+                        self.errors[id] = str(error)
+
+    def _read(self, number: int, records: list[tuple[int, int, int, int]], seed: int) -> None:
+        """Read *records*, which stand close together."""
+        begin = records[0][0]
+        data = self._files.read_at(name_of(number), begin, records[-1][0] + records[-1][1] - begin)
+        for start, size, body_size, id in records:
+            one = data[start - begin : start - begin + size]
+            if record.is_job(one, size, id, seed):
+                self.bodies[id] = one[size - body_size :]
+            else:
+                self.errors[id] = f"{name_of(number)}: the record at offset {start} is damaged"
 
 
 class Upkeep:
@@ -250,13 +302,24 @@ class Binlog:
         self._new_ids: set[int] = set()
         self._to_record_anew: set[int] = set()
         self._tubes_to_record_anew: set[bytes] = set()
+        self._bodies: Bodies | None = None
+        self._to_let_go: list[int] = []
+        self._let_go_of: int = 0
+        self._let_go_before: int = 0
+        self._has_read: bool = False
+        self._wants_read: list[Job] = []
+        self._lost: set[int] = set()
 
-    def begin(self, recovery: Recovery, jobs: Mapping[int, Job], tubes: dict[bytes, Tube]) -> None:
+    def begin(
+        self, recovery: Recovery, jobs: Mapping[int, Job], tubes: dict[bytes, Tube], bodies: Bodies | None = None
+    ) -> None:
         """Go on after *recovery*, in a fresh segment. Call once, before all else.
 
-        *jobs* and *tubes* are the broker's tables; it reads them when it copies or records anew.
+        *jobs* and *tubes* are the broker's tables; it reads them when it copies or records anew. *bodies*, if there is
+        a limit to memory, says when it is short.
         """
         self._jobs = jobs
+        self._bodies = bodies
         self._tubes = tubes
         self._sequence = self._written = self._on_disk = self.safe = self.promised = recovery.sequence
         self._first_sequence = recovery.sequence
@@ -264,8 +327,9 @@ class Binlog:
         for replayed in recovery.segments:
             segment = Segment(replayed.header.number, replayed.end)
             segment.used = segment.written = replayed.end
-            segment.ids = replayed.ids
+            segment.ids, segment.starts, segment.has_repeats = replayed.ids, replayed.starts, replayed.has_repeats
             segment.touched = None
+            self._to_let_go.append(segment.number)
             self._segments[segment.number] = segment
             self._finished_bytes += segment.used
         for job in jobs.values():
@@ -273,6 +337,8 @@ class Binlog:
             self._live_bytes += record.recorded_size(job)
         self._next_number = recovery.highest_number + 1
         self._unsafe.clear()
+        if bodies is not None:
+            bodies.margin = max(bodies.margin, UNFINISHED * self._max_size)
         self._make_first()
         self._begin_segment(0)
         if recovery.is_import_open:
@@ -300,6 +366,7 @@ class Binlog:
             return False
         self._lose_copy(old)
         self._add_job(new, size, events)
+        self._segments[new.segment].has_repeats |= old.segment == new.segment
         self.promised = self._sequence
         return True
 
@@ -426,6 +493,7 @@ class Binlog:
             self._unsafe.remove(segment)
             segment.touched = None
             self._finished_bytes += segment.used
+            self._to_let_go.append(segment.number)
         if self.trouble is not None:
             log.warning("journal: writes work again; what the failed ones had to hold is recorded anew")
             self.trouble = None
@@ -479,7 +547,9 @@ class Binlog:
             self._add_pause(tube, self._room(record.pause_size(tube)))
         for id in sorted(self._to_record_anew):
             job = self._jobs.get(id)
-            if job is not None:
+            if job is not None and job.body is None:  # it was recorded whole before, in a segment that is on disk
+                self._add_change(job)
+            elif job is not None:
                 self._forget_copy(job)
                 self._add_copy(job)
             else:
@@ -598,6 +668,17 @@ class Binlog:
 
     # Records
 
+    def _add_change(self, job: Job) -> None:
+        """Record what is true of *job* but its body, and of its events the last ones."""
+        if job.events:
+            segment = self._room(record.UPDATE_SIZE)
+            self._sequence += 1
+            segment.add(segment.encoder.update(job, self._sequence), job.id)
+        if job.holder is not None:
+            segment = self._room(record.RESERVE_SIZE)
+            self._sequence += 1
+            segment.add(segment.encoder.reserve(job, self._sequence), job.id)
+
     def _add_copy(self, job: Job) -> int:
         """Record *job* whole, as before; return how many bytes that takes: not more than before if the disk is full."""
         events = record.events_of(job)
@@ -612,6 +693,8 @@ class Binlog:
         job.events_recorded = record.events_size(events)
         segment = self._room(size)
         self._sequence += 1
+        if self._bodies is not None:
+            segment.starts.append(segment.used)
         segment.add(segment.encoder.job(job, self._sequence, events), job.id)
         segment.ids.append(job.id)
         segment.live_count += 1
@@ -634,6 +717,83 @@ class Binlog:
         self._sequence += 1
         segment.add_pause(segment.encoder.pause(tube, self._sequence), tube.name)
 
+    # Bodies on disk alone
+
+    def let_go(self, at_most: int) -> bool:
+        """While memory is short, let go of bodies that are on disk too, the newest first; return if more are to go.
+
+        Only what a finished segment holds is, so that what is recorded anew after a failure is in memory. It looks at
+        *at_most* jobs.
+        """
+        bodies = self._bodies
+        if bodies is None:
+            return False
+        while at_most > 0 and bodies.are_short():
+            segment = self._next_to_let_go()
+            if segment is None:
+                bodies.is_exhausted = True
+                return False
+            begin = max(0, self._let_go_before - at_most)
+            at_most -= self._let_go_before - begin + 1
+            for at in range(self._let_go_before - 1, begin - 1, -1):
+                job = self._jobs.get(segment.ids[at])
+                if job is not None and job.segment == segment.number and job.body is not None and job.size > SMALL:
+                    bodies.let_go(job)
+                    if not bodies.are_short():
+                        begin = at
+                        break
+            self._let_go_before = begin
+            if not begin:
+                self._to_let_go.pop()
+                self._let_go_of = 0
+        return bodies.are_short()
+
+    def _next_to_let_go(self) -> Segment | None:
+        """The segment to go on with, `_let_go_before` jobs of it; None if there is none."""
+        if not self._to_let_go and self._has_read:
+            self._to_let_go = [segment.number for segment in self._segments.values() if segment not in self._unsafe]
+            self._has_read = False
+        while self._to_let_go:
+            segment = self._segments.get(self._to_let_go[-1])
+            if segment is not None and segment.ids:
+                if self._let_go_of != segment.number:
+                    self._let_go_of, self._let_go_before = segment.number, len(segment.ids)
+                return segment
+            self._to_let_go.pop()
+        return None
+
+    def read(self, jobs: Iterable[Job]) -> Read:
+        """What reads back the bodies of those of *jobs* that are on disk alone."""
+        wanted: dict[int, list[tuple[int, int, int, int]]] = {}
+        last: dict[int, int] = {}
+        for job in jobs:
+            segment = self._segments.get(job.segment)
+            if job.body is not None or segment is None:
+                continue
+            at = _position(segment, job.id, last.get(segment.number, 0))
+            last[segment.number] = at + 1
+            place = (segment.starts[at], record.recorded_size(job), job.size, job.id)
+            wanted.setdefault(segment.number, []).append(place)
+        return Read(self._files, wanted)
+
+    def have_read(self, read: Read) -> None:
+        """Take in what *read* has read."""
+        assert self._bodies is not None
+        self._has_read = True
+        for id, body in read.bodies.items():
+            job = self._jobs.get(id)
+            if job is not None and job.size == len(body):
+                self._bodies.take_back(job, body)
+        for id, reason in read.errors.items():
+            if id in self._jobs and id not in self._lost:
+                log.error("journal: the body of job %d cannot be read back: %s", id, reason)
+                self._lost.add(id)
+
+    def read_for_compaction(self) -> Read | None:
+        """What reads back the bodies that compaction waits for; None if it waits for none."""
+        wanted, self._wants_read = self._wants_read, []
+        return self.read(wanted) if wanted else None
+
     # Compaction and upkeep
 
     def compact(self, budget: int) -> bool:
@@ -648,7 +808,7 @@ class Binlog:
                 self._condemn(oldest)
             elif self.is_full and self._condemned:
                 return False  # the room left takes one segment's copy; first the one before has to go
-            elif self._wants_compaction():
+            elif self._wants_compaction() and self._has_next(oldest):
                 budget -= self._migrate_next(oldest)
             else:
                 return False
@@ -658,6 +818,21 @@ class Binlog:
         """Whether more is dead than live; what is left up to the bound takes copies and what is written meanwhile."""
         dead = self._bytes_recorded() - self._live_bytes
         return dead > self._live_bytes or (self.is_full and dead > self._max_size // 8)
+
+    def _has_next(self, oldest: Segment) -> bool:
+        """Whether the body of the next job of *oldest* is in memory, or it has gone; else have it read back."""
+        if self._bodies is None or self._bodies.on_disk == 0:
+            return True
+        next_ones = []
+        for at in range(oldest.cursor, min(len(oldest.ids), oldest.cursor + READ_AT_ONCE)):
+            job = self._jobs.get(oldest.ids[at])
+            if job is not None and job.segment == oldest.number:
+                if job.body is not None:
+                    break
+                next_ones.append(job)
+        if next_ones and next_ones[0].id == oldest.ids[oldest.cursor] and next_ones[0].id not in self._lost:
+            self._wants_read = next_ones
+        return not next_ones or next_ones[0].id != oldest.ids[oldest.cursor]
 
     def _migrate_next(self, oldest: Segment) -> int:
         """Look at the next job of *oldest*, copy it to the newest segment if it is live; return what it cost."""
@@ -712,6 +887,28 @@ class Binlog:
             self._note_full(upkeep.error)
         else:
             self._note_space()
+
+
+def _position(segment: Segment, id: int, begin: int) -> int:
+    """Where among the JOB records of *segment* the newest of the job *id* stands, probably from *begin* on."""
+    if segment.has_repeats:
+        return len(segment.ids) - 1 - segment.ids[::-1].index(id)
+    try:
+        return segment.ids.index(id, begin)
+    except ValueError:
+        return segment.ids.index(id)
+
+
+def _neighbours(records: list[tuple[int, int, int, int]]) -> Iterator[list[tuple[int, int, int, int]]]:
+    """*records*, which rise, in lots to be read in one go."""
+    lot: list[tuple[int, int, int, int]] = []
+    for one in records:
+        if lot and (one[0] - lot[-1][0] - lot[-1][1] > GAP_AT_MOST or one[0] + one[1] - lot[0][0] > LOT_AT_MOST):
+            yield lot
+            lot = []
+        lot.append(one)
+    if lot:
+        yield lot
 
 
 def create_ahead(files: Files, segment: Segment) -> None:

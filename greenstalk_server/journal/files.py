@@ -25,6 +25,9 @@ class Files(Protocol):
     def read(self, name: str, size: int = -1) -> bytes:
         """All of the file *name*, or its first *size* bytes."""
 
+    def read_at(self, name: str, offset: int, size: int) -> bytes:
+        """*size* bytes of the file *name* from *offset* on, or as many as there are."""
+
     def create(self, name: str, size: int) -> int:
         """Make the file *name*, *size* bytes of zeros with room on disk for them, and open it; all or nothing."""
 
@@ -71,6 +74,10 @@ class Directory:
     def read(self, name: str, size: int = -1) -> bytes:
         with Path(self.path, name).open("rb") as file:
             return file.read(size)
+
+    def read_at(self, name: str, offset: int, size: int) -> bytes:
+        with Path(self.path, name).open("rb", buffering=0) as file:
+            return os.pread(file.fileno(), size, offset)
 
     def create(self, name: str, size: int) -> int:
         path = Path(self.path, name)

@@ -12,6 +12,7 @@ from typing import Final
 from zlib import crc32
 
 from greenstalk_server import life
+from greenstalk_server.bodies import held_body
 from greenstalk_server.job import Job
 from greenstalk_server.life import RESERVED
 from greenstalk_server.tube import Tube
@@ -157,7 +158,7 @@ def decode_segment_header(data: bytes) -> SegmentHeader:
 
 def job_size(job: Job) -> int:
     """Bytes that a JOB record of *job* without events takes."""
-    return HEADER_SIZE + JOB_FIELDS.size + len(job.tube.name) + len(job.body)
+    return HEADER_SIZE + JOB_FIELDS.size + len(job.tube.name) + job.size
 
 
 def events_of(job: Job) -> bytes:
@@ -191,8 +192,8 @@ class Encoder:
         self._seed: int = seed_of(salt)
 
     def job(self, job: Job, sequence: int, events: bytes = b"") -> bytes:
-        """A JOB record of *job* as it is now, with *events*."""
-        name, body, kind = job.tube.name, job.body, JOB
+        """A JOB record of *job* as it is now, its body in memory, with *events*."""
+        name, body, kind = job.tube.name, held_body(job), JOB
         length = JOB_FIELDS.size + len(name) + len(body)
         if events:
             kind = JOB_WITH_EVENTS
@@ -294,6 +295,15 @@ class Encoder:
 
     def _seal(self, rest: bytes) -> bytes:
         return _PREFIX.pack(self._salt, crc32(rest, self._seed)) + rest
+
+
+def is_job(data: bytes, size: int, id: int, seed: int) -> bool:
+    """Whether *data* is a sound JOB record of the job *id*, *size* bytes, in a segment whose CRCs start from *seed*."""
+    if len(data) != size:
+        return False
+    _, crc, length, _, kind = HEADER.unpack_from(data)
+    is_whole = kind in (JOB, JOB_WITH_EVENTS) and length == size - HEADER_SIZE
+    return is_whole and crc32(data[PREFIX_SIZE:], seed) == crc and DELETE_FIELDS.unpack_from(data, HEADER_SIZE) == (id,)
 
 
 def seed_of(salt: bytes) -> int:

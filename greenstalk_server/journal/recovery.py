@@ -14,6 +14,7 @@ from typing import Final
 from zlib import crc32
 
 from greenstalk_server import life
+from greenstalk_server.bodies import BODY_COST, JOB_COST, SMALL
 from greenstalk_server.job import DELAYED, READY, RESERVED, Job
 from greenstalk_server.journal import record
 from greenstalk_server.journal.record import BadSegment, NewerVersion, SegmentHeader
@@ -64,6 +65,8 @@ class Replayed:
 
     end     where its sound records end, or those that count.
     ids     the jobs it has a JOB record of, in their order.
+    starts  where those records begin, if bodies may have to be read back.
+    has_repeats it has two JOB records of one job.
     is_newest   no later one was begun.
     told_again  the first record that a later one tells again; a higher number than any here if none is.
     """
@@ -75,6 +78,8 @@ class Replayed:
     is_newest: bool
     told_again: int
     records: int = 0
+    starts: array[int] = field(default_factory=lambda: array("Q"))
+    has_repeats: bool = False
 
 
 @dataclass(slots=True)
@@ -90,6 +95,7 @@ class Recovery:
     is_readable all segments are of a version that this server knows.
     is_import_open  after `settle`: an import had begun and not ended.
     returned    after `settle`: the jobs that were reserved, and ready since, which their last event tells.
+    memory      bytes of bodies that may be kept in memory, the first ones; None for all.
     """
 
     tube_of: Callable[[bytes], Tube]
@@ -104,6 +110,7 @@ class Recovery:
     is_import_open: bool = False
     is_readable: bool = True
     returned: list[Job] = field(default_factory=list)
+    memory: int | None = None
     _tubes: dict[bytes, Tube] = field(default_factory=dict)
     _last: Job = field(default_factory=lambda: Job(0, Tube(b"", {}), b"", 0, 0, 0, 0))
     _import_undo: dict[int, Job | None] | None = None
@@ -311,10 +318,30 @@ class Recovery:
             job.events_recorded = 1 + events_length
         if self._import_undo is not None:
             self._import_undo.setdefault(id, self.jobs.get(id))
+        if self.memory is not None:
+            self._index(job, at, segment)
         self.jobs[id] = job
         segment.ids.append(id)
         if id >= self.next_id:
             self.next_id = id + 1
+
+    def _index(self, job: Job, at: int, segment: Replayed) -> None:
+        """Note where the record of *job* is, and leave its body there if memory has no room for it."""
+        assert self.memory is not None
+        segment.starts.append(at)
+        before = self.jobs.get(job.id)
+        segment.has_repeats |= before is not None and before.segment == job.segment
+        self._give_back(before)
+        if job.size > SMALL and self.memory < job.size + BODY_COST:
+            job.body = None
+        else:
+            self.memory -= job.size + BODY_COST
+        self.memory -= JOB_COST
+
+    def _give_back(self, job: Job | None) -> None:
+        """Count the memory of *job*, which goes, as free."""
+        if self.memory is not None and job is not None:
+            self.memory += JOB_COST + (0 if job.body is None else job.size + BODY_COST)
 
     def _tube(self, name: bytes) -> Tube | None:
         """The tube *name*, or None if no tube may be called so."""
@@ -358,7 +385,7 @@ class Recovery:
 
     def _delete(self, data: bytes, at: int, stop: int, segment: Replayed) -> None:
         (id,) = record.DELETE_FIELDS.unpack_from(data, at + _JOB_AT)
-        self.jobs.pop(id, None)
+        self._give_back(self.jobs.pop(id, None))
         if id >= self.next_id:
             self.next_id = id + 1
 

@@ -33,6 +33,8 @@ class Segment:
     written     bytes that are in the file.
     chunks      records not written yet, in order.
     ids         the jobs it has a JOB record of; `cursor` of them have been looked at by compaction.
+    starts      where those records begin, if bodies may have to be read back.
+    has_repeats it has two JOB records of one job.
     live_count  how many jobs have their newest JOB record in it.
     is_listed   its name in the directory is known to be on disk.
     is_proven   a batch on it has worked, so something may have been promised on it.
@@ -47,11 +49,13 @@ class Segment:
         "encoder",
         "first_sequence",
         "handle",
+        "has_repeats",
         "ids",
         "is_listed",
         "is_proven",
         "live_count",
         "number",
+        "starts",
         "touched",
         "touched_tubes",
         "used",
@@ -67,6 +71,8 @@ class Segment:
         self.written: int = 0
         self.chunks: list[bytes] = []
         self.ids: array[int] = array("Q")
+        self.starts: array[int] = array("Q")
+        self.has_repeats: bool = False
         self.cursor: int = 0
         self.live_count: int = 0
         self.is_listed: bool = False

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from greenstalk_server import life
+from greenstalk_server.bodies import held_body
 from greenstalk_server.broker import SLICE
 from greenstalk_server.job import BURIED, DELAYED, NO_KEY, SECOND, Job
 from tests.core.world import Actor, FullJournal, World, slots
@@ -30,7 +31,8 @@ def put_in(world: World, client: Actor, state: str, pri: int = 7) -> int:
 def look(job: Job) -> dict[str, object]:
     """All that is true of *job* alone."""
     names = slots(job) + slots(job.past)
-    plain = {name: getattr(job, name) for name in names if name not in ("key", "tube", "holder", "past")}
+    plain = {name: getattr(job, name) for name in names if name not in ("key", "tube", "holder", "past", "size")}
+    assert job.size == len(held_body(job))
     return plain | {"tube": job.tube.name, "holder": job.holder, "is_in_heap": job.key != NO_KEY}
 
 

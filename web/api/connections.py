@@ -192,7 +192,7 @@ def _held(job: Job, now: int) -> HeldJob:
         id=job.id,
         tube=job.tube.name.decode(),
         pri=job.pri,
-        size=len(job.body),
+        size=job.size,
         reserved_at=instant(job.reserved_at),
         time_left=max(0, job.deadline - now) // SECOND,
     )

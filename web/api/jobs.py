@@ -434,7 +434,7 @@ def wanted_by(query: Which) -> Query:
 
 def row_of(job: CoreJob, now: int, *, with_body: bool) -> tuple[Job, int]:
     """*job* as it is in lists, and how many bytes of its body that has."""
-    stats, size = job_stats(job, now), len(job.body)
+    stats, size = job_stats(job, now), job.size
     encoding: Encoding | None = None
     body: str | None = None
     if with_body and visitor().sees_bodies and size <= BODY_AT_MOST:

@@ -1,0 +1,138 @@
+"""Which bodies are in memory, and which on disk alone, when there is a limit to memory.
+
+A journal has every body on disk anyway. So once jobs take more memory than they may, bodies are let go (see
+Binlog.spill), the newest first, since they are wanted last; and read back when their jobs are reserved, or looked at.
+This counts them, and says when memory is short. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from greenstalk_server.job import Job
+    from greenstalk_server.tube import Tube
+
+JOB_COST: Final = 272
+"""Bytes that a job takes without its body: itself, its numbers, its places in the table, a queue and the journal."""
+
+BODY_COST: Final = 48
+"""Bytes that a body takes beside its own."""
+
+SMALL: Final = 64
+"""Bytes; a smaller body is not worth letting go."""
+
+LEAST_LIMIT: Final = 64 * 2**20
+"""Bytes; the process alone takes half of it."""
+
+
+class BodyLost(Exception):
+    """The body of a job cannot be read back; str() says why."""
+
+
+class Bodies:
+    """The bodies of all jobs.
+
+    limit           bytes that jobs may take, their bodies included.
+    in_memory       bytes of the bodies in memory.
+    on_disk         bytes of those on disk alone.
+    jobs            how many jobs there are, and `held` of them have their body in memory.
+    can_let_go      whether there is a journal on disk that bodies can be read back from.
+    margin          bytes before the limit that bodies begin to be let go, as that takes its time.
+    is_exhausted    all was let go that could be, and memory is still short.
+    marks           ids of jobs with whose reservation `read_ahead` is called, with their tube.
+    fetch           begins to read back the body of a job, and calls what it is given with that, or None if it is lost.
+    load            the same, and waits for it: returns it or raises BodyLost. Switches.
+    """
+
+    def __init__(self, limit: int, can_let_go: bool) -> None:
+        self.limit: int = limit
+        self.can_let_go: bool = can_let_go
+        self.margin: int = limit // 16
+        self.marks: set[int] = set()
+        self.in_memory: int = 0
+        self.on_disk: int = 0
+        self.jobs: int = 0
+        self.held: int = 0
+        self.is_exhausted: bool = False
+        self.fetch: Callable[[Job, Callable[[bytes | None], None]], None] = _cannot_fetch
+        self.load: Callable[[Job], bytes] = _cannot_load
+        self.read_ahead: Callable[[Tube], None] = _no_read_ahead
+
+    @property
+    def taken(self) -> int:
+        """Bytes that jobs take, about."""
+        return self.in_memory + self.held * BODY_COST + self.jobs * JOB_COST
+
+    def are_short(self) -> bool:
+        """Whether bodies are to be let go: some time before the limit."""
+        return self.can_let_go and self.taken > self.limit - self.margin
+
+    def have_room(self, size: int) -> bool:
+        """Whether a job with a body of *size* bytes may come."""
+        taken = self.taken + size + JOB_COST + BODY_COST
+        if taken <= self.limit:
+            self.is_exhausted = False
+            return True
+        return self.can_let_go and not self.is_exhausted and taken <= self.limit + (self.limit >> 2)
+
+    def came(self, job: Job) -> None:
+        """Count *job*, new."""
+        self.jobs += 1
+        if job.body is None:
+            self.on_disk += job.size
+        else:
+            self.held += 1
+            self.in_memory += job.size
+
+    def went(self, job: Job) -> None:
+        """Count *job* no more."""
+        self.marks.discard(job.id)
+        self.jobs -= 1
+        if job.body is None:
+            self.on_disk -= job.size
+        else:
+            self.held -= 1
+            self.in_memory -= job.size
+
+    def reserved(self, job: Job) -> None:
+        """Have more read ahead if *job*, which a client has got, is marked."""
+        if job.id in self.marks:
+            self.marks.discard(job.id)
+            self.read_ahead(job.tube)
+
+    def let_go(self, job: Job) -> None:
+        """Let go of the body of *job*, which is in memory, and on disk too."""
+        job.body = None
+        self.held -= 1
+        self.in_memory -= job.size
+        self.on_disk += job.size
+
+    def take_back(self, job: Job, body: bytes) -> None:
+        """Have *body*, read back, in memory, if *job* still lacks it."""
+        if job.body is None:
+            job.body = body
+            self.held += 1
+            self.in_memory += job.size
+            self.on_disk -= job.size
+
+
+def held_body(job: Job) -> bytes:
+    """The body of *job*, of which it is known that it is in memory."""
+    assert job.body is not None
+    return job.body
+
+
+def _no_read_ahead(tube: Tube) -> None:
+    """Stand in for `Bodies.read_ahead` where there is no disk."""
+
+
+def _cannot_fetch(job: Job, deliver: Callable[[bytes | None], None]) -> None:
+    """Stand in for `Bodies.fetch` where there is no disk."""
+    deliver(job.body)
+
+
+def _cannot_load(job: Job) -> bytes:
+    """Stand in for `Bodies.load` where there is no disk."""
+    return held_body(job)
