@@ -23,12 +23,15 @@ COMPILED = (
     "journal/record",
     "journal/segment",
     "life",
+    "limits",
     "protocol",
     "ready",
+    "restricted",
     "session",
     "stats",
     "timers",
     "tube",
+    "watches",
 )
 """Modules of greenstalk_server: the core, and the loop of a connection around it."""
 

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from greenstalk_server import __version__, life
 from greenstalk_server.bodies import held_body
-from greenstalk_server.job import BURIED, DELAYED, MAX_ID, READY, SECOND, STATE_NAMES, Job
+from greenstalk_server.job import BURIED, DELAYED, READY, SECOND, STATE_NAMES, Job
 from greenstalk_server.tube import Tube, is_tube_name
 
 FORMAT: Final = "greenstalk journal"
@@ -29,11 +29,14 @@ NO_HEAD: Final = f"it must be the head of a {FORMAT}, as `journal export` writes
 
 _U32: Final = 2**32 - 1
 _U64: Final = 2**64 - 1
+_ID: Final = 2**62
+"""No server has counted so far, be it jobs or burials; and what is above has to last for all that are to come."""
+
 _LONGEST: Final = _U32 * SECOND
 """A delay or ttr that a client may ask for, nanoseconds."""
 
 _JOB_NUMBERS: Final = {
-    "id": (1, MAX_ID),
+    "id": (1, _ID),
     "pri": (0, _U32),
     "delay": (0, _LONGEST),
     "ttr": (SECOND, _LONGEST),
@@ -125,7 +128,7 @@ class Reader:
         if line.get("version") != VERSION:
             raise BadLine(f"version {_cut(line.get('version'))}, and this server reads {VERSION}")
         _expect(line, _HEAD_KEYS)
-        return _number(line, "next_id", 1, MAX_ID)
+        return _number(line, "next_id", 1, _ID)
 
     def rest(self, next_id: int) -> Iterator[Pause | Job]:
         """Take all that follows: pauses, then jobs; return once the end is reached, and all was as it was exported."""
@@ -191,6 +194,8 @@ class Reader:
         job.deadline = deadline
         job.reserves, job.timeouts, job.releases, job.buries, job.kicks = fields[6:]
         job.state = _one_of(line, "state", _STATES)
+        if job.state == BURIED:
+            _number(line, "deadline", 0, _ID)  # which is the how manieth burial it was
         job.events = _packed(line.get("events", []))
         return job
 

@@ -7,8 +7,10 @@ This counts them, and says when memory is short. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
+
+from greenstalk_server.job import READY
 
 if TYPE_CHECKING:
     from greenstalk_server.job import Job
@@ -27,10 +29,6 @@ LEAST_LIMIT: Final = 64 * 2**20
 """Bytes; the process alone takes half of it."""
 
 
-class BodyLost(Exception):
-    """The body of a job cannot be read back; str() says why."""
-
-
 class Bodies:
     """The bodies of all jobs.
 
@@ -41,9 +39,11 @@ class Bodies:
     can_let_go      whether there is a journal on disk that bodies can be read back from.
     margin          bytes before the limit that bodies begin to be let go, as that takes its time.
     is_exhausted    all was let go that could be, and memory is still short.
+    back            jobs whose bodies were read back, and may go first when memory is short.
+    ahead           those whose bodies were read ahead, and stay until they are reserved, `ahead_bytes` in all.
     marks           ids of jobs with whose reservation `read_ahead` is called, with their tube.
     fetch           begins to read back the body of a job, and calls what it is given with that, or None if it is lost.
-    load            the same, and waits for it: returns it or raises BodyLost. Switches.
+    look            the bodies of jobs by id, which stay on disk alone if they are; without lost ones. Switches.
     """
 
     def __init__(self, limit: int, can_let_go: bool) -> None:
@@ -51,13 +51,16 @@ class Bodies:
         self.can_let_go: bool = can_let_go
         self.margin: int = limit // 16
         self.marks: set[int] = set()
+        self.back: dict[Job, None] = {}
+        self.ahead: set[Job] = set()
+        self.ahead_bytes: int = 0
         self.in_memory: int = 0
         self.on_disk: int = 0
         self.jobs: int = 0
         self.held: int = 0
         self.is_exhausted: bool = False
         self.fetch: Callable[[Job, Callable[[bytes | None], None]], None] = _cannot_fetch
-        self.load: Callable[[Job], bytes] = _cannot_load
+        self.look: Callable[[Iterable[Job]], dict[int, bytes]] = held_bodies
         self.read_ahead: Callable[[Tube], None] = _no_read_ahead
 
     @property
@@ -89,6 +92,9 @@ class Bodies:
     def went(self, job: Job) -> None:
         """Count *job* no more."""
         self.marks.discard(job.id)
+        self.back.pop(job, None)
+        if job in self.ahead:
+            self._end_ahead(job)
         self.jobs -= 1
         if job.body is None:
             self.on_disk -= job.size
@@ -98,6 +104,9 @@ class Bodies:
 
     def reserved(self, job: Job) -> None:
         """Have more read ahead if *job*, which a client has got, is marked."""
+        if job in self.ahead:
+            self._end_ahead(job)
+            self.back[job] = None
         if job.id in self.marks:
             self.marks.discard(job.id)
             self.read_ahead(job.tube)
@@ -109,19 +118,34 @@ class Bodies:
         self.in_memory -= job.size
         self.on_disk += job.size
 
-    def take_back(self, job: Job, body: bytes) -> None:
-        """Have *body*, read back, in memory, if *job* still lacks it."""
-        if job.body is None:
-            job.body = body
-            self.held += 1
-            self.in_memory += job.size
-            self.on_disk -= job.size
+    def take_back(self, job: Job, body: bytes, *, is_ahead: bool) -> None:
+        """Have *body*, read back, in memory, if *job* still lacks it; if *is_ahead*, till that is reserved."""
+        if job.body is not None:
+            return
+        job.body = body
+        self.held += 1
+        self.in_memory += job.size
+        self.on_disk -= job.size
+        if is_ahead and job.state == READY:
+            self.ahead.add(job)
+            self.ahead_bytes += job.size
+        else:
+            self.back[job] = None
+
+    def _end_ahead(self, job: Job) -> None:
+        self.ahead.discard(job)
+        self.ahead_bytes -= job.size
 
 
 def held_body(job: Job) -> bytes:
     """The body of *job*, of which it is known that it is in memory."""
     assert job.body is not None
     return job.body
+
+
+def held_bodies(jobs: Iterable[Job]) -> dict[int, bytes]:
+    """Those of *jobs* that are in memory, by id. Stands in for `Bodies.look` where there is no disk."""
+    return {job.id: job.body for job in jobs if job.body is not None}
 
 
 def _no_read_ahead(tube: Tube) -> None:
@@ -131,8 +155,3 @@ def _no_read_ahead(tube: Tube) -> None:
 def _cannot_fetch(job: Job, deliver: Callable[[bytes | None], None]) -> None:
     """Stand in for `Bodies.fetch` where there is no disk."""
     deliver(job.body)
-
-
-def _cannot_load(job: Job) -> bytes:
-    """Stand in for `Bodies.load` where there is no disk."""
-    return held_body(job)

@@ -22,7 +22,7 @@ for who keeps its counters; and `Broker.timed_out`, called with a client and the
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Final
 
@@ -43,10 +43,12 @@ from greenstalk_server.job import (
 )
 from greenstalk_server.jobs import JobTable
 from greenstalk_server.journal import Journal, NullJournal
+from greenstalk_server.limits import Bounds, Limited
 from greenstalk_server.ready import is_before
 from greenstalk_server.stats import Counters, ServerFacts
 from greenstalk_server.timers import Timers
 from greenstalk_server.tube import Tube
+from greenstalk_server.watches import AT_MOST, FEW, Watch
 
 DEFAULT_TUBE: Final = b"default"
 DEFAULT_MAX_JOB_SIZE: Final = 65535
@@ -97,10 +99,13 @@ class Broker:
 
     jobs            every job by id.
     tubes           every tube by name, in the order of creation.
+    watches         sets of many tubes that some client watches and has reserved from.
     clients         every connected client.
     parted          addresses of the workers that went last, by number.
     bodies          which bodies are in memory; None if all are, and may be. To be set before `restore`.
     is_draining     puts are refused.
+    limited         counts what was refused or held up because of a limit, here and by whoever sees to others.
+    bounds          limits of jobs and tubes; None without any. To be set before `restore`.
     """
 
     def __init__(
@@ -112,11 +117,14 @@ class Broker:
         self.max_job_size: int = max_job_size
         self.jobs: JobTable = JobTable()
         self.tubes: dict[bytes, Tube] = {}
+        self.watches: dict[frozenset[Tube], Watch] = {}
         self.clients: dict[Client, None] = {}
         self.parted: OrderedDict[int, str] = OrderedDict()
         self.counters: Counters = Counters()
         self.bodies: Bodies | None = None
         self.is_draining: bool = False
+        self.limited: Limited = Limited()
+        self.bounds: Bounds | None = None
         self.next_id: int = 1
         self.producer_count: int = 0
         self.worker_count: int = 0
@@ -149,6 +157,8 @@ class Broker:
             else:
                 job.tube.add_buried(job)
                 self._burials = job.deadline
+        if self.bounds is not None:
+            self.bounds.body_bytes = sum(tube.body_bytes for tube in self.tubes.values())
         for tube in list(self.tubes.values()):
             if tube.paused_until:
                 self._arm(tube, tube.paused_until)
@@ -181,6 +191,7 @@ class Broker:
                 self.parted.popitem(last=False)
         client.used.using -= 1
         self._drop_if_unneeded(client.used)
+        self._end_watch(client)
         for tube in client.watched.values():
             tube.watching -= 1
             self._drop_if_unneeded(tube)
@@ -198,20 +209,26 @@ class Broker:
             client.is_worker = True
             self.worker_count += 1
 
-    def use(self, client: Client, name: bytes) -> None:
-        """Have *client*'s puts go to the tube *name*, which is created if need be."""
+    def use(self, client: Client, name: bytes) -> bool:
+        """Have *client*'s puts go to the tube *name*, which is created if need be; False if there may be no more."""
+        if self.bounds is not None and not self._may_need(name, client):
+            return False
         tube = self.tube(name)
         tube.using += 1
         old, client.used = client.used, tube
         old.using -= 1
         self._drop_if_unneeded(old)
+        return True
 
     def watch(self, client: Client, name: bytes) -> int:
-        """Have *client*'s reserves take from the tube *name* too; return how many it watches."""
+        """Have *client*'s reserves take from the tube *name* too; return how many it watches, or 0 if it may not."""
         if name not in client.watched:
+            if self.bounds is not None and not self._may_watch(name, client):
+                return 0
             tube = self.tube(name)
             tube.watching += 1
             client.watched[name] = tube
+            self._end_watch(client)
         return len(client.watched)
 
     def ignore(self, client: Client, name: bytes) -> int:
@@ -221,6 +238,7 @@ class Broker:
             if len(client.watched) == 1:
                 return 0
             del client.watched[name]
+            self._end_watch(client)
             tube.watching -= 1
             self._drop_if_unneeded(tube)
         return len(client.watched)
@@ -236,23 +254,28 @@ class Broker:
     def put(self, client: Client, id: int, pri: int, delay: int, ttr: int, body: bytes, now: int) -> bool:
         """Add a job, under an allocated *id*, to the tube that *client* uses.
 
-        *delay* and *ttr* in nanoseconds. Return False if memory or the journal has no room for it: nothing has changed.
+        *delay* and *ttr* in nanoseconds. Return False if memory or the journal has no room for it, or a limit is
+        reached: nothing has changed.
         """
         if self.bodies is not None and not self.bodies.have_room(len(body)):
             return False
         tube = client.used
+        if self.bounds is not None and not self.bounds.have_room(tube, len(body), len(self.jobs), client.address):
+            return False
         job = Job(id, tube, body, pri, delay, ttr, now)
         if delay:
             job.state = DELAYED
             job.deadline = now + delay
         if not self.journal.put(job):
             return False
-        self.jobs[id] = job
+        self.jobs.set(job)
         if self.bodies is not None:
             self.bodies.came(job)
         tube.body_bytes += len(body)
         tube.total_jobs += 1
         self.counters.total_jobs += 1
+        if self.bounds is not None:
+            self.bounds.body_bytes += len(body)
         if delay:
             self._add_delayed(job)
         else:
@@ -264,7 +287,11 @@ class Broker:
     def reserve(self, client: Client, now: int) -> Job | None:
         """Reserve for *client* the job with the smallest (pri, id) of all tubes it watches, if one is ready."""
         best: Job | None = None
-        for tube in client.watched.values():
+        few: Iterable[Tube] = client.watched.values()
+        if len(client.watched) > FEW and (client.watch is not None or self._begin_watch(client)):
+            assert client.watch is not None
+            best, few = client.watch.first(now), ()
+        for tube in few:
             if tube.ready.count and tube.paused_until <= now:
                 job = tube.ready.first()
                 if job is not None and (best is None or is_before(job, best)):
@@ -336,10 +363,12 @@ class Broker:
             tube.runs[length] = tube.runs.get(length, 0) + 1
         else:
             tube.remove(job)
-        del self.jobs[id]
+        self.jobs.remove(id)
         if self.bodies is not None:
             self.bodies.went(job)
         tube.body_bytes -= job.size
+        if self.bounds is not None:
+            self.bounds.body_bytes -= job.size
         tube.cmd_delete += 1
         self.journal.delete(job)
         if not tube.using and not tube.watching:
@@ -440,7 +469,7 @@ class Broker:
         *tube* moves it, in its state. *delay* has a ready or delayed job turn ready so many nanoseconds from now, and
         does nothing to others. A reserved job is changed only if *is_forced*: its client keeps it, with the body it got
         and the deadline it has. Return DONE; or NOT_FOUND, HELD, NO_ROOM if the journal has none, or UNREAD if its body
-        has to be read back first (Bodies.load): then nothing has changed.
+        is on disk, and has to be given (see Bodies.look): then nothing has changed.
         """
         old = self.jobs.get(id)
         if old is None:
@@ -682,12 +711,14 @@ class Broker:
 
     def _put_in_place(self, old: Job, new: Job, now: int) -> None:
         """Have *new* stand where *old* did, or where its own state, tube and rank say."""
-        self.jobs[new.id] = new
+        self.jobs.set(new)
         if self.bodies is not None:
             self.bodies.went(old)
             self.bodies.came(new)
         old.tube.body_bytes -= old.size
         new.tube.body_bytes += new.size
+        if self.bounds is not None:
+            self.bounds.body_bytes += new.size - old.size
         if new.holder is not None:
             old.holder = None
             new.holder.reserved[new.id] = new
@@ -735,12 +766,45 @@ class Broker:
 
     # Tubes
 
+    def _begin_watch(self, client: Client) -> bool:
+        """Have *client*, which watches many tubes, share a watch of them; False if there are too many watches."""
+        tubes = frozenset(client.watched.values())
+        watch = self.watches.get(tubes)
+        if watch is None:
+            if len(self.watches) >= AT_MOST:
+                return False
+            watch = self.watches[tubes] = Watch(tubes)
+        watch.users += 1
+        client.watch = watch
+        return True
+
+    def _end_watch(self, client: Client) -> None:
+        """Note that *client* watches other tubes from now on."""
+        watch, client.watch = client.watch, None
+        if watch is not None:
+            watch.users -= 1
+            if not watch.users:
+                watch.close()
+                del self.watches[watch.tubes]
+
     def tube(self, name: bytes) -> Tube:
         """The tube *name*, created if need be; the caller sees to it that it is needed."""
         tube = self.tubes.get(name)
         if tube is None:
             tube = self.tubes[name] = Tube(name, self.jobs)
         return tube
+
+    def _may_need(self, name: bytes, client: Client) -> bool:
+        """Whether the tube *name* is there, or may be made for *client*."""
+        if name in self.tubes or self.bounds is None:
+            return True
+        return self.bounds.have_a_tube(len(self.tubes), name, client.address)
+
+    def _may_watch(self, name: bytes, client: Client) -> bool:
+        """Whether *client* may watch the tube *name* too."""
+        if self.bounds is not None and not self.bounds.have_a_watch(len(client.watched), name, client.address):
+            return False
+        return self._may_need(name, client)
 
     def _drop_if_unneeded(self, tube: Tube) -> None:
         if tube.is_unneeded() and tube is not self._default and self.tubes.get(tube.name) is tube:
@@ -768,13 +832,18 @@ class Broker:
         for job in self.jobs.values():
             body_bytes[job.tube] += job.size
         assert all(tube.body_bytes == size for tube, size in body_bytes.items())
+        assert self.bounds is None or self.bounds.body_bytes == sum(body_bytes.values())
         if self.bodies is not None:
             assert self.bodies.jobs == len(self.jobs)
             assert self.bodies.held == sum(job.body is not None for job in self.jobs.values())
             assert self.bodies.in_memory == sum(job.size for job in self.jobs.values() if job.body is not None)
             assert self.bodies.on_disk == sum(job.size for job in self.jobs.values() if job.body is None)
         assert all(0 < id < self.next_id <= MAX_ID and job.id == id for id, job in self.jobs.items())
+        for tubes, watch in self.watches.items():
+            assert watch.users == sum(client.watch is watch for client in self.clients) and tubes == watch.tubes
+            watch.check()
         for client in self.clients:
+            assert client.watch is None or client.watch.tubes == set(client.watched.values())
             assert all(self.jobs[id] is job and job.holder is client for id, job in client.reserved.items())
             self._check_client(client)
         assert self.producer_count == sum(client.is_producer for client in self.clients)

@@ -12,6 +12,7 @@ from typing import Final
 
 from greenstalk_server.job import ID_BITS, MAX_ID, Job, deadline_of
 from greenstalk_server.tube import Tube
+from greenstalk_server.watches import Watch
 
 SCAN_AT_MOST: Final = 32
 """Up to this many reserved jobs the soonest deadline is found by a scan; past it, by a heap."""
@@ -31,6 +32,7 @@ class Client:
     connected_at    nanoseconds.
     used            the tube its puts go to.
     watched         the tubes its reserves take from, by name, in the order of watching.
+    watch           the same tubes, if they are many and it has reserved since it last watched or ignored one.
     reserved        the jobs it holds, by id, in the order of reservation. One leaves by `del` and by nothing else, so
                     that a subclass of dict can tell when (see web.leases).
     is_producer     it has sent a put whose size was allowed.
@@ -64,6 +66,7 @@ class Client:
         "wait_until",
         "waiting_since",
         "wake",
+        "watch",
         "watched",
     )
 
@@ -76,6 +79,7 @@ class Client:
         self.hang_up: Callable[[], None] = _nothing
         self.used: Tube = tube
         self.watched: dict[bytes, Tube] = {tube.name: tube}
+        self.watch: Watch | None = None
         self.reserved: dict[int, Job] = {}
         self.is_producer: bool = False
         self.is_worker: bool = False

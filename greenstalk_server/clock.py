@@ -13,10 +13,10 @@ Clock: TypeAlias = Callable[[], int]
 """Gives the time in nanoseconds since the Unix epoch; never goes back."""
 
 
-def steady_clock() -> Clock:
-    """A clock that starts at the wall clock's time."""
+def steady_clock(at: int | None = None) -> Clock:
+    """A clock that starts at *at*, or at the wall clock's time."""
     monotonic = time.monotonic_ns
-    offset = time.time_ns() - monotonic()
+    offset = (time.time_ns() if at is None else at) - monotonic()
 
     def now() -> int:
         return monotonic() + offset

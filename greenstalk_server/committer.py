@@ -28,6 +28,7 @@ from greenlet import getcurrent
 
 from greenstalk_server.job import SECOND
 from greenstalk_server.journal.binlog import Batch, Binlog, Sync
+from greenstalk_server.loader import LET_GO_AT_ONCE, Loader
 
 log = logging.getLogger(__name__)
 
@@ -46,9 +47,6 @@ COMPACTION_SLICE: Final = 32768
 IDLE_PAUSE: Final = 0.005
 """And so many bytes besides, each so many seconds, though nobody writes."""
 
-LET_GO_AT_ONCE: Final = 2000
-"""Jobs looked at, of which bodies are let go, in about a millisecond."""
-
 LONE_BATCHES: Final = 8
 QUICK_SYNC: Final = 0.001
 """After so many batches for one client alone, and while syncs take less than so many seconds on average, a sync
@@ -65,8 +63,10 @@ class Holder(Protocol):
 class Committer:
     """Writes and syncs *binlog*, and releases who waits for it."""
 
-    def __init__(self, binlog: Binlog) -> None:
+    def __init__(self, binlog: Binlog, loader: Loader | None = None) -> None:
+        """*loader* reads bodies back, if some may be on disk alone; it begins and ends with the committer."""
         self.binlog: Binlog = binlog
+        self._loader: Loader | None = loader
         self._holders: list[Holder] = []
         self._wanted: Event = Event()
         self._upkeep_wanted: Event = Event()
@@ -86,17 +86,20 @@ class Committer:
         self._greenlets = [gevent.spawn(self._commit_forever), gevent.spawn(self._keep_up_forever)]
         if self.binlog.sync_interval is not None and self.binlog.sync_interval > 0:
             self._greenlets.append(gevent.spawn(self._sync_forever, self.binlog.sync_interval / SECOND))
+        if self._loader is not None:
+            self._greenlets.append(gevent.spawn(self._loader.run))
         for greenlet in self._greenlets:
             greenlet.link_exception(_end_process)
         self.note_records()
 
     def stop(self) -> None:
-        """Write and sync what there is, release who waits, end. Switches, and blocks at last."""
+        """Write and sync what there is, release who waits, end. Switches, and if that takes a disk blocks at last."""
         with self._disk:  # so nothing is under way in the thread
             gevent.killall(self._greenlets)
             if self.binlog.trouble is not None:
-                self.binlog.record_anew()
-            if not self._write(Batch.run, is_synced=self.binlog.sync_interval is not None):
+                self._record_anew()
+            run = self._run_in_thread if self.binlog.is_remote else Batch.run
+            if not self._write(run, is_synced=self.binlog.sync_interval is not None):
                 log.error("journal: stopped with changes that are not on disk; none of them was acknowledged")
         self._thread.stop()
 
@@ -118,7 +121,8 @@ class Committer:
         is_quick = self._lone_batches > LONE_BATCHES and self._sync_time < QUICK_SYNC
         if not is_quick or self._holders or self._disk.locked():
             return False
-        if self.binlog.sync_interval != 0 or self.binlog.trouble is not None or self.binlog.is_full:
+        binlog = self.binlog
+        if binlog.sync_interval != 0 or binlog.is_remote or binlog.trouble is not None or binlog.is_full:
             return False
         return self._write(self._run_timed, is_synced=True)
 
@@ -154,8 +158,15 @@ class Committer:
                 return self._write(Batch.run, is_synced)
         with self._disk:
             if binlog.trouble is not None:
-                binlog.record_anew()
+                self._record_anew()
             return self._write(self._run_in_thread, is_synced)
+
+    def _record_anew(self) -> None:
+        """Have the binlog record anew what a failure has left in doubt. Switches if bodies have to be read back."""
+        while (read := self.binlog.read_to_record_anew()) is not None:
+            get_hub().threadpool.apply(read.run)
+            self.binlog.have_read(read)
+        self.binlog.record_anew()
 
     def _await_room(self) -> None:
         """On a full disk, let go what can before more is written: the room left takes one segment's copy. Switches."""

@@ -79,6 +79,12 @@ class JobTable(MutableMapping[int, Job]):
         return job
 
     def __setitem__(self, id: int, job: Job) -> None:
+        assert id == job.id
+        self.set(job)
+
+    def set(self, job: Job) -> None:
+        """Have *job* stand under its id; quicker than by the operator."""
+        id = job.id
         page = self._pages.get(id >> PAGE_BITS)
         if page is None:
             if id >> PAGE_BITS <= self._newest:
@@ -92,6 +98,10 @@ class JobTable(MutableMapping[int, Job]):
         page.jobs[at] = job
 
     def __delitem__(self, id: int) -> None:
+        self.remove(id)
+
+    def remove(self, id: int) -> None:
+        """Remove the job *id*; quicker than by the operator. KeyError if there is none."""
         number = id >> PAGE_BITS
         page = self._pages.get(number)
         if page is None:

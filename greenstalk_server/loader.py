@@ -9,17 +9,16 @@ Methods say if they may switch greenlets.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import islice
-from typing import Any, Final
+from typing import Final
 
 import gevent
 from gevent import get_hub
-from gevent.event import AsyncResult, Event
+from gevent.event import Event
 
-from greenstalk_server.bodies import Bodies, BodyLost
+from greenstalk_server.bodies import Bodies, held_bodies
 from greenstalk_server.broker import Broker
-from greenstalk_server.committer import LET_GO_AT_ONCE
 from greenstalk_server.job import RESERVED, Job
 from greenstalk_server.journal.binlog import Binlog
 from greenstalk_server.tube import Tube
@@ -27,6 +26,12 @@ from greenstalk_server.tube import Tube
 AHEAD: Final = 512
 AHEAD_BYTES: Final = 2**22
 """Jobs, and bytes of their bodies, that are read ahead of a tube's reserves."""
+
+LET_GO_AT_ONCE: Final = 2000
+"""Jobs looked at, of which bodies are let go, in about a millisecond."""
+
+AHEAD_OF_ALL: Final = 2**24
+"""Bytes that were read ahead, for all tubes, after which no more are."""
 
 TRIES: Final = 3
 """A segment may go while it is read; its jobs are in another then."""
@@ -41,20 +46,10 @@ class Loader:
         self._asked: list[tuple[int, Callable[[bytes | None], None]]] = []
         self._tubes: dict[Tube, None] = {}
         self._wanted: Event = Event()
-        self._marks: set[int] = bodies.marks
-        self._greenlet: gevent.Greenlet | None = None
+        self._bodies: Bodies = bodies
         bodies.fetch = self.fetch
-        bodies.load = self.load
+        bodies.look = self.look
         bodies.read_ahead = self.read_ahead
-
-    def start(self) -> None:
-        """Begin. Does not switch."""
-        self._greenlet = gevent.spawn(self._run)
-
-    def stop(self) -> None:
-        """End. Does not switch."""
-        if self._greenlet is not None:
-            self._greenlet.kill(block=False)
 
     def fetch(self, job: Job, deliver: Callable[[bytes | None], None]) -> None:
         """Call *deliver* with the body of *job* once it is here, or None if it is lost or the job gone."""
@@ -63,39 +58,46 @@ class Loader:
             self._tubes[job.tube] = None
         self._wanted.set()
 
-    def load(self, job: Job) -> bytes:
-        """The body of *job*, read back if need be; raise BodyLost. Switches."""
-        if job.body is not None:
-            return job.body
-        result: Any = AsyncResult()
-        self.fetch(job, result.set)
-        body: bytes | None = result.get()
-        if body is None:
-            raise BodyLost(f"the body of job {job.id} cannot be read back from the journal")
-        return body
+    def look(self, jobs: Iterable[Job]) -> dict[int, bytes]:
+        """The bodies of *jobs* by id; those on disk alone stay there. Lost ones are left out. Switches.
+
+        What all of them take of memory together is for the caller to bound.
+        """
+        jobs = list(jobs)
+        found = held_bodies(jobs)
+        for _ in range(TRIES):
+            read = self._binlog.read([job for job in jobs if job.id not in found])
+            if not read.jobs:
+                break
+            get_hub().threadpool.apply(read.run)
+            self._binlog.note_lost(read)
+            found |= read.bodies
+            found |= held_bodies([job for job in jobs if job.id not in found])
+        return found
 
     def read_ahead(self, tube: Tube) -> None:
         """Read the bodies that the next reserves of *tube* want. Does not switch."""
         self._tubes[tube] = None
         self._wanted.set()
 
-    def _run(self) -> None:
+    def run(self) -> None:
+        """Read whatever is asked for, for ever; in a greenlet of its own. Switches."""
         while True:
             self._wanted.wait()
             self._wanted.clear()
             asked, self._asked = self._asked, []
             tubes, self._tubes = self._tubes, {}
-            self._read(asked, [job for tube in tubes for job in self._next_of(tube)])
+            self._read(asked, {job.id: job for tube in tubes for job in self._next_of(tube)})
 
-    def _read(self, asked: list[tuple[int, Callable[[bytes | None], None]]], ahead: list[Job]) -> None:
+    def _read(self, asked: list[tuple[int, Callable[[bytes | None], None]]], ahead: dict[int, Job]) -> None:
         """Read what is *asked* for and what is wanted *ahead*, and deliver. Switches."""
         jobs, found = self._broker.jobs, dict[int, bytes]()
         for _ in range(TRIES):
             wanted = {job.id: job for id, _ in asked if id not in found and (job := jobs.get(id)) is not None}
             found |= {id: job.body for id, job in wanted.items() if job.body is not None}
-            read = self._binlog.read([*wanted.values(), *ahead])
+            read = self._binlog.read([*wanted.values(), *ahead.values()])
             get_hub().threadpool.apply(read.run)
-            self._binlog.have_read(read)
+            self._binlog.have_read(read, ahead)
             found |= read.bodies
             if all(id in found or id not in jobs for id, _ in asked):
                 break
@@ -106,7 +108,10 @@ class Loader:
 
     def _next_of(self, tube: Tube) -> list[Job]:
         """The next jobs of *tube* whose bodies are on disk alone; and mark the one after which to come again."""
-        found, size = [], 0
+        found: list[Job] = []
+        size = 0
+        if self._bodies.ahead_bytes > AHEAD_OF_ALL:
+            return found
         for job in islice(tube.ready.walk(), AHEAD):
             if job.body is None:
                 found.append(job)
@@ -114,5 +119,5 @@ class Loader:
             if size > AHEAD_BYTES:
                 break
         if found:
-            self._marks.add(found[len(found) // 2].id)
+            self._bodies.marks.add(found[len(found) // 2].id)
         return found

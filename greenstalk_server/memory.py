@@ -75,24 +75,24 @@ class Heap:
         self._malloc_trim: Any = getattr(libc, "malloc_trim", None)
         if self._mallinfo is not None:
             self._mallinfo.restype = _MallInfo
-        self._least_resident: int = _resident()
+        self._least_resident: int = resident()
 
     def give_back(self) -> None:
         """Give free memory back to the system, if much is free and the process has grown: some ms then.
 
         Free blocks do not say whether the system has their pages; so it takes both.
         """
-        resident = _resident()
-        is_worth_it = self._free() > WORTH_A_TRIM and resident > self._least_resident + WORTH_A_TRIM
+        taken = resident()
+        is_worth_it = self._free() > WORTH_A_TRIM and taken > self._least_resident + WORTH_A_TRIM
         if is_worth_it:
             self._malloc_trim(0)
-        self._least_resident = _resident() if is_worth_it else min(resident, self._least_resident)
+        self._least_resident = resident() if is_worth_it else min(taken, self._least_resident)
 
     def _free(self) -> int:
         return int(self._mallinfo().fordblks) if self._mallinfo is not None else 0
 
 
-def _resident() -> int:
+def resident() -> int:
     """Bytes of the process that are in memory (proc(5), statm); 0 where that is not told."""
     try:
         pages = Path("/proc/self/statm").read_text().split()[1]

@@ -4,7 +4,7 @@ Where a session stands, one of:
 
 - at a command line: `_rest` holds the line's beginning, if some has come;
 - in the body of a put: `_put` is the command, `_parts` what has come, `_missing` how many bytes have not;
-- in the body of a put that is too big: `_skip` bytes are still to be discarded;
+- in the body of a put that is too big, or not allowed: `_skip` bytes are still to be discarded;
 - in a line that is too long: `_is_long_line`;
 - parked in a reserve: `is_waiting`; what comes meanwhile is kept in `_rest`, unread;
 - parked because the body of `_awaited` is on disk: `is_waiting` too;
@@ -18,7 +18,7 @@ what a call costs, and what it returns to about OUTPUT_SLICE and one reply.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from greenstalk_server import broker as outcomes
 from greenstalk_server import job as states
@@ -34,6 +34,18 @@ INPUT_LIMIT: Final = 65536
 OUTPUT_SLICE: Final = 65536
 COMMAND_SLICE: Final = range(1000)
 
+FEW_WATCHED: Final = 64
+WATCHED_WEIGHT: Final = 512
+"""What looking at so many watched tubes counts as, in bytes of replies. A reserve that watches fewer looks for nothing;
+one that watches 8000 is a slice, of about two milliseconds."""
+
+TUBE_WEIGHT: Final = 64
+"""The same, for stats, which adds up a dozen figures of each tube there is."""
+
+TURN: Final = 0.000001
+"""Seconds between two slices, in which others have their turn. No zero: gevent would go on with all that does not wait
+for a socket, and look at the sockets after fifty slices."""
+
 
 class Session:
     """One connection's conversation with *broker*; see the module."""
@@ -42,11 +54,14 @@ class Session:
         "_awaited",
         "_body",
         "_broker",
+        "_handlers",
         "_is_body_here",
         "_is_eof",
+        "_is_forbidden",
         "_is_long_line",
         "_is_peek",
         "_kick",
+        "_largest",
         "_missing",
         "_out_size",
         "_parts",
@@ -54,10 +69,13 @@ class Session:
         "_put_id",
         "_rest",
         "_skip",
+        "_slice",
+        "_weight",
         "client",
         "has_more",
         "is_closing",
         "is_waiting",
+        "pause",
         "refused",
     )
 
@@ -68,6 +86,7 @@ class Session:
         self.is_waiting: bool = False
         self.has_more: bool = False
         self.is_closing: bool = False
+        self.pause: float = TURN  # seconds to let pass before `resume`, where `has_more`
         self.refused: Callable[[Client, bytes, bytes], None] = _nothing  # is told a command and the error that it gets
         self._is_eof: bool = False
         self._is_long_line: bool = False
@@ -77,8 +96,13 @@ class Session:
         self._parts: list[bytes] | None = None
         self._missing: int = 0
         self._skip: int = 0
+        self._is_forbidden: bool = False  # what is skipped is not too big, but may not be put
+        self._largest: int = broker.max_job_size  # bytes of a body that is taken; less than 0 is none
+        self._handlers: dict[bytes, _Handler] = HANDLERS
         self._kick: _Kick | None = None
         self._out_size: int = 0
+        self._slice: range = COMMAND_SLICE
+        self._weight: int = 0  # of a reserve, as `_out_size` counts it
         self._awaited: Job | None = None
         self._is_peek: bool = False
         self._is_body_here: bool = False
@@ -149,13 +173,13 @@ class Session:
 
     def _serve(self, data: bytes, pos: int, out: list[bytes], now: int) -> bytes:
         """Serve the lines of *data* from *pos* on; keep what is not served; return *out* as one piece."""
-        known = protocol.known
+        known, handlers = protocol.known, self._handlers
         self.has_more = False
         self._out_size = 0
         if self._is_long_line:
             pos = self._go_on_with_long_line(data, pos, out)
         size = len(data)
-        for _ in COMMAND_SLICE:
+        for _ in self._slice:
             if pos == size:
                 break
             end = data.find(CRLF, pos, pos + MAX_LINE)
@@ -172,7 +196,7 @@ class Session:
                 if command[0] == protocol.PUT:
                     pos = self._begin_put(command, data, pos, out, now)
                     continue
-                reply = _HANDLERS[command[0]](self, command, now)
+                reply = handlers[command[0]](self, command, now)
             except protocol.ProtocolError as error:
                 reply = error.reply
                 self.refused(self.client, line, reply)
@@ -209,9 +233,10 @@ class Session:
         broker = self._broker
         size: int = command[4]
         broker.counters.cmd_put += 1
-        if size > broker.max_job_size:
+        if size > self._largest:
             self._skip = size + 2
-            self.refused(self.client, b"put of %d bytes" % size, protocol.JOB_TOO_BIG)
+            self._is_forbidden = size <= broker.max_job_size
+            self.refused(self.client, b"put of %d bytes" % size, self._why_skipped())
             return self._go_on_skipping(data, pos, out)
         if not command[5]:
             raise protocol.BadFormat
@@ -253,8 +278,11 @@ class Session:
         skipped = min(self._skip, len(data) - pos)
         self._skip -= skipped
         if not self._skip:
-            out.append(protocol.JOB_TOO_BIG)
+            out.append(self._why_skipped())
         return pos + skipped
+
+    def _why_skipped(self) -> bytes:
+        return protocol.UnknownCommand.reply if self._is_forbidden else protocol.JOB_TOO_BIG
 
     # Verbs: each returns its reply, or None if what follows it has to wait
 
@@ -270,6 +298,8 @@ class Session:
         broker, client = self._broker, self.client
         if not client.is_worker:
             broker.note_worker(client)
+        if self._weight:
+            self._out_size += self._weight
         job = broker.reserve(client, now)
         if job is not None:
             return self._reserved(job)
@@ -395,16 +425,18 @@ class Session:
 
     def _use(self, command: Command, now: int) -> bytes:
         self._broker.counters.cmd_use += 1
-        self._broker.use(self.client, command[1])
-        return protocol.using(command[1])
+        return protocol.using(command[1]) if self._broker.use(self.client, command[1]) else protocol.OUT_OF_MEMORY
 
     def _watch(self, command: Command, now: int) -> bytes:
         self._broker.counters.cmd_watch += 1
-        return protocol.watching(self._broker.watch(self.client, command[1]))
+        count = self._broker.watch(self.client, command[1])
+        self._weight = len(self.client.watched) // FEW_WATCHED * WATCHED_WEIGHT
+        return protocol.watching(count) if count else protocol.OUT_OF_MEMORY
 
     def _ignore(self, command: Command, now: int) -> bytes:
         self._broker.counters.cmd_ignore += 1
         count = self._broker.ignore(self.client, command[1])
+        self._weight = len(self.client.watched) // FEW_WATCHED * WATCHED_WEIGHT
         return protocol.watching(count) if count else protocol.NOT_IGNORED
 
     def _pause_tube(self, command: Command, now: int) -> bytes:
@@ -415,6 +447,7 @@ class Session:
 
     def _stats(self, command: Command, now: int) -> bytes:
         self._broker.counters.cmd_stats += 1
+        self._out_size += TUBE_WEIGHT * len(self._broker.tubes)
         return self._sized(protocol.stats(stats.server_stats(self._broker, now)))
 
     def _stats_job(self, command: Command, now: int) -> bytes:
@@ -462,9 +495,10 @@ class _Kick:
         self.done: int = 0
 
 
-_Handler: TypeAlias = Callable[[Session, Command, int], bytes | None]
+_Handler: TypeAlias = Callable[[Any, Command, int], bytes | None]
+"""Of a session, which one of a subclass may want to be one of its own."""
 
-_HANDLERS: Final[dict[bytes, _Handler]] = {
+HANDLERS: Final[dict[bytes, _Handler]] = {
     protocol.PEEK: Session._peek,
     protocol.PEEK_READY: Session._peek_ready,
     protocol.PEEK_DELAYED: Session._peek_delayed,

@@ -16,6 +16,7 @@ from greenstalk_server.ready import ReadyQueue
 
 if TYPE_CHECKING:
     from greenstalk_server.client import Client
+    from greenstalk_server.watches import Watch
 
 NAME: Final = re.compile(rb"[A-Za-z0-9+/;.$_()][-A-Za-z0-9+/;.$_()]{0,199}")
 """What a tube may be called (protocol.txt, "Names")."""
@@ -37,6 +38,7 @@ class Tube:
     body_bytes      of all its jobs, in whatever state.
     paused_until    end of the pause, nanoseconds; it is paused while this is later than now.
     pause           length of the running pause, nanoseconds; 0 if none.
+    watches         of many tubes, this one among them; they are told of its ready jobs.
     timer_at        when the broker's timers next call on it, 0 for never (see broker.Timers).
     total_jobs, cmd_delete, total_*   what was counted since the tube was created.
     waits, runs     how long jobs were ready until they were reserved, and reserved until they were deleted, released or
@@ -68,6 +70,7 @@ class Tube:
         "wait_time",
         "waiters",
         "waits",
+        "watches",
         "watching",
     )
 
@@ -83,6 +86,7 @@ class Tube:
         self.urgent_count: int = 0
         self.using: int = 0
         self.watching: int = 0
+        self.watches: list[Watch] = []
         self.total_jobs: int = 0
         self.cmd_delete: int = 0
         self.cmd_pause_tube: int = 0
@@ -106,6 +110,9 @@ class Tube:
         """Put *job*, which is nowhere, and ready since its deadline, among the ready ones."""
         job.state = READY
         self.ready.add(job)
+        if self.watches:
+            for watch in self.watches:
+                watch.note(job)
         if job.pri < URGENT_BELOW:
             self.urgent_count += 1
 

@@ -40,8 +40,8 @@ _INVALID: Final = 0
 
 _MAX_SECONDS: Final = 2**32 - 1
 _MAX_TIME: Final = 2**63 - 1
-_MAX_ID: Final = 2**63 - 1
-"""No beanstalkd counts beyond half of its range, and an id at its very end would leave none for new jobs."""
+_MAX_ID: Final = 2**62 - 1
+"""No beanstalkd counts so far, and an id at the end of what a record may hold would leave none for new jobs."""
 
 _ERA: Final = range(10**18, 4 * 10**18)
 """2001 to 2096: when a job was created, if that has to bear witness."""

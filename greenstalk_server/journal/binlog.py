@@ -25,8 +25,9 @@ import errno
 import logging
 import os
 import time
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Final
 
@@ -162,29 +163,37 @@ class Sync:
 class Read:
     """Bodies to be read back; made by `Binlog.read`, run in a thread, reported by `Binlog.have_read`.
 
+    jobs        whose they are, by id, each with the number of the segment that it is read from.
     bodies      those that were read, by the ids of their jobs.
     errors      why others were not.
     """
 
-    __slots__ = ("_files", "_wanted", "bodies", "errors")
+    __slots__ = ("_files", "_wanted", "bodies", "errors", "jobs")
 
-    def __init__(self, files: Files, wanted: dict[int, list[tuple[int, int, int, int]]]) -> None:
-        """*wanted* is by the number of a segment: where a record begins, its size, its body's, and the job's id."""
+    def __init__(
+        self,
+        files: Files,
+        jobs: dict[int, tuple[Job, int]],
+        wanted: dict[int, tuple[Segment, dict[int, tuple[int, int]]]],
+    ) -> None:
+        """*wanted* is by number a segment, on disk whole, and by the ids of jobs the sizes of record and body."""
         self._files: Files = files
-        self._wanted: dict[int, list[tuple[int, int, int, int]]] = wanted
+        self._wanted: dict[int, tuple[Segment, dict[int, tuple[int, int]]]] = wanted
+        self.jobs: dict[int, tuple[Job, int]] = jobs
         self.bodies: dict[int, bytes] = {}
         self.errors: dict[int, str] = {}
 
     def run(self) -> None:
         """Do it. Blocks; never raises OSError."""
-        for number, records in self._wanted.items():
+        for number, (segment, sizes) in self._wanted.items():
+            records = [(segment.starts[at], *sizes[id], id) for id, at in _positions(segment, sizes).items()]
             try:
                 head = self._files.read_at(name_of(number), 0, record.SEGMENT_HEADER_SIZE)
                 seed = record.seed_of(record.decode_segment_header(head).salt)
                 for together in _neighbours(sorted(records)):
                     self._read(number, together, seed)
             except (OSError, record.BadSegment) as error:
-                for _, _, _, id in records:
+                for id in sizes:
                     if id not in self.bodies:
                         self.errors[id] = str(error)
 
@@ -257,7 +266,10 @@ class Binlog:
     trouble     why puts are refused and nothing is acknowledged, or None.
     is_full     the disk had no room for a segment ahead.
     bytes_died  bytes of JOB records whose jobs were deleted or replaced, since the start.
+    is_remote   a batch waits for a network, however quick it may have been so far.
     """
+
+    is_remote: bool = False
 
     def __init__(
         self,
@@ -306,7 +318,6 @@ class Binlog:
         self._to_let_go: list[int] = []
         self._let_go_of: int = 0
         self._let_go_before: int = 0
-        self._has_read: bool = False
         self._wants_read: list[Job] = []
         self._lost: set[int] = set()
 
@@ -536,6 +547,12 @@ class Binlog:
         self._current = Limbo()
         self._unsafe = [self._current]
 
+    def read_to_record_anew(self) -> Read | None:
+        """What reads back the bodies that `record_anew` wants, to be run and reported before; None if it wants none."""
+        ids = self._to_record_anew.union(self._current.touched or ()) - self._lost
+        jobs = [job for id in ids if (job := self._jobs.get(id)) is not None and job.body is None]
+        return self.read(jobs) if jobs else None
+
     def record_anew(self) -> None:
         """Put into a fresh segment all that the failed ones had to hold, for the next batch to write."""
         self._to_record_anew.update(self._current.touched or ())
@@ -547,7 +564,7 @@ class Binlog:
             self._add_pause(tube, self._room(record.pause_size(tube)))
         for id in sorted(self._to_record_anew):
             job = self._jobs.get(id)
-            if job is not None and job.body is None:  # it was recorded whole before, in a segment that is on disk
+            if job is not None and job.body is None:  # lost; and what was recorded of it before is on disk
                 self._add_change(job)
             elif job is not None:
                 self._forget_copy(job)
@@ -729,30 +746,40 @@ class Binlog:
         if bodies is None:
             return False
         while at_most > 0 and bodies.are_short():
+            if bodies.back:
+                at_most -= 1
+                job, _ = bodies.back.popitem()
+                if self._is_finished(job.segment):
+                    bodies.let_go(job)
+                continue
             segment = self._next_to_let_go()
             if segment is None:
                 bodies.is_exhausted = True
                 return False
-            begin = max(0, self._let_go_before - at_most)
-            at_most -= self._let_go_before - begin + 1
-            for at in range(self._let_go_before - 1, begin - 1, -1):
-                job = self._jobs.get(segment.ids[at])
-                if job is not None and job.segment == segment.number and job.body is not None and job.size > SMALL:
-                    bodies.let_go(job)
-                    if not bodies.are_short():
-                        begin = at
-                        break
-            self._let_go_before = begin
-            if not begin:
-                self._to_let_go.pop()
-                self._let_go_of = 0
+            at_most -= self._let_go_from(segment, bodies, at_most)
         return bodies.are_short()
+
+    def _let_go_from(self, segment: Segment, bodies: Bodies, at_most: int) -> int:
+        """Let go of bodies of *segment* till memory is short no more; return how many jobs, of *at_most*, it looked at.
+
+        Those read ahead stay.
+        """
+        looked = 0
+        while self._let_go_before and looked < at_most and bodies.are_short():
+            self._let_go_before -= 1
+            looked += 1
+            job = self._jobs.get(segment.ids[self._let_go_before])
+            if job is None or job.segment != segment.number or job.body is None:
+                continue
+            if job.size > SMALL and job not in bodies.ahead:
+                bodies.let_go(job)
+        if not self._let_go_before:
+            self._to_let_go.pop()
+            self._let_go_of = 0
+        return looked
 
     def _next_to_let_go(self) -> Segment | None:
         """The segment to go on with, `_let_go_before` jobs of it; None if there is none."""
-        if not self._to_let_go and self._has_read:
-            self._to_let_go = [segment.number for segment in self._segments.values() if segment not in self._unsafe]
-            self._has_read = False
         while self._to_let_go:
             segment = self._segments.get(self._to_let_go[-1])
             if segment is not None and segment.ids:
@@ -762,30 +789,40 @@ class Binlog:
             self._to_let_go.pop()
         return None
 
+    def _is_finished(self, number: int) -> bool:
+        """Whether the segment *number* is there, and on disk whole."""
+        segment = self._segments.get(number)
+        return segment is not None and segment not in self._unsafe
+
     def read(self, jobs: Iterable[Job]) -> Read:
         """What reads back the bodies of those of *jobs* that are on disk alone."""
-        wanted: dict[int, list[tuple[int, int, int, int]]] = {}
-        last: dict[int, int] = {}
+        read: dict[int, tuple[Job, int]] = {}
+        wanted: dict[int, tuple[Segment, dict[int, tuple[int, int]]]] = {}
         for job in jobs:
             segment = self._segments.get(job.segment)
-            if job.body is not None or segment is None:
-                continue
-            at = _position(segment, job.id, last.get(segment.number, 0))
-            last[segment.number] = at + 1
-            place = (segment.starts[at], record.recorded_size(job), job.size, job.id)
-            wanted.setdefault(segment.number, []).append(place)
-        return Read(self._files, wanted)
+            if job.body is None and segment is not None:
+                read[job.id] = job, segment.number
+                of_segment = wanted.setdefault(segment.number, (segment, {}))
+                of_segment[1][job.id] = record.recorded_size(job), job.size
+        return Read(self._files, read, wanted)
 
-    def have_read(self, read: Read) -> None:
-        """Take in what *read* has read."""
+    def have_read(self, read: Read, ahead: Collection[int] = ()) -> None:
+        """Take in what *read* has read; *ahead* are the ids of jobs that nobody waits for yet."""
         assert self._bodies is not None
-        self._has_read = True
         for id, body in read.bodies.items():
-            job = self._jobs.get(id)
-            if job is not None and job.size == len(body):
-                self._bodies.take_back(job, body)
+            job, _ = read.jobs[id]
+            if self._jobs.get(id) is job:  # else another, with another body, stands in its place
+                self._bodies.take_back(job, body, is_ahead=id in ahead)
+        self.note_lost(read)
+
+    def note_lost(self, read: Read) -> None:
+        """Note what *read* could not read."""
+        if self._lost:
+            self._lost.difference_update(read.bodies)
         for id, reason in read.errors.items():
-            if id in self._jobs and id not in self._lost:
+            job, number = read.jobs[id]
+            is_there = self._jobs.get(id) is job and job.body is None and job.segment == number
+            if is_there and id not in self._lost:  # else it has gone, or was copied, and its segment has gone since
                 log.error("journal: the body of job %d cannot be read back: %s", id, reason)
                 self._lost.add(id)
 
@@ -889,14 +926,18 @@ class Binlog:
             self._note_space()
 
 
-def _position(segment: Segment, id: int, begin: int) -> int:
-    """Where among the JOB records of *segment* the newest of the job *id* stands, probably from *begin* on."""
-    if segment.has_repeats:
-        return len(segment.ids) - 1 - segment.ids[::-1].index(id)
-    try:
-        return segment.ids.index(id, begin)
-    except ValueError:
-        return segment.ids.index(id)
+def _positions(segment: Segment, wanted: Collection[int]) -> dict[int, int]:
+    """Where among the JOB records of *segment*, which gets no more, the newest of each of the jobs *wanted* stands."""
+    ids, found = segment.ids, dict[int, int]()
+    if not segment.has_repeats:
+        for id in wanted:
+            at = bisect_left(ids, id)
+            if at < len(ids) and ids[at] == id:
+                found[id] = at
+    if len(found) < len(wanted):  # copies, and what came in parts, stand out of order
+        missing = set(wanted).difference(found)
+        found |= {id: at for at, id in enumerate(ids) if id in missing}
+    return found
 
 
 def _neighbours(records: list[tuple[int, int, int, int]]) -> Iterator[list[tuple[int, int, int, int]]]:

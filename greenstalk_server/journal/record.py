@@ -45,6 +45,10 @@ RESERVE_WITH_EVENT: Final = 11
 
 _U32: Final = 2**32 - 1
 
+BITS: Final = 63
+"""Of any id, sequence number, burial, delay or ttr that a server has written. What has more was made up, and would
+leave no number for what comes next."""
+
 _SEGMENT: Final = struct.Struct("<8sI4sQQQ")
 """magic, version, salt, number, first sequence number, next job id; a CRC-32 of these follows."""
 
@@ -153,6 +157,8 @@ def decode_segment_header(data: bytes) -> SegmentHeader:
         raise BadSegment("checksum of its header is wrong")
     if not 1 <= version <= VERSION:
         raise NewerVersion(f"format version {version}, and this server reads 1 to {VERSION}")
+    if (first_sequence | next_id) >> BITS:
+        raise BadSegment("counts in its header are impossible")
     return SegmentHeader(salt, number, first_sequence, next_id)
 
 

@@ -7,7 +7,7 @@ counts whose CRC is wrong. What it does with each kind of damage is in docs/jour
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Iterable, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
@@ -15,7 +15,7 @@ from zlib import crc32
 
 from greenstalk_server import life
 from greenstalk_server.bodies import BODY_COST, JOB_COST, SMALL
-from greenstalk_server.job import DELAYED, READY, RESERVED, Job
+from greenstalk_server.job import BURIED, DELAYED, READY, RESERVED, Job
 from greenstalk_server.journal import record
 from greenstalk_server.journal.record import BadSegment, NewerVersion, SegmentHeader
 from greenstalk_server.tube import Tube, is_tube_name
@@ -31,6 +31,8 @@ UNKNOWN: Final = -2
 
 NEVER: Final = 2**64
 """From which record on all is told again, if none is."""
+
+_IMPOSSIBLE: Final = 2**record.BITS
 
 SECTOR: Final = 512
 """What a disk writes whole or not at all, bytes."""
@@ -145,6 +147,19 @@ class Recovery:
         self.records += segment.records
         return segment
 
+    def extend(self, data: bytes) -> None:
+        """Take in *data*, whole records that were added to the newest segment since it was replayed."""
+        segment = self.segments[-1]
+        begin, segment.end, records = segment.end, 0, segment.records
+        self._replay_records(segment, data)
+        segment.end += begin
+        self.records += segment.records - records
+
+    def forget_tubes(self, names: Iterable[bytes]) -> None:
+        """Forget the tubes *names*, which no job is in."""
+        for name in names:
+            self._tubes.pop(name, None)
+
     def settle(self, now: int) -> None:
         """Finish: an import cut short is undone, reserved and due jobs turn ready, and tubes get their pauses."""
         self.is_import_open = self._import_undo is not None
@@ -204,7 +219,7 @@ class Recovery:
             if marker != salt or stop > end or crc32(view[at + _AFTER_PREFIX : stop], seed) != crc:
                 at, is_next = self._skip_damage(segment, data, at, sequence), False
                 continue
-            if number > sequence and length >= smallest.get(kind, length + 1):
+            if sequence < number < _IMPOSSIBLE and length >= smallest.get(kind, length + 1):
                 if is_next and number != sequence + 1:
                     if sequence + 1 >= segment.told_again:
                         break
@@ -298,7 +313,9 @@ class Recovery:
         events_at = name_at + name_length
         body_at = events_at + events_length
         tube = self._tube(data[name_at:events_at])
-        if tube is None or not READY <= state <= DELAYED or body_at > stop or events_length % life.EVENT.size:
+        if tube is None or not READY <= state <= DELAYED or body_at > stop or events_length not in life.SIZES:
+            return
+        if not id or (id | delay | ttr | (deadline if state == BURIED else 0)) >> record.BITS:
             return
         like = self._last  # equal numbers share one object, as they do when clients repeat themselves
         pri = like.pri if pri == like.pri else pri
@@ -353,7 +370,9 @@ class Recovery:
     def _update(self, data: bytes, at: int, stop: int, segment: Replayed) -> None:
         fields = record.UPDATE_FIELDS.unpack_from(data, at + _JOB_AT)
         job = self.jobs.get(fields[0])
-        if job is not None and READY <= fields[9] <= DELAYED:
+        if job is None or not READY <= fields[9] <= DELAYED:
+            return
+        if not (fields[2] | (fields[3] if fields[9] == BURIED else 0)) >> record.BITS:
             (_, job.pri, job.delay, job.deadline) = fields[:4]
             (job.reserves, job.timeouts, job.releases, job.buries, job.kicks, job.state) = fields[4:]
 
@@ -386,7 +405,7 @@ class Recovery:
     def _delete(self, data: bytes, at: int, stop: int, segment: Replayed) -> None:
         (id,) = record.DELETE_FIELDS.unpack_from(data, at + _JOB_AT)
         self._give_back(self.jobs.pop(id, None))
-        if id >= self.next_id:
+        if id >= self.next_id and not id >> record.BITS:
             self.next_id = id + 1
 
     def _pause(self, data: bytes, at: int, stop: int, segment: Replayed) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import asdict
+from unittest.mock import patch
 
 from hypothesis import assume, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from greenstalk_server import life
+from greenstalk_server import broker, life
 from greenstalk_server.job import BURIED, DELAYED, SECOND, URGENT_BELOW
 from tests.core.model import Model, ModelJob, Tie
 from tests.core.world import START, Actor, World
@@ -353,3 +354,14 @@ def ids(jobs: list[ModelJob]) -> list[int]:
 
 class TestBroker(BrokerMachine.TestCase):  # type: ignore[misc, valid-type]
     settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
+
+
+class TestBrokerThatFindsTwoTubesMany(BrokerMachine.TestCase):  # type: ignore[misc, valid-type]
+    """Clients share watches (see watches); in the compiled build, which knows no other FEW, it repeats the above."""
+
+    settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
+
+    def setUp(self) -> None:
+        patched = patch.object(broker, "FEW", 1)
+        patched.start()
+        self.addCleanup(patched.stop)

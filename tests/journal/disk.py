@@ -114,6 +114,9 @@ class Disk:
         cached = self._names[name].cached
         return bytes(cached if size < 0 else cached[:size])
 
+    def read_at(self, name: str, offset: int, size: int) -> bytes:
+        return bytes(self._names[name].cached[offset : offset + size])
+
     def create(self, name: str, size: int) -> int:
         self._change("create")
         if name in self._names:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from greenstalk_server import life
 from greenstalk_server.client import Client
-from greenstalk_server.job import BURIED, DELAYED, MAX_ID, READY, RESERVED, Job
+from greenstalk_server.job import BURIED, DELAYED, READY, RESERVED, Job
 from greenstalk_server.journal import record
 from greenstalk_server.journal.record import BadSegment, Encoder, SegmentHeader, decode_segment_header
 from greenstalk_server.journal.recovery import Recovery
@@ -19,6 +19,7 @@ from tests.journal import version1
 
 U32 = st.integers(0, 2**32 - 1)
 U64 = st.integers(0, 2**64 - 1)
+COUNT = st.integers(0, 2**record.BITS - 1)
 SALTS = st.binary(min_size=4, max_size=4)
 NAMES = st.from_regex(rb"[A-Za-z0-9+/;.$_()][-A-Za-z0-9+/;.$_()]{0,199}", fullmatch=True)
 STATES = st.sampled_from([READY, BURIED, DELAYED])
@@ -29,9 +30,10 @@ HEADER = SegmentHeader(b"salt", number=3, first_sequence=17, next_id=9)
 
 @st.composite
 def jobs(draw: st.DrawFn) -> Job:
-    id, tube = draw(st.integers(1, MAX_ID)), Tube(draw(NAMES), {})
-    job = Job(id, tube, draw(st.binary()), draw(U32), draw(U64), draw(U64), draw(U64))
-    job.state, job.deadline = draw(STATES), draw(U64)
+    id, tube = draw(st.integers(1, 2**record.BITS - 1)), Tube(draw(NAMES), {})
+    job = Job(id, tube, draw(st.binary()), draw(U32), draw(COUNT), draw(COUNT), draw(U64))
+    job.state = draw(STATES)
+    job.deadline = draw(COUNT if job.state == BURIED else U64)
     change_counts(job, *[draw(U32) for _ in range(5)])
     for kind, at, client in draw(st.lists(EVENTS, max_size=life.KEPT + 1)):
         job.events = life.add(job.events, kind, at, client)
@@ -68,7 +70,7 @@ def replayed(salt: bytes, *records: bytes) -> Recovery:
 # Headers
 
 
-@given(SALTS, U64, U64, U64)
+@given(SALTS, U64, COUNT, COUNT)
 def test_a_header_is_read_as_it_was_written(salt: bytes, number: int, first_sequence: int, next_id: int) -> None:
     header = SegmentHeader(salt, number, first_sequence, next_id)
     assert decode_segment_header(header.encode() + b"records") == header

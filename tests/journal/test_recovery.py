@@ -412,6 +412,62 @@ def test_a_number_that_no_journal_reaches_is_none_of_ours() -> None:
     assert numbers(["journal.0", "journal." + "9" * 30, "journal.7"]) == [7]
 
 
+# Made up: with a good CRC, and counts that no server has reached
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"id": 0}, {"id": 2**63}, {"id": 2**64 - 1}, {"delay": 2**63}, {"ttr": 2**64 - 1},
+     {"state": BURIED, "deadline": 2**64 - 1}],
+    ids=str,
+)  # fmt: skip
+def test_a_job_that_leaves_no_number_for_what_comes_next_is_none(changes: dict[str, int]) -> None:
+    story, job = Story(), made(1)
+    story.begin(1)
+    for name, value in changes.items():
+        setattr(job, name, value)
+    story.job(job)
+    recovery = recover(story.segments)
+    assert not recovery.jobs
+    assert recovery.next_id == 1
+
+
+def test_an_update_that_leaves_no_number_for_the_next_burial_is_none() -> None:
+    story, job = Story(), made(1)
+    story.begin(1)
+    story.job(job)
+    job.state, job.deadline = BURIED, 2**64 - 1
+    story.update(job, life.BURIED)
+    assert states(recover(story.segments)) == {1: READY}
+
+
+@pytest.mark.parametrize("deadline", [2**63, 2**64 - 1])
+def test_a_job_that_is_due_in_some_centuries_is_one(deadline: int) -> None:
+    story, job = Story(), made(1, state=DELAYED)
+    story.begin(1)
+    job.deadline = deadline
+    story.job(job)
+    assert recover(story.segments).jobs[1].deadline == deadline
+
+
+def test_a_head_that_leaves_no_id_or_sequence_is_bad() -> None:
+    for header in (SegmentHeader(b"salt", 1, 2**63, 1), SegmentHeader(b"salt", 1, 1, 2**63)):
+        assert where(recover({1: header.encode()}).damage) == [("journal.1", 0, HEADER_SIZE, None, False)]
+
+
+def test_a_record_beyond_all_sequences_is_skipped_and_later_ones_count() -> None:
+    encoder = Encoder(b"salt")
+    head = SegmentHeader(b"salt", 1, 1, 1).encode()
+    recovery = recover({1: head + encoder.job(made(1), 2**63) + encoder.job(made(2), 1)})
+    assert states(recovery) == {2: READY}
+    assert recovery.sequence == 1
+
+
+def test_a_delete_of_an_id_beyond_all_leaves_the_ids_as_they_are() -> None:
+    head = SegmentHeader(b"salt", 1, 1, 5).encode()
+    assert recover({1: head + Encoder(b"salt").delete(2**64 - 1, 1)}).next_id == 5
+
+
 # Sectors that never came to the disk
 
 

@@ -38,10 +38,20 @@ SLACK = 20
 """Seconds that may pass between two looks."""
 
 
+@pytest.fixture(params=["on disk", "in PostgreSQL"])
+def url(request: pytest.FixtureRequest) -> str | None:
+    """The address of the database that is to have our journal, None if it is on disk."""
+    if request.param == "on disk":
+        return None
+    found: str = request.getfixturevalue("cluster").url
+    return found
+
+
 @contextlib.contextmanager
-def serving(kind: Kind, directory: Path, *flags: str) -> Iterator[Server]:
+def serving(kind: Kind, directory: Path, *flags: str, url: str | None = None) -> Iterator[Server]:
     directory.mkdir(exist_ok=True)
-    server = Server(kind, ("-b", str(directory), *LARGE, *flags))
+    where = ("-b", str(directory)) if url is None else ("--journal", url, "--journal-name", str(directory))
+    server = Server(kind, (*where, *LARGE, *flags))
     try:
         yield server
     finally:
@@ -124,7 +134,7 @@ def wait_for_delays(server: Server, last: int) -> None:
                     time.sleep(0.02)
 
 
-def test_a_restart_shows_what_beanstalkds_shows(tmp_path: Path) -> None:
+def test_a_restart_shows_what_beanstalkds_shows(tmp_path: Path, url: str | None) -> None:
     """Jobs, states, orders and all of stats-job, but for what beanstalkd does not keep (UNRECORDED).
 
     And it counts the burial of a buried job once more, and has the buried in the order in which they were put.
@@ -132,14 +142,14 @@ def test_a_restart_shows_what_beanstalkds_shows(tmp_path: Path) -> None:
     before: list[Snapshot] = []
     after: list[Snapshot] = []
     order: list[dict[str, list[list[int]]]] = []
-    for kind in (ours(), peer()):
+    for kind, where in ((ours(), url), (peer(), None)):
         directory = tmp_path / kind.name
-        with serving(kind, directory, "-f", "0") as server:
+        with serving(kind, directory, "-f", "0", url=where) as server:
             change_all_ways(server)
             last = last_id(server)
             wait_for_delays(server, last)
             before.append(snapshot(server, last))
-        with serving(kind, directory, "-f", "0") as server:
+        with serving(kind, directory, "-f", "0", url=where) as server:
             after.append(snapshot(server, last))
             order.append(orders(server, after[-1]))
     assert_times_agree(before[0], after[0])
@@ -163,17 +173,19 @@ def test_a_restart_shows_what_beanstalkds_shows(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_restart_keeps_pauses_and_gives_no_id_again(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_restart_keeps_pauses_and_gives_no_id_again(
+    tmp_path: Path, number: signal.Signals, url: str | None
+) -> None:
     """As beanstalkd does not: its pauses are lost, and the ids of deleted jobs come again."""
     directory = tmp_path / "b"
-    with serving(ours(), directory, "-f", "0") as server:
+    with serving(ours(), directory, "-f", "0", url=url) as server:
         with client_of(server, use="paused") as client:
             client.put(b"held back")
             client.pause_tube("paused", 3600)
             assert last_id(server) == 2
             os.kill(server.pid, number)
         server.stop()
-    with serving(ours(), directory) as server, client_of(server, use="paused", watch="paused") as client:
+    with serving(ours(), directory, url=url) as server, client_of(server, use="paused", watch="paused") as client:
         stats = client.stats_tube("paused")
         assert stats["pause"] == 3600
         assert 3600 - SLACK <= int(str(stats["pause-time-left"])) <= 3600

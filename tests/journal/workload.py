@@ -13,10 +13,11 @@ from random import Random
 from typing import Final, TypeVar
 
 from greenstalk_server import life, startup
+from greenstalk_server.bodies import Bodies
 from greenstalk_server.broker import DONE, HELD, NO_ROOM, Broker
 from greenstalk_server.client import Client
 from greenstalk_server.job import BURIED, DELAYED, READY, RESERVED, SECOND, Job
-from greenstalk_server.journal.binlog import Binlog
+from greenstalk_server.journal.binlog import Binlog, Read
 from greenstalk_server.journal.files import Files
 from greenstalk_server.journal.record import recorded_size
 from greenstalk_server.tube import Tube
@@ -29,6 +30,9 @@ SMALL: Final = 4096
 T = TypeVar("T")
 
 TUBES: Final = (b"default", b"mail", b"a" * 200)
+ON_DISK: Final = b"\0on disk alone"
+"""Stands in for a body that a look does not see."""
+
 ELSEWHERE: Final = b"elsewhere"
 """A tube that no client uses or watches."""
 
@@ -66,7 +70,7 @@ class Look:
             state = READY
         return Look(
             job.tube.name,
-            job.body,
+            ON_DISK if job.body is None else job.body,
             job.pri,
             job.delay,
             job.ttr,
@@ -131,7 +135,7 @@ class History:
             job = broker.jobs.get(id)
             found = Look.of(job) if job is not None else None
             possible = [look.at(now) if look is not None else None for look in _since(entries, safe, None)]
-            assert found in possible or self._was_forgotten(found, possible), f"job {id}"
+            assert found in possible or self._was_forgotten(found, possible), f"job {id}: {found}, and not one of {possible}"
         for name, pauses in self.pauses.items():
             tube = broker.tubes.get(name)
             ends = [end if end > now else 0 for end in _since(pauses, safe, 0)]
@@ -196,6 +200,10 @@ class Witness(Binlog):
 
     def _note(self, id: int, job: Job | None) -> None:
         look = Look.of(job) if job is not None else None
+        if look is not None and look.body == ON_DISK:
+            before = self.history.latest(id)
+            assert before is not None
+            look = replace(look, body=before.body)
         self.history.jobs.setdefault(id, []).append((self._sequence, look))
 
     def _note_full(self, error: OSError) -> None:
@@ -222,7 +230,10 @@ class Bench:
         now: int = START,
         max_size: int = SMALL,
         sync_interval: int = 0,
+        *,
+        is_memory_short: bool = False,
     ) -> None:
+        """If *is_memory_short*, no body stays in memory that may go."""
         self.disk: Disk = disk
         self.random: Random = random
         self.now: int = now
@@ -231,6 +242,8 @@ class Bench:
         self.history: History = self.binlog.history
         self.broker: Broker = make_broker()
         self.broker.journal = self.binlog
+        if is_memory_short:
+            self.broker.bodies = short_of_memory()
         startup.recover(disk, self.broker, self.binlog, now, is_strict=False)
         self.safe: int = self.binlog.safe
         self.history.begin(self.broker, self.safe)
@@ -241,6 +254,8 @@ class Bench:
     def commit(self, commands: int = 0) -> bool:
         """Write and sync all there is, with so many *commands* meanwhile; False if the disk failed."""
         if self.binlog.trouble is not None:
+            while (read := self.binlog.read_to_record_anew()) is not None:
+                self.take_in(read)
             self.binlog.record_anew()
         batch = self.binlog.take(is_synced=self.binlog.sync_interval == 0)
         self.work(commands)
@@ -269,7 +284,24 @@ class Bench:
 
     def compact(self) -> None:
         """Copy a slice, as the committer does after each batch."""
+        if self.broker.bodies is not None and self.random.random() < 0.7:
+            self.binlog.let_go(self.random.choice((1, 10, 1000)))
+        read = self.binlog.read_for_compaction()
+        if read is not None:
+            self.take_in(read)
         self.binlog.compact(self.random.choice((100, 1000, 65536)))
+
+    def take_in(self, read: Read, ahead: tuple[int, ...] = ()) -> None:
+        """Read bodies back, with some commands meanwhile, after which some of the jobs may be gone."""
+        read.run()
+        assert read.errors == {}
+        self.work(self.random.choice((0, 0, 3)))
+        self.binlog.have_read(read, ahead)
+
+    def look_at(self, jobs: list[Job]) -> None:
+        """Read the bodies of some *jobs* back, some of them ahead of a reserve."""
+        some = self.random.sample(jobs, min(len(jobs), 5))
+        self.take_in(self.binlog.read(some), tuple(job.id for job in some[::2]))
 
     def keep_up(self, commands: int = 0) -> None:
         """Make and remove files, with so many *commands* meanwhile."""
@@ -291,12 +323,17 @@ class Bench:
             self.sync()
         if random.random() < 0.7:
             self.keep_up(random.choice((0, 0, 3)))
+        if self.broker.bodies is not None and random.random() < 0.3:
+            self.look_at(list(self.broker.jobs.values()))
 
     def settle(self, turns: int = 30) -> None:
         """Let the committer do all it has to do."""
         for _ in range(turns):
             self.commit()
             self.sync()
+            read = self.binlog.read_for_compaction()
+            if read is not None:
+                self.take_in(read)
             while self.binlog.compact(65536):
                 self.commit()
                 self.sync()
@@ -374,6 +411,11 @@ class Bench:
             return
         random, id = self.random, self._any_id()
         job = self.broker.jobs[id]
+        if job.body is None:
+            self.take_in(self.binlog.read([job]))
+            if id not in self.broker.jobs:
+                return
+            job = self.broker.jobs[id]
         before, is_forced = Look.of(job), random.random() < 0.5
         outcome = self.broker.edit_job(
             id,
@@ -435,7 +477,14 @@ class Bench:
         """Assert that the broker has told the journal all that a restart has to show."""
         for id, job in self.broker.jobs.items():
             recorded = self.history.latest(id)
-            assert recorded is not None and Look.of(job).at(self.now) == recorded.at(self.now)
+            assert recorded is not None
+            look = Look.of(job)
+            if job.body is None:
+                read = self.binlog.read([job])
+                read.run()
+                assert read.errors == {}
+                look = replace(look, body=read.bodies[id])
+            assert look.at(self.now) == recorded.at(self.now)
         for id in self.history.jobs.keys() - self.broker.jobs.keys():
             assert self.history.latest(id) is None
         for name, entries in self.history.pauses.items():
@@ -479,10 +528,19 @@ class Bench:
         return self.random.choice(list(self.broker.jobs))
 
 
-def recovered(files: Files, now: int, is_strict: bool = True) -> Broker:
+def short_of_memory() -> Bodies:
+    """Bodies that are always to be let go, and jobs that have room all the same."""
+    bodies = Bodies(2**40, can_let_go=True)
+    bodies.margin = bodies.limit
+    return bodies
+
+
+def recovered(files: Files, now: int, is_strict: bool = True, bodies: Bodies | None = None) -> Broker:
     """The broker of a server that starts on *files*."""
     broker = make_broker()
-    startup.recover(files, broker, Binlog(files, SMALL, 0, os.urandom), now, is_strict)
+    broker.bodies = bodies
+    binlog = broker.journal = Binlog(files, SMALL, 0, os.urandom)
+    startup.recover(files, broker, binlog, now, is_strict)
     return broker
 
 

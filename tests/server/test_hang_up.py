@@ -12,6 +12,7 @@ from greenstalk_server.clock import steady_clock
 from greenstalk_server.connection import HELD_AT_MOST, Connection
 from greenstalk_server.job import READY, Job
 from greenstalk_server.journal import NullJournal
+from greenstalk_server.session import COMMAND_SLICE
 from greenstalk_server.stats import ServerFacts
 
 FACTS = ServerFacts("0" * 16, 1, "1", "host", "os", "platform", 0, lambda: (0.0, 0.0))
@@ -133,3 +134,19 @@ def test_replies_that_wait_for_the_journal() -> None:
     for holder in journal.holders:
         holder.release(journal.promised)
     assert not pair.connection._watcher.active  # it would watch a descriptor that is another's by now
+
+
+class Prompt(Slow):
+    """One that is done by the next turn of the loop."""
+
+    def hold(self, holder: Connection) -> None:
+        gevent.spawn_raw(holder.release, self.promised)
+
+
+def test_replies_that_have_waited_for_the_journal_leave_before_later_ones() -> None:
+    """The put's waits with all others of its slice, and is let go while the next slice is about to be served."""
+    journal = Prompt()
+    pair = Pair(Broker(FACTS, journal), journal)
+    pair.send(b"put 0 0 60 1\r\nx\r\n" + b"list-tube-used\r\n" * (len(COMMAND_SLICE) - 1) + b"watch other\r\n")
+    assert pair.peer.recv(1 << 20) == b"INSERTED 1\r\n" + b"USING default\r\n" * 999 + b"WATCHING 2\r\n"
+    pair.hang_up()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.core.world import FullJournal
+from tests.core.world import FullJournal, make_broker
 from tests.wire.talk import CUTS, MARK, MARKED, Talk
 
 Cut = Callable[[bytes], list[bytes]]
@@ -185,8 +185,9 @@ def test_quit_says_nothing_and_serves_nothing_behind_it() -> None:
 
 
 def test_max_job_size_is_the_brokers() -> None:
-    talk = Talk()
-    talk.broker.max_job_size = 3
+    broker = make_broker()
+    broker.max_job_size = 3
+    talk = Talk(broker)
     assert talk.send(b"put 0 0 9 3\r\nabc\r\nput 0 0 9 4\r\nabcd\r\n") == b"INSERTED 1\r\nJOB_TOO_BIG\r\n"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from greenstalk_server.broker import SLICE
-from greenstalk_server.session import COMMAND_SLICE, OUTPUT_SLICE
+from greenstalk_server.session import COMMAND_SLICE, FEW_WATCHED, OUTPUT_SLICE, TUBE_WEIGHT, WATCHED_WEIGHT
 from tests.wire.talk import MARK, MARKED, Talk
 
 BODY = b"b" * 60_000
@@ -46,6 +46,27 @@ def test_many_commands_are_served_in_slices() -> None:
     out = slices(talk, MARK * count)
     assert b"".join(out) == MARKED * count
     assert max(len(reply) for reply in out) == len(COMMAND_SLICE) * len(MARKED)
+
+
+def test_a_reserve_weighs_as_much_as_the_tubes_it_looks_at() -> None:
+    """Else a thousand that each look at ten thousand tubes would be one slice, of some seconds."""
+    talk = Talk()
+    for number in range(2 * FEW_WATCHED):
+        talk.session.receive(b"watch tube-%d\r\n" % number, talk.now)
+    count = 3 * OUTPUT_SLICE // (2 * WATCHED_WEIGHT)
+    out = slices(talk, b"reserve-with-timeout 0\r\n" * count)
+    assert b"".join(out) == b"TIMED_OUT\r\n" * count
+    assert len(out) == 3
+    for number in range(2 * FEW_WATCHED):
+        talk.session.receive(b"ignore tube-%d\r\n" % number, talk.now)
+    assert len(slices(talk, b"reserve-with-timeout 0\r\n" * count)) == 1
+
+
+def test_stats_weigh_as_much_as_the_tubes_there_are() -> None:
+    talk = Talk()
+    for number in range(OUTPUT_SLICE // TUBE_WEIGHT):
+        talk.session.receive(b"watch tube-%d\r\n" % number, talk.now)
+    assert [out.count(b"OK ") for out in slices(talk, b"stats\r\n" * 10) if out] == [1] * 10
 
 
 def test_others_are_served_between_slices() -> None:

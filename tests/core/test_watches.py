@@ -1,0 +1,99 @@
+"""Many tubes watched together: the first job of them all, against looking at each tube."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from greenstalk_server.job import READY, Job
+from greenstalk_server.tube import Tube
+from greenstalk_server.watches import AT_MOST, FEW, SLACK, Watch
+from tests.core.world import Actor, World
+
+NAMES = [b"tube-%d" % number for number in range(3 * FEW)]
+
+
+def watching(world: World, names: list[bytes] = NAMES) -> Actor:
+    """A client that watches these tubes and no other."""
+    actor = world.client()
+    for name in names:
+        world.broker.watch(actor.client, name)
+    world.broker.ignore(actor.client, b"default")
+    return actor
+
+
+def first_of_all(world: World, actor: Actor) -> Job | None:
+    tubes = [tube for tube in actor.client.watched.values() if tube.paused_until <= world.now]
+    ready = [job for job in world.broker.jobs.values() if job.state == READY and job.tube in tubes]
+    return min(ready, key=lambda job: (job.pri, job.id), default=None)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_reserve_gets_the_first_job_of_all_tubes(seed: int) -> None:
+    random, world = Random(seed), World()  # noqa: S311
+    broker = world.broker
+    producer, some = world.client(), NAMES[: FEW + 3]
+    workers = [watching(world), watching(world), watching(world, some)]
+    with world.in_bulk():
+        for step in range(4000):
+            world.advance(0.001)
+            verb, worker = random.random(), random.choice(workers)
+            if verb < 0.45:
+                broker.use(producer.client, random.choice(NAMES))
+                producer.put(random.randrange(5), delay=random.choice((0, 0, 0, 1)))
+            elif verb < 0.8:
+                expected = first_of_all(world, worker)
+                job = broker.reserve(worker.client, world.now)
+                assert job is expected
+                if job is not None and random.random() < 0.8:
+                    broker.delete(worker.client, job.id, world.now)
+            elif verb < 0.85 and worker.client.reserved:
+                broker.release(worker.client, random.choice(list(worker.client.reserved)), 1, 0, world.now)
+            elif verb < 0.9:
+                broker.pause_tube(random.choice(NAMES), random.choice((0, 10**8, 10**9)), world.now)
+            elif verb < 0.92:
+                broker.ignore(worker.client, random.choice(NAMES))
+            elif verb < 0.96:
+                broker.watch(worker.client, random.choice(NAMES))
+            elif broker.jobs:
+                broker.delete(None, random.choice(list(broker.jobs)), world.now)
+            if step % 100 == 0:
+                broker.check()
+    assert broker.watches
+
+
+def test_those_who_watch_the_same_share_a_watch_that_ends_with_the_last() -> None:
+    world = World()
+    first, second = watching(world), watching(world, NAMES[::-1])
+    assert world.broker.reserve(first.client, world.now) is world.broker.reserve(second.client, world.now) is None
+    assert first.client.watch is second.client.watch is not None
+    world.broker.ignore(first.client, NAMES[0])
+    assert first.client.watch is None and second.client.watch is not None
+    second.disconnect()
+    assert not world.broker.watches
+    assert not any(tube.watches for tube in world.broker.tubes.values())
+
+
+def test_there_are_no_more_watches_than_a_put_can_bear() -> None:
+    world = World()
+    workers = [watching(world, NAMES[: FEW + 1 + number]) for number in range(AT_MOST + 3)]
+    ids = []
+    for worker in workers:
+        world.broker.use(worker.client, NAMES[0])
+        ids.append(worker.put())
+    taken = [world.broker.reserve(worker.client, world.now) for worker in workers]
+    assert [job and job.id for job in taken] == ids
+    assert len(world.broker.watches) == AT_MOST
+    world.broker.check()
+
+
+def test_a_tube_whose_first_job_changes_for_ever_leaves_bounded_rests() -> None:
+    jobs: dict[int, Job] = {}
+    tubes = [Tube(name, jobs) for name in NAMES]
+    watch = Watch(frozenset(tubes))
+    for id in range(1, 5000):
+        jobs[id] = Job(id, tubes[id % 5], b"", 5000 - id, 0, 1, id)
+        tubes[id % 5].add_ready(jobs[id])
+        assert len(watch._entries) <= 2 * len(watch._keys) + SLACK
+    assert watch.first(0) is jobs[4999]

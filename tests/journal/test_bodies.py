@@ -1,0 +1,240 @@
+"""Bodies on disk alone, with nothing kept in memory that may go: the journal's promises hold, and each is read back."""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections.abc import Iterator
+from random import Random
+
+import pytest
+
+from greenstalk_server.bodies import SMALL, Bodies, held_body
+from greenstalk_server.job import SECOND, Job
+from greenstalk_server.journal.segment import name_of
+from tests.core.world import START, make_broker
+from tests.journal.disk import Chance, Disk, Fault, nothing, seeded
+from tests.journal.test_power_loss import KEPT, resume, sync_intervals
+from tests.journal.workload import Bench, recovered
+
+
+@pytest.fixture(autouse=True)
+def quiet(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Torn tails by the thousand are news to nobody."""
+    with caplog.at_level(logging.CRITICAL):
+        yield
+
+
+def lean(disk: Disk, random: Random, sync_interval: int = 0) -> Bench:
+    return Bench(disk, random, sync_interval=sync_interval, is_memory_short=True)
+
+
+def on_disk(bench: Bench) -> list[Job]:
+    return [job for job in bench.broker.jobs.values() if job.body is None]
+
+
+def filled(jobs: int, size: int = 900) -> Bench:
+    """A bench with so many jobs, each with a body of its own; those of finished segments are on disk alone."""
+    bench = lean(Disk(), seeded(1))
+    client = bench.clients[0]
+    for _ in range(jobs):
+        id = bench.broker.allocate_id()
+        assert bench.broker.put(client, id, 0, 0, SECOND, b"%d:" % id + bytes(size), bench.now)
+        bench.commit()
+        bench.keep_up()
+    bench.binlog.let_go(10 * jobs)
+    return bench
+
+
+def read_back(bench: Bench, jobs: list[Job], *, are_ahead: bool = False) -> None:
+    read = bench.binlog.read(jobs)
+    read.run()
+    bench.binlog.have_read(read, [job.id for job in jobs] if are_ahead else ())
+
+
+# The journal's promises
+
+
+@sync_intervals
+@pytest.mark.parametrize("seed", range(3))
+def test_power_lost_at_any_call_loses_nothing_acknowledged(seed: int, sync_interval: int) -> None:
+    random = seeded(seed)
+    disk = Disk()
+    bench = lean(disk, random, sync_interval)
+    alone = 0
+
+    def check(call: str) -> None:
+        for share in KEPT[1:3]:
+            bench.check_after_crash(disk.crash(Chance(random, share)))
+
+    disk.before = check
+    for _ in range(120):
+        bench.turn()
+        bench.check_told()
+        bench.broker.check()
+        alone += len(on_disk(bench))
+    assert alone > 50
+    assert bench.binlog.stats().records_migrated > 0
+
+
+@sync_intervals
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO], ids=errno.errorcode.get)
+def test_any_call_may_fail_and_nothing_acknowledged_is_lost(sync_interval: int, code: int) -> None:
+    for at in range(1, 160, 3):
+        random = seeded(at)
+        disk = Disk()
+        disk.random = random
+        bench = lean(disk, random, sync_interval)
+        fault = Fault(at, code, is_lasting=at % 2 == 0)
+        disk.before = fault
+        while not fault.has_struck:
+            bench.turn()
+        for _ in range(random.randrange(8)):
+            bench.turn()
+        disk.before = nothing
+        resume(bench)
+        for _ in range(5):
+            bench.turn()
+            bench.broker.check()
+            bench.check_after_crash(disk.crash(Chance(random, random.choice(KEPT))))
+
+
+def test_a_start_leaves_on_disk_what_memory_has_no_room_for() -> None:
+    """And has each body of the others, and reads each of them back."""
+    bench = filled(60)
+    bodies = {id: b"%d:" % id + bytes(900) for id in bench.broker.jobs}
+    after = lean(bench.disk, bench.random)
+    after.broker.check()
+    assert not on_disk(after)  # there is room for all
+    found = recovered(bench.disk, START, bodies=Bodies(30_000, can_let_go=True))
+    found.check()
+    alone = [job for job in found.jobs.values() if job.body is None]
+    assert 20 < len(alone) < 60
+    assert found.bodies is not None and found.bodies.taken <= found.bodies.limit + 60 * 300
+    read = found.journal.read(found.jobs.values())  # type: ignore[attr-defined]
+    read.run()
+    assert read.errors == {} and read.bodies == {job.id: bodies[job.id] for job in alone}
+
+
+# Letting go and reading back
+
+
+def test_the_newest_bodies_go_first_and_no_more_than_need_be() -> None:
+    bench = filled(0)
+    assert bench.broker.bodies is not None
+    bench.broker.bodies.margin = 0
+    client = bench.clients[0]
+    for _ in range(100):
+        id = bench.broker.allocate_id()
+        bench.broker.put(client, id, 0, 0, SECOND, bytes(900), bench.now)
+        bench.commit()
+        bench.keep_up()
+    bench.broker.bodies.limit = bench.broker.bodies.taken - 20_000
+    bench.binlog.let_go(1000)
+    assert bench.broker.bodies.taken <= bench.broker.bodies.limit < bench.broker.bodies.taken + 2000
+    gone = [job.id for job in on_disk(bench)]
+    kept = [job.id for job in bench.broker.jobs.values() if job.body is not None]
+    assert len(gone) > 15 and min(gone) > max(id for id in kept if id < min(gone))
+    assert all(id > max(gone) or id < min(gone) for id in kept)
+
+
+def test_a_small_body_stays() -> None:
+    bench = filled(300, size=SMALL // 2)
+    assert on_disk(bench) == []
+
+
+def test_what_is_read_ahead_stays_until_it_is_reserved_and_goes_then() -> None:
+    bench = filled(60)
+    jobs = on_disk(bench)[:5]
+    read_back(bench, jobs, are_ahead=True)
+    bench.binlog.let_go(1000)
+    assert all(held_body(job) == b"%d:" % job.id + bytes(900) for job in jobs)
+    assert bench.broker.bodies is not None and bench.broker.bodies.ahead_bytes == sum(job.size for job in jobs)
+    for job in jobs:
+        bench.broker.reserve_job(bench.clients[0], job.id, bench.now)
+    bench.binlog.let_go(1000)
+    assert all(job.body is None for job in jobs)
+    assert bench.broker.bodies.ahead_bytes == 0 and not bench.broker.bodies.back
+    bench.broker.check()
+
+
+def test_what_is_read_back_goes_before_all_else() -> None:
+    bench = filled(60)
+    (job,) = on_disk(bench)[:1]
+    read_back(bench, [job])
+    assert job.body is not None
+    bench.binlog.let_go(1)
+    assert job.body is None
+
+
+def test_a_job_edited_in_its_own_segment_is_read_back_as_it_is_now() -> None:
+    bench = filled(1)
+    assert bench.broker.edit_job(1, bench.now, body=b"1+" + bytes(900)) == 0
+    for _ in range(40):
+        bench.broker.put(bench.clients[0], bench.broker.allocate_id(), 0, 0, SECOND, bytes(900), bench.now)
+        bench.commit()
+    bench.binlog.let_go(1000)
+    job = bench.broker.jobs[1]
+    assert job.body is None
+    read = bench.binlog.read([job])
+    read.run()
+    assert read.bodies == {1: b"1+" + bytes(900)}
+
+
+@pytest.mark.parametrize("part", ["header", "fields", "body"])
+def test_a_damaged_record_is_no_body(part: str) -> None:
+    bench = filled(60)
+    job, *others = on_disk(bench)
+    data = bench.disk._names[name_of(job.segment)].cached
+    at = data.index(b"%d:" % job.id + bytes(900))
+    data[at + {"header": -90, "fields": -20, "body": 500}[part]] ^= 1
+    read = bench.binlog.read([job, *others])
+    read.run()
+    assert read.errors.keys() == {job.id} and read.bodies.keys() == {other.id for other in others}
+    bench.binlog.have_read(read)
+    assert job.body is None
+    bench.broker.check()
+
+
+def test_a_file_that_cannot_be_read_is_no_body_and_others_are() -> None:
+    bench = filled(60)
+    jobs = on_disk(bench)
+    read = bench.binlog.read(jobs)
+    number = jobs[0].segment
+
+    def refuse(name: str, offset: int, size: int) -> bytes:
+        if name == name_of(number):
+            raise OSError(errno.EIO, "Input/output error")
+        return Disk.read_at(bench.disk, name, offset, size)
+
+    bench.disk.read_at = refuse  # type: ignore[method-assign]
+    read.run()
+    assert read.errors.keys() == {job.id for job in jobs if job.segment == number}
+    assert read.bodies.keys() == {job.id for job in jobs if job.segment != number} != set()
+
+
+def test_puts_are_refused_once_there_is_nothing_more_to_let_go() -> None:
+    bodies = Bodies(100_000, can_let_go=True)
+    bench = filled(0)
+    bench.broker.bodies = bench.binlog._bodies = bodies
+    bodies.margin = 0
+    done = 0
+    while done < 2000 and bench.broker.put(bench.clients[0], bench.broker.allocate_id(), 0, 0, SECOND, bytes(900), 1):
+        done += 1
+        bench.commit()
+        bench.keep_up()
+        bench.binlog.let_go(100)
+    assert 200 < done < 400 and bodies.is_exhausted and len(on_disk(bench)) > done / 2
+    bench.delete_all()
+    assert bench.put(900)
+    bench.broker.check()
+
+
+def test_without_a_disk_puts_are_refused_at_the_limit() -> None:
+    broker = make_broker()
+    broker.bodies = Bodies(10_000, can_let_go=False)
+    client = broker.connect(lambda: None)
+    sizes = [broker.put(client, broker.allocate_id(), 0, 0, SECOND, bytes(1000), 1) for _ in range(10)]
+    assert sizes == [True] * 7 + [False] * 3
+    assert broker.delete(client, 1, 2) and broker.put(client, broker.allocate_id(), 0, 0, SECOND, bytes(1000), 3)
+    broker.check()
