@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import pwd
 import resource
 import secrets
 import socket
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from itertools import count
 from pathlib import Path
 from typing import Final
 
@@ -51,6 +53,22 @@ def raise_file_limit() -> int:
         log.warning("the limit on open files stays at %d: %s", soft, error)
         return soft
     return hard
+
+
+def hide_secrets(names: Collection[str]) -> None:
+    """Overwrite the variables *names* where the system shows a process's environment (/proc/PID/environ).
+
+    Whoever reads Python's os.environ still has them.
+    """
+    wanted = {name.encode() for name in names}
+    environ = ctypes.POINTER(ctypes.c_void_p).in_dll(ctypes.CDLL(None), "environ")
+    for place in count():
+        address = environ[place]
+        if address is None:
+            return
+        name, _, value = ctypes.string_at(address).partition(b"=")
+        if name in wanted:
+            ctypes.memset(address + len(name) + 1, ord("*"), len(value))
 
 
 def tell_manager(state: str, environ: Mapping[str, str]) -> None:

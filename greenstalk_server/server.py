@@ -7,32 +7,48 @@ Methods say if they may switch greenlets.
 
 from __future__ import annotations
 
+import errno
 import logging
 import socket
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import islice
-from typing import Final
+from typing import Any, Final
 
 import gevent
 from gevent.event import Event
-from gevent.server import StreamServer
 from gevent.timeout import Timeout
-from greenlet import GreenletExit
+from greenlet import GreenletExit, getcurrent
 
+from greenstalk_server.accepting import Acceptor, Files
+from greenstalk_server.access import Rule, grants
 from greenstalk_server.broker import Broker
 from greenstalk_server.client import Client
 from greenstalk_server.clock import Clock
 from greenstalk_server.committer import Committer
 from greenstalk_server.connection import Connection
 from greenstalk_server.job import SECOND, Job
+from greenstalk_server.limits import Admission, Limits
+from greenstalk_server.listeners import Listener, describe_peer, notice_dead_peers
 from greenstalk_server.memory import Heap
+from greenstalk_server.oversight import Complaints, overstayed
+from greenstalk_server.restricted import RestrictedSession
+from greenstalk_server.session import TURN, Session
+from greenstalk_server.tls import Certificates, reason_of, shake_hands
 
 log = logging.getLogger(__name__)
 
 STOP_GRACE: Final = 10.0
 """Seconds that replies under way have to leave when the server stops."""
 
+HANDSHAKE_TIMEOUT: Final = 10.0
+"""Seconds from a connection to the end of its TLS handshake."""
+
 HOUSEKEEPING_EVERY: Final = 2.0
 """Seconds."""
+
+LOOKED_AT_ONCE: Final = 500
+"""Connections, before others have their turn."""
 
 JOBS_LOGGED: Final = 100
 """Of those that a connection held when it was closed, at debug."""
@@ -50,18 +66,33 @@ class Server:
     def __init__(
         self,
         broker: Broker,
-        listeners: list[socket.socket],
+        listeners: Sequence[Listener],
         clock: Clock,
         committer: Committer | None = None,
+        *,
+        files: Files,
+        limits: Limits,
+        rules: Sequence[Rule] = (),
+        certificates: Certificates | None = None,
     ) -> None:
-        """*committer* is that of the broker's journal, if it has one on disk."""
+        """*committer* is that of the broker's journal, if it has one on disk; *certificates* are for who speaks TLS."""
         self.broker: Broker = broker
         self.clock: Clock = clock
         self.connections: set[Connection] = set()
         self._committer: Committer | None = committer
-        self._listeners: list[_Listener] = [_Listener(sock, self._handle, spawn=gevent.spawn_raw) for sock in listeners]
+        self._limits: Limits = limits
+        self._rules: Sequence[Rule] = rules
+        self._certificates: Certificates | None = certificates
+        self._admission: Admission = Admission(limits)
+        self._handshakes: set[Any] = set()
+        for listener in listeners:
+            notice_dead_peers(listener.sock, limits.dead_peer_timeout)
+        self._acceptors: list[Acceptor] = [
+            Acceptor(listener.sock, partial(self._handle, listener), files) for listener in listeners
+        ]
         self._ticker: Ticker = Ticker(broker, clock)
         broker.timed_out = _on_time_out
+        broker.limited.complain = Complaints(clock)
         self._housekeeper: gevent.Greenlet | None = None
         self._is_stopped: Event = Event()
 
@@ -71,8 +102,8 @@ class Server:
         self._housekeeper = gevent.spawn(self._keep_house)
         if self._committer is not None:
             self._committer.start()
-        for listener in self._listeners:
-            listener.start()
+        for acceptor in self._acceptors:
+            acceptor.start()
 
     def drain(self) -> None:
         """Refuse puts from now on. Does not switch."""
@@ -81,8 +112,10 @@ class Server:
 
     def stop(self) -> None:
         """Accept no more, let replies under way leave, close every connection. Switches; may be called again."""
-        for listener in self._listeners:
-            listener.close()
+        for acceptor in self._acceptors:
+            acceptor.close()
+        for greenlet in list(self._handshakes):
+            gevent.kill(greenlet)
         for connection in list(self.connections):
             connection.stop()
         with Timeout(STOP_GRACE, False):
@@ -108,12 +141,69 @@ class Server:
         while True:
             gevent.sleep(HOUSEKEEPING_EVERY)
             heap.give_back()
+            self._turn_out_the_overstayed()
             for connection in [connection for connection in self.connections if connection.is_deaf]:
                 if connection.has_lost_its_peer():
                     connection.kill()
 
-    def _handle(self, sock: socket.socket, address: object) -> None:
-        connection = Connection(self.broker, sock, address, self.clock, self._committer, _on_refused)
+    def _turn_out_the_overstayed(self) -> None:
+        """Close connections that are idle, or in the middle of a command, for longer than they may. Switches."""
+        limits = self._limits
+        if not (limits.idle_timeout or limits.command_timeout):
+            return
+        connections = list(self.connections)
+        for begin in range(0, len(connections), LOOKED_AT_ONCE):
+            still_there = [one for one in connections[begin : begin + LOOKED_AT_ONCE] if one in self.connections]
+            for connection, limit in overstayed(still_there, limits, self.clock()):
+                self.broker.limited.note(limit, connection.client.address)
+                connection.client.hang_up()
+            gevent.sleep(TURN)
+
+    def _handle(self, listener: Listener, sock: socket.socket, address: object) -> None:
+        """Serve who has connected to *listener*, if there is room for one more. Switches."""
+        host = address[0] if isinstance(address, tuple) else ""
+        limit = self._admission.enter(host)
+        if limit is not None:
+            self.broker.limited.note(limit, describe_peer(sock, address)[0])
+            return
+        try:
+            if listener.is_tls:
+                self._serve_by_tls(listener, sock, address)
+            else:
+                self._serve(listener, sock, address, [])
+        finally:
+            self._admission.leave(host)
+
+    def _serve_by_tls(self, listener: Listener, sock: socket.socket, address: object) -> None:
+        """Agree on TLS, and serve. Switches."""
+        assert self._certificates is not None
+        greenlet, where = getcurrent(), describe_peer(sock, address)[0]
+        self._handshakes.add(greenlet)
+        try:
+            secured = shake_hands(self._certificates, sock, HANDSHAKE_TIMEOUT)
+        except OSError as error:
+            self.broker.limited.note("handshake", where, reason_of(error))
+            return
+        except GreenletExit:
+            return
+        finally:
+            self._handshakes.discard(greenlet)
+        self._serve(listener, secured, address, secured.peer_names())
+
+    def _serve(self, listener: Listener, sock: socket.socket, address: object, names: list[str]) -> None:
+        """Serve a connection whose certificate has *names*. Switches."""
+        connection = Connection(
+            self.broker,
+            sock,
+            address,
+            self.clock,
+            self._committer,
+            _on_refused,
+            self._session_maker(listener, names),
+            self._limits.output,
+        )
+        if names:
+            connection.client.name = names[0]
         self.connections.add(connection)
         if log.isEnabledFor(logging.DEBUG):
             log.debug("connected", extra=_fields(connection.client))
@@ -125,10 +215,20 @@ class Server:
             log.exception("internal error: the connection is closed", extra=_fields(connection.client))
         finally:
             self.connections.discard(connection)
+            if connection.failure == errno.ETIMEDOUT:
+                self.broker.limited.note("dead_peer_timeout", connection.client.address)
             if log.isEnabledFor(logging.DEBUG):
                 jobs = list(islice(connection.client.reserved, JOBS_LOGGED))
                 log.debug("disconnected", extra=_fields(connection.client) | {"jobs": jobs})
             connection.close()
+
+    def _session_maker(self, listener: Listener, names: list[str]) -> Callable[[Broker, Callable[[], None]], Session]:
+        """What makes the session of a connection: a plain one where nothing restricts it."""
+        limits = self._limits
+        if not (self._rules or limits.rate or limits.idle_timeout or limits.command_timeout):
+            return Session
+        granted = grants(self._rules, listener.name, names) if self._rules else None
+        return partial(RestrictedSession, grants=granted, rate=limits.rate, now=self.clock())
 
 
 def _fields(client: Client) -> dict[str, object]:
@@ -148,24 +248,6 @@ def _on_time_out(client: Client, job: Job) -> None:
     if log.isEnabledFor(logging.DEBUG):
         tube = job.tube.name.decode(errors="replace")
         log.debug("job timed out", extra=_fields(client) | {"job": job.id, "tube": tube})
-
-
-class _Listener(StreamServer):  # type: ignore[misc]
-    """Accepts plain non-blocking sockets: gevent's own would add two watchers each that nobody uses."""
-
-    max_accept = 100
-
-    def do_read(self) -> tuple[socket.socket, object] | None:
-        try:
-            fd, address = self.socket._accept()
-        except BlockingIOError:
-            return None
-        sock = socket.socket(fileno=fd)
-        sock.setblocking(False)
-        if sock.family != socket.AF_UNIX:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        return sock, address
 
 
 class Ticker:
