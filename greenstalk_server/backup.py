@@ -21,8 +21,9 @@ from greenstalk_server.check import Report, inspect
 from greenstalk_server.exits import EXIT_BINLOG, EXIT_DAMAGED, EXIT_OK, StartError
 from greenstalk_server.job import Job
 from greenstalk_server.journal import record
-from greenstalk_server.journal.files import Directory
+from greenstalk_server.journal.files import Directory, Files
 from greenstalk_server.journal.lock import LOCK_NAME, DirectoryLock
+from greenstalk_server.journal.recovery import Recovery
 from greenstalk_server.journal.segment import name_of
 from greenstalk_server.tube import Tube
 
@@ -45,7 +46,15 @@ def export_journal(directory: str, target: str | None) -> int:
     now = time.time_ns()
     report = inspect(directory, now, "export")
     _refuse_what_is_no_whole(report)
-    recovery = report.recovery
+    in_use = f"{directory} is in use by {report.holder}" if report.holder else ""
+    return write_archive(report.recovery, now, target, in_use)
+
+
+def write_archive(recovery: Recovery, now: int, target: str | None, in_use: str) -> int:
+    """Write what *recovery*, settled, has read to *target*, or to stdout; return the exit code; raise StartError.
+
+    *in_use* says who writes to the journal, if somebody does.
+    """
     pauses = [Pause(name, until, length) for name, (until, length) in sorted(recovery.pauses.items())]
     jobs = [recovery.jobs[id] for id in sorted(recovery.jobs)]
     try:
@@ -53,8 +62,8 @@ def export_journal(directory: str, target: str | None) -> int:
             out.writelines(Writer().lines(now, recovery.next_id, pauses, jobs))
     except OSError as error:
         raise StartError(f"journal export: {target or 'stdout'}: {error.strerror}", EXIT_BINLOG) from error
-    if report.holder:
-        _say(f"{directory} is in use by {report.holder}: what is being written now is not in the archive")
+    if in_use:
+        _say(f"{in_use}: what is being written now is not in the archive")
     for damage in recovery.damage:
         _say(f"{damage}")
     _say(f"{_told(Count(len(pauses), len(jobs)))} exported")
@@ -65,19 +74,25 @@ def import_journal(directory: str, source: str | None) -> int:
     """Make a journal in *directory*, which is empty, of the file *source*, or of stdin; raise StartError."""
     _refuse_unless_empty(directory)
     try:
-        with closing(_lock(directory)), _input(source) as lines:
+        with closing(_lock(directory)):
             _refuse_unless_empty(directory)
-            reader = Reader(lines)
-            try:
-                count = _import(Directory(directory), reader)
-            except BadLine as error:
-                message = f"journal import: {source or 'stdin'}:{reader.number}: {error}; nothing was imported"
-                raise StartError(message, EXIT_DAMAGED) from error
+            read_archive(Directory(directory), directory, source)
     except OSError as error:
         message = f"journal import: {error.filename or directory}: {error.strerror}; nothing was imported"
         raise StartError(message, EXIT_BINLOG) from error
-    print(f"{directory}: {_told(count)} imported", file=sys.stderr)
     return EXIT_OK
+
+
+def read_archive(files: Files, named: str, source: str | None) -> None:
+    """Make a journal in *files*, which are none so far, of *source* or stdin; raise StartError or OSError."""
+    with _input(source) as lines:
+        reader = Reader(lines)
+        try:
+            count = _import(files, reader)
+        except BadLine as error:
+            message = f"journal import: {source or 'stdin'}:{reader.number}: {error}; nothing was imported"
+            raise StartError(message, EXIT_DAMAGED) from error
+    print(f"{named}: {_told(count)} imported", file=sys.stderr)
 
 
 def _refuse_what_is_no_whole(report: Report) -> None:
@@ -162,7 +177,7 @@ def _lock(directory: str) -> DirectoryLock:
         raise StartError(f"journal import: {str(error).removeprefix('-b ')}", error.exit_code) from error
 
 
-def _import(files: Directory, reader: Reader) -> Count:
+def _import(files: Files, reader: Reader) -> Count:
     """Write all that *reader* gives; return what it was. Whatever is raised, no file stays."""
     segments = _Segments(files, reader.head())
     pauses = jobs = 0
@@ -188,10 +203,10 @@ def _import(files: Directory, reader: Reader) -> Count:
 class _Segments:
     """The segments of a fresh journal, of which one at a time is in memory."""
 
-    def __init__(self, files: Directory, next_id: int) -> None:
+    def __init__(self, files: Files, next_id: int) -> None:
         """*next_id* is above the ids of all jobs to come, and of those that were ever given."""
         self.next_id: int = next_id
-        self._files: Directory = files
+        self._files: Files = files
         self._number: int = 0
         self._sequence: int = 0
         self._data: bytearray = bytearray()

@@ -37,22 +37,32 @@ def recover(files: Files, broker: Broker, binlog: Binlog, now: int, is_strict: b
     try:
         memory = broker.bodies.limit if broker.bodies is not None else None
         recovery = replay_all(files, Recovery(broker.tube, broker.jobs, memory=memory))
-        if not recovery.is_readable:
-            raise StartError("a later version of the server has written the journal; start that one", EXIT_BINLOG)
-        if is_strict and not recovery.is_sound:
-            reasons = "; ".join(str(damage) for damage in recovery.damage)
-            raise StartError(f"--strict-recovery: the journal is damaged: {reasons}", EXIT_BINLOG)
+        refuse_unfit(recovery, is_strict)
         _tidy(files, recovery)
-        recovery.settle(now)
-        if recovery.is_import_open:
-            log.warning("journal: an import was cut short, and none of its jobs counts")
-        binlog.begin(recovery, broker.jobs, broker.tubes, broker.bodies)
-        for job in recovery.returned:
-            binlog.lapse(job)
+        go_on(recovery, broker, binlog, now)
         next_id = max(recovery.next_id, _import_all(files, broker, binlog, now))
     except OSError as error:
         raise StartError(f"journal: {error}", EXIT_BINLOG) from error
     broker.restore(next_id)
+
+
+def refuse_unfit(recovery: Recovery, is_strict: bool) -> None:
+    """Raise StartError if a later version has written what *recovery* has read, or if *is_strict* and it is damaged."""
+    if not recovery.is_readable:
+        raise StartError("a later version of the server has written the journal; start that one", EXIT_BINLOG)
+    if is_strict and not recovery.is_sound:
+        reasons = "; ".join(str(damage) for damage in recovery.damage)
+        raise StartError(f"--strict-recovery: the journal is damaged: {reasons}", EXIT_BINLOG)
+
+
+def go_on(recovery: Recovery, broker: Broker, binlog: Binlog, now: int) -> None:
+    """Settle *recovery*, which *broker*'s tables were filled by, and have *binlog* go on where it ends."""
+    recovery.settle(now)
+    if recovery.is_import_open:
+        log.warning("journal: an import was cut short, and none of its jobs counts")
+    binlog.begin(recovery, broker.jobs, broker.tubes, broker.bodies)
+    for job in recovery.returned:
+        binlog.lapse(job)
 
 
 def replay_all(files: Files, recovery: Recovery) -> Recovery:

@@ -1,0 +1,49 @@
+"""Run many rounds: `python -m tests.failover --rounds 100`; exit with 1 if anything goes wrong."""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.failover.rounds import Rounds
+from tests.postgresql.cluster import Cluster
+
+
+def main() -> int:
+    """Run the rounds that the command line asks for."""
+    parser = argparse.ArgumentParser(prog="python -m tests.failover", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=secrets.randbelow(10**6), help="of the load (default: a new one)")
+    parser.add_argument("--keep-logs", action="store_true", help="of the servers, where they are")
+    parser.add_argument("--kind", help="of all rounds: SIGKILL, SIGSTOP, cut or handover (default: any)")
+    options = parser.parse_args()
+    logs = Path(tempfile.mkdtemp(prefix="greenstalk-failover-"))
+    print(f"seed {options.seed}, {options.rounds} rounds, logs in {logs}", flush=True)
+    began = time.monotonic()
+    with Cluster() as cluster:
+        rounds = Rounds(cluster, logs, options.seed)
+        try:
+            rounds.begin()
+            for _ in range(options.rounds):
+                print(rounds.run(options.kind), flush=True)
+            rounds.finish()
+        except AssertionError as error:
+            print(f"FAILED, seed {options.seed}; logs in {logs}:\n{error}")
+            return 1
+        finally:
+            rounds.close()
+    print(rounds.summary())
+    took, audited = time.monotonic() - began, rounds.history.acknowledged
+    print(f"passed: {options.rounds} rounds in {took:.0f} s, {audited} acknowledgements audited, seed {options.seed}")
+    if not options.keep_logs:
+        shutil.rmtree(logs)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

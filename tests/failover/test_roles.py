@@ -1,0 +1,160 @@
+"""Two servers and a database: what each shows of its role, and what clients see while the database is away."""
+
+from __future__ import annotations
+
+import re
+import select
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.daemon import ask
+from tests.failover.nodes import ACTIVE, STANDBY, Node, Nodes, run_command, wait_until
+from tests.postgresql.cluster import Cluster
+
+PUT = b"put 0 0 600 1\r\na\r\n"
+TOKEN = "t0ken"  # noqa: S105
+
+
+@pytest.fixture
+def nodes(cluster: Cluster, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Nodes]:
+    with Nodes.behind_proxies(cluster, tmp_path, "--journal-name", request.node.name, "--lease", "2") as nodes:
+        yield nodes
+
+
+@pytest.fixture
+def alone(cluster: Cluster, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Node]:
+    """A server that shares its journal with nobody, and leads."""
+    flags = ("--journal-name", request.node.name, "--lease", "2")
+    with Nodes([Node("alone", cluster.url, tmp_path, *flags, GREENSTALK_METRICS_TOKEN=TOKEN)]) as nodes:
+        yield nodes.wait_for_roles()
+
+
+def connect(node: Node) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", node.port), 60)
+
+
+def test_a_standby_serves_nothing_and_says_so(nodes: Nodes) -> None:
+    active = nodes.wait_for_roles()
+    (standby,) = [node for node in nodes.nodes if node is not active]
+    assert active.listens() and not standby.listens()
+    status, line = standby.ask("readyz")
+    assert status == 503
+    assert line.startswith("standby of the journal test_a_standby_serves_nothing_and_says_so: ")
+    assert re.search(rf": 127\.0\.0\.1:{active.port} is active, [0-9.]+ s behind$", line)
+    assert standby.ask("healthz") == (200, "ok\n")
+    assert standby.ask("api/v1/tubes")[0] == standby.ask("metrics")[0] == 503
+    page = standby.ask("")[1]
+    assert f"127.0.0.1:{active.port}" in page and "Behind" in page
+    wait_until(lambda: f"127.0.0.1:{standby.port}, " in active.ask("")[1], lambda: active.ask("")[1])
+    assert "active, epoch 1" in active.ask("")[1]
+    assert standby.stop() == 0
+    wait_until(lambda: f"127.0.0.1:{standby.port}" not in active.ask("")[1], lambda: "it is still among the standbys")
+
+
+def test_a_stop_in_order_lets_the_standby_lead_at_once(nodes: Nodes) -> None:
+    active = nodes.wait_for_roles()
+    (standby,) = [node for node in nodes.nodes if node is not active]
+    with connect(active) as sock:
+        assert ask(sock, PUT) == b"INSERTED 1"
+    assert active.stop() == 0
+    wait_until(lambda: standby.role == ACTIVE, lambda: standby.said)
+    with connect(standby) as sock:
+        assert ask(sock, b"reserve-with-timeout 0\r\n") == b"RESERVED 1 1"
+    assert run_command(standby, "handover").stderr == (
+        "greenstalk-server: handover: no standby is there, and up to date, to take over\n"
+    )
+    assert standby.role == ACTIVE
+    assert standby.stop() == 0
+    assert run_command(standby, "handover").returncode == 10
+
+
+def test_replies_wait_while_the_database_is_away_for_less_than_a_lease(alone: Node, cluster: Cluster) -> None:
+    """It ends in order and comes back, with clients that put, reserve and delete at that time: none of them notices."""
+    with connect(alone) as sock, connect(alone) as other:
+        assert ask(sock, PUT) == b"INSERTED 1"
+        backends = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'greenstalk-server'"
+        for _ in range(5):
+            cluster.ask(backends)
+            other.sendall(b"peek 1\r\n")
+            assert ask(sock, PUT).startswith(b"INSERTED")
+        assert ask(sock, b"reserve-with-timeout 0\r\n") == b"RESERVED 1 1"
+    assert "active no more" not in alone.said
+
+
+def test_clients_are_dropped_when_the_lease_is_over_and_service_resumes(alone: Node, cluster: Cluster) -> None:
+    with connect(alone) as sock, connect(alone) as other:
+        assert ask(sock, PUT) == b"INSERTED 1"
+        cluster.stop()
+        try:
+            sock.sendall(b"delete 1\r\n")
+            assert ask(other, b"peek 1\r\n") == b"FOUND 1 1", "what is in memory is told as long as the lease lasts"
+            assert select.select([sock], [], [], 0.2)[0] == [], "an acknowledgement of what is not committed"
+            assert sock.recv(100) == b"", "an acknowledgement of what is not committed"
+            wait_until(lambda: alone.role == STANDBY or alone.ask("readyz")[0] == 503, lambda: alone.said)
+        finally:
+            cluster.start()
+    wait_until(lambda: alone.role == ACTIVE, lambda: alone.said)
+    with connect(alone) as sock:
+        assert ask(sock, b"peek 1\r\n") == b"FOUND 1 1"
+        assert ask(sock, PUT) == b"INSERTED 2"
+    assert alone.ask("metrics", TOKEN)[0] == 200, "the environment has come through, secrets included"
+    assert alone.ask("metrics", "*****")[0] == 401
+    assert "active no more: PostgreSQL: " in alone.said
+    assert "standby: the database answers again" in alone.said
+
+
+def test_an_error_of_the_database_is_told_and_nothing_is_lost(nodes: Nodes, cluster: Cluster) -> None:
+    """It refuses rows for a while. What waited then is recorded anew, which the standby has to understand as well."""
+    active = nodes.wait_for_roles()
+    (standby,) = [node for node in nodes.nodes if node is not active]
+    with connect(active) as sock, connect(active) as other:
+        for number in range(3):
+            assert ask(sock, PUT) == b"INSERTED %d" % (number + 1)
+        cluster.ask(
+            """CREATE FUNCTION refuse() RETURNS trigger AS 'BEGIN RAISE ''no room''; END' LANGUAGE plpgsql;
+               CREATE TRIGGER refuse BEFORE INSERT ON greenstalk_batch FOR EACH ROW EXECUTE FUNCTION refuse()"""
+        )
+        sock.sendall(b"delete 1\r\n")
+        wait_until(lambda: active.ask("readyz") == (503, "journal: PostgreSQL: no room\n"), lambda: active.said)
+        assert ask(other, PUT) == b"OUT_OF_MEMORY"
+        assert select.select([sock], [], [], 0.5)[0] == [], "an acknowledgement of what is not committed"
+        cluster.ask("DROP FUNCTION refuse CASCADE")
+        assert ask(sock, b"") == b"DELETED"
+        assert ask(other, PUT).startswith(b"INSERTED")
+    active.kill()
+    wait_until(lambda: standby.role == ACTIVE, lambda: standby.said)
+    with connect(standby) as sock:
+        assert ask(sock, b"peek 1\r\n") == b"NOT_FOUND"
+        assert ask(sock, b"peek 2\r\n") == b"FOUND 2 1"
+    assert "WARNING journal" not in standby.said
+
+
+def test_a_server_that_was_stopped_acknowledges_nothing_after_a_takeover(nodes: Nodes) -> None:
+    """Commands that wait in its socket meanwhile are answered by a close, but for those that only look."""
+    active = nodes.wait_for_roles()
+    (standby,) = [node for node in nodes.nodes if node is not active]
+    with connect(active) as sock:
+        assert ask(sock, PUT) == b"INSERTED 1"
+        active.signal(signal.SIGSTOP)
+        sock.sendall(b"delete 1\r\n" + PUT + b"reserve-with-timeout 0\r\n")
+        wait_until(standby.listens, lambda: standby.said)
+        with connect(standby) as other:
+            assert ask(other, b"reserve-with-timeout 0\r\n") == b"RESERVED 1 1"
+        active.signal(signal.SIGCONT)
+        received = b""
+        while data := receive(sock):
+            received += data
+        assert received == b""
+    wait_until(lambda: active.role == STANDBY, lambda: active.said)
+
+
+def receive(sock: socket.socket) -> bytes:
+    """What comes next; nothing if the server has closed."""
+    try:
+        return sock.recv(4096)
+    except ConnectionResetError:
+        return b""

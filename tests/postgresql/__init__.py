@@ -1,0 +1,1 @@
+"""The journal in PostgreSQL, against real servers of it."""

@@ -1,0 +1,28 @@
+"""Measure ours with its journal in PostgreSQL against beanstalkd with -f 0: `python -m tests.postgresql`.
+
+50 connections, on the same disk, in turns. What is written after the name of this module goes to `python -m bench`.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from tests.daemon import REPOSITORY, environment
+from tests.postgresql.cluster import Cluster
+
+PEER = "beanstalkd -l 127.0.0.1 -p {port} -b {dir} -f 0"
+
+
+def main() -> int:
+    """Run the benchmark on a database of its own; return its exit status."""
+    with Cluster("shared_buffers = '128MB'") as cluster:
+        journal = f"--journal {cluster.url} --journal-name {{dir}}"
+        ours = f"{sys.executable} -m greenstalk_server -l 127.0.0.1 -p {{port}} {{web}} {journal}"
+        arguments = ["--ours", ours, "--peer", PEER, "--no-floor", "--no-dashboard", "--modes", "put,cycle"]
+        command = [sys.executable, "-m", "bench", *arguments, *sys.argv[1:]]
+        return subprocess.run(command, cwd=REPOSITORY, env=environment(), check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,60 @@
+"""`journal export` and `journal import`, from a directory to a database and back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.daemon import Daemon, run
+from tests.failover.nodes import ACTIVE, Node, Nodes, wait_until
+from tests.postgresql.cluster import Cluster
+
+NAME = "moved"
+COMMANDS = (
+    b"put 5 0 60 1\r\na\r\n",
+    b"put 3 3600 60 1\r\nb\r\n",
+    b"put 1 0 60 1\r\nc\r\n",
+    b"delete 3\r\n",
+    b"pause-tube default 3600\r\n",
+)
+
+
+def told(archive: Path) -> list[str]:
+    """The lines of *archive* but the first, which tells when it was made, and the last, which has the sum of all."""
+    lines = archive.read_text().splitlines()[1:-1]
+    assert len(lines) == 3
+    return lines
+
+
+def test_a_journal_goes_to_a_database_and_back_as_it_is(cluster: Cluster, tmp_path: Path) -> None:
+    data, first, second = tmp_path / "data", tmp_path / "first", tmp_path / "second"
+    data.mkdir()
+    with Daemon("-l", "127.0.0.1", "-p", "0", "--no-web", "-b", str(data), "-f", "0") as server:
+        for command in COMMANDS:
+            server.ask(command)
+        server.stop()
+    assert run("journal", "export", str(data), "-o", str(first)).returncode == 0
+    imported = run("journal", "import", cluster.url, str(first), GREENSTALK_JOURNAL_NAME=NAME)
+    assert (imported.returncode, imported.stderr) == (0, "the journal moved: 2 jobs and 1 paused tube imported\n")
+    again = run("journal", "import", cluster.url, str(first), GREENSTALK_JOURNAL_NAME=NAME)
+    assert (again.returncode, again.stderr) == (
+        10,
+        "greenstalk-server: journal import: the journal moved must be empty, and is not\n",
+    )
+    with Nodes([Node("alone", cluster.url, tmp_path, "--journal-name", NAME)]) as nodes:
+        (node,) = nodes.nodes
+        wait_until(lambda: node.role == ACTIVE, lambda: node.said)
+        exported = run("journal", "export", cluster.url, "-o", str(second), GREENSTALK_JOURNAL_NAME=NAME)
+        assert exported.returncode == 0 and f"in use by 127.0.0.1:{node.port}" in exported.stderr
+        refused = run("journal", "import", cluster.url, str(first), GREENSTALK_JOURNAL_NAME=NAME)
+        assert refused.returncode == 10 and "is active on the journal moved" in refused.stderr
+    assert told(first) == told(second)
+
+
+def test_an_archive_that_is_damaged_leaves_nothing(cluster: Cluster, tmp_path: Path) -> None:
+    archive = tmp_path / "archive"
+    archive.write_text("no archive\n")
+    done = run("journal", "import", cluster.url, str(archive), GREENSTALK_JOURNAL_NAME="nothing")
+    assert done.returncode == 1 and done.stderr.endswith("; nothing was imported\n")
+    done = run("journal", "export", cluster.url, GREENSTALK_JOURNAL_NAME="nothing")
+    assert (done.returncode, done.stdout) == (10, "")
+    assert "there is no journal nothing in postgresql://postgres@127.0.0.1" in done.stderr

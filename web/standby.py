@@ -1,0 +1,77 @@
+"""What a standby shows instead of the dashboard: its role, how far it is behind, and 503 to all else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from flask import Flask, Response, make_response, render_template
+
+from greenstalk_server.clock import Clock
+from greenstalk_server.role import Role
+from web.assets import static_folder, template_folder
+from web.audit import Audit
+from web.guard import Guard
+from web.options import WebOptions
+from web.proxies import Prefix, TrustedProxies
+
+RETRY_AFTER = 2
+"""Seconds after which somebody who was refused may find another role here."""
+
+
+def create_standby_app(role: Callable[[], Role], hostname: str, clock: Clock, options: WebOptions) -> Flask:
+    """Return what is served on the dashboard's port by a server whose *role* is to stand by."""
+    app = Flask("web", template_folder=template_folder(), static_folder=static_folder())
+    Guard(options, hostname, clock, Audit(clock, None)).install(app)
+
+    def overview() -> str:
+        return render_template("standby.html", role=role(), entries=entries(role()))
+
+    def healthz() -> Response:
+        return _plain("ok", 200)
+
+    def readyz() -> Response:
+        return _plain(said(role()), 503)
+
+    def elsewhere(path: str) -> Response:
+        return _plain(said(role()), 503)
+
+    app.add_url_rule("/", "overview", overview)
+    app.add_url_rule("/healthz", "healthz", healthz)
+    app.add_url_rule("/readyz", "readyz", readyz)
+    app.add_url_rule("/<path:path>", "elsewhere", elsewhere, methods=["GET", "POST", "PUT", "PATCH", "DELETE"])
+    if options.url_prefix:
+        app.wsgi_app = Prefix(app.wsgi_app, options.url_prefix)  # type: ignore[method-assign]
+    if options.trusted_proxies:
+        app.wsgi_app = TrustedProxies(app.wsgi_app, options.trusted_proxies)  # type: ignore[method-assign]
+    return app
+
+
+def said(role: Role) -> str:
+    """Return the line that tells a balancer, or an operator, why not to come here."""
+    line = f"standby of the journal {role.journal}: {role.leader or 'nobody'} is active, {behind(role.behind)} behind"
+    return f"{line}; {role.trouble}" if role.trouble else line
+
+
+def entries(role: Role) -> list[tuple[str, str]]:
+    """Return how a standby stands, label and text."""
+    return [
+        ("Role", "standby"),
+        ("This server", role.name),
+        ("Active server", role.leader or "none"),
+        ("Behind", behind(role.behind)),
+        ("Journal", role.journal),
+        ("Epoch", str(role.epoch)),
+    ]
+
+
+def behind(seconds: float | None) -> str:
+    """Return a lag as text; None for one that is not known yet."""
+    return "still reading" if seconds is None else f"{seconds:.1f} s"
+
+
+def _plain(line: str, status: int) -> Response:
+    response = make_response(f"{line}\n", status)
+    response.mimetype = "text/plain"
+    if status == 503:
+        response.headers["Retry-After"] = str(RETRY_AFTER)
+    return response
