@@ -14,10 +14,10 @@ WITH_COMPILED := PYTHONSAFEPATH=1 PYTHONPATH=$(COMPILED):.
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help run test test-compiled check compiled coverage crash-test bench clean
+.PHONY: help run test test-compiled check compiled audit coverage crash-test failover-test fuzz soak bench profile clean
 
 help:
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 run: ARGS ?= -b data
 run: $(VENV)/.installed  ## set up, then serve beanstalk on 11300 and the dashboard on 8080; ARGS="-b data -p 11301" to differ
@@ -28,12 +28,21 @@ test: $(VENV)/.installed-dev  ## set up, then run every test
 	@$(call need,beanstalkd,beanstalkd)
 	@$(call need,chromium,chromium)
 	@$(call need,systemd-analyze,systemd)
+	@$(call need,openssl,openssl)
+	@$(call need,socat,socat)
+	@$(call need,stunnel,stunnel4)
+	@$(call need,faketime,faketime)
+	@$(need_postgresql)
 	$(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart 0
 
 compiled: $(COMPILED)/.made  ## set up, then compile the core with mypyc into build/compiled
 
 test-compiled: $(COMPILED)/.made  ## the same, then run the core's tests against that build
 	@$(call need,beanstalkd,beanstalkd)
+	@$(call need,openssl,openssl)
+	@$(call need,socat,socat)
+	@$(call need,stunnel,stunnel4)
+	@$(call need,faketime,faketime)
 	$(WITH_COMPILED) $(BIN)/python -c 'from greenstalk_server import broker as it; assert it.__file__.endswith(".so"), it.__file__'
 	$(WITH_COMPILED) $(BIN)/python -m pytest -o pythonpath= -n 2 --dist loadfile --max-worker-restart 0 \
 	  tests/core tests/wire tests/server tests/conformance
@@ -43,10 +52,19 @@ check: $(VENV)/.installed-dev  ## set up, then lint, check types and the import 
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 
+audit: $(VENV)/.installed-dev  ## look for known vulnerabilities in all that is installed; asks PyPI
+	$(PYTHON) -m venv build/audit && build/audit/bin/pip install --quiet pip-audit
+	$(BIN)/pip freeze --exclude-editable | build/audit/bin/pip-audit --strict --no-deps --disable-pip -r /dev/stdin
+
 coverage: $(VENV)/.installed-dev  ## run every test, and show the lines that none reached
 	@$(call need,beanstalkd,beanstalkd)
 	@$(call need,chromium,chromium)
 	@$(call need,systemd-analyze,systemd)
+	@$(call need,openssl,openssl)
+	@$(call need,socat,socat)
+	@$(call need,stunnel,stunnel4)
+	@$(call need,faketime,faketime)
+	@$(need_postgresql)
 	$(BIN)/coverage erase
 	$(BIN)/coverage run -m pytest
 	$(BIN)/coverage combine --quiet
@@ -55,12 +73,27 @@ coverage: $(VENV)/.installed-dev  ## run every test, and show the lines that non
 crash-test: $(VENV)/.installed-dev  ## set up, then kill a loaded server in ROUNDS=300 rounds, and audit each; SEED=1 to repeat
 	$(BIN)/python -m tests.crash --rounds $(or $(ROUNDS),300) $(if $(SEED),--seed $(SEED))
 
+failover-test: $(VENV)/.installed-dev  ## set up, then take the lead from a loaded server in ROUNDS=100 ways, and audit; SEED=1 to repeat
+	@$(need_postgresql)
+	$(BIN)/python -m tests.failover --rounds $(or $(ROUNDS),100) $(if $(SEED),--seed $(SEED))
+
+fuzz: $(VENV)/.installed-dev  ## set up, then fuzz wire, journal and imports for SECONDS=1200; ARGS="--keep" to add to the corpus
+	$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),1200) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+soak: $(VENV)/.installed-dev  ## set up, then use a server in every way for SECONDS=3600, and account for each job in build/soak
+	$(BIN)/python -m tests.soak --seconds $(or $(SECONDS),3600) $(if $(SEED),--seed $(SEED))
+
 bench: $(COMPILED)/.made  ## set up, then measure ours, as it is and compiled, against beanstalkd
 	@$(call need,gcc,gcc libc6-dev)
 	@$(call need,beanstalkd,beanstalkd)
 	$(BIN)/python -m bench $(ARGS) --also \
-	  "compiled=env $(WITH_COMPILED) $(BIN)/python -m greenstalk_server -l 127.0.0.1 -p {port} --no-web"
+	  "compiled=env $(WITH_COMPILED) $(BIN)/python -m greenstalk_server -l 127.0.0.1 -p {port} {web}"
 	$(BIN)/python -m bench.dashboard
+
+profile: $(VENV)/.installed-dev  ## set up, then show where a command's CPU time goes, and draw a flame graph; MODE=cycle
+	@$(call need,gcc,gcc libc6-dev)
+	@$(call need,perf,linux-perf)
+	$(BIN)/python -m bench.profile $(or $(MODE),cycle) $(ARGS)
 
 clean:  ## remove the environment and everything made
 	rm -rf $(VENV) build dist *.egg-info .coverage* .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
@@ -90,6 +123,9 @@ $(VENV)/.made:
 	  echo >&2 "Python's venv module is needed: apt-get install python3-venv"; exit 1; }
 	$(PYTHON) -m venv --clear $(VENV)
 	@touch $@
+
+# Debian has the server's programs outside of PATH.
+need_postgresql = ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || { echo >&2 "PostgreSQL is needed: apt-get install postgresql"; exit 1; }
 
 # $(call need,COMMAND,DEBIAN PACKAGES): end with a message if COMMAND is missing.
 need = PATH="$$PATH:/usr/sbin" command -v $(1) >/dev/null || { echo >&2 "$(1) is needed: apt-get install $(2)"; exit 1; }

@@ -10,26 +10,31 @@ import logging
 import os
 import signal
 import socket
+import stat
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import Final
+from types import ModuleType
+from typing import TYPE_CHECKING, Final
 
 import gevent
 from flask import Flask
 from gevent.event import Event
-from gevent.pywsgi import WSGIServer
 
 from greenstalk_server import __version__, configuration, logs
+from greenstalk_server.accepting import Files, WebServer
 from greenstalk_server.backup import export_journal, import_journal
+from greenstalk_server.bodies import Bodies
 from greenstalk_server.broker import Broker
 from greenstalk_server.check import check
 from greenstalk_server.clock import Clock, steady_clock
 from greenstalk_server.command_line import (
     Command,
+    Handover,
     Information,
     JournalCheck,
     JournalExport,
@@ -43,20 +48,37 @@ from greenstalk_server.journal import NullJournal
 from greenstalk_server.journal.binlog import Binlog
 from greenstalk_server.journal.files import Directory
 from greenstalk_server.journal.lock import DirectoryLock
-from greenstalk_server.listeners import describe, open_listener, open_web_listener
-from greenstalk_server.memory import collect_nothing, keep_collections_short
-from greenstalk_server.options import PROGRAM, Options, refuse_equal_passwords
+from greenstalk_server.limits import Limited, Limits, bounds
+from greenstalk_server.listeners import Listener, describe, open_listeners, open_web_listener
+from greenstalk_server.loader import Loader
+from greenstalk_server.memory import collect_nothing, keep_collections_short, resident
+from greenstalk_server.options import (
+    DEFINITIONS,
+    PROGRAM,
+    Options,
+    UsageError,
+    defaults,
+    is_database,
+    refuse_equal_passwords,
+    shown,
+)
 from greenstalk_server.process import (
     READY,
     STOPPING,
     drop_privileges,
+    hide_secrets,
     raise_file_limit,
     server_facts,
     tell_manager,
 )
+from greenstalk_server.role import Role
 from greenstalk_server.server import Server
 from greenstalk_server.startup import recover
-from web import WebOptions, create_app, warm_up
+from greenstalk_server.tls import Certificates
+from web import WebOptions, create_app, create_standby_app, warm_up
+
+if TYPE_CHECKING:
+    from greenstalk_server.journal.postgresql import Rows, SharedBinlog
 
 WEB_STOP_TIMEOUT: Final = 1.0
 """Seconds that a request in hand has left at a stop; an idle kept-alive connection takes them all."""
@@ -97,13 +119,19 @@ def _answer(command: Command) -> int:
             for warning in options.warnings:
                 print(f"{PROGRAM}: warning: {warning}", file=sys.stderr)
             print(configuration.as_json(options) if is_json else configuration.as_table(options), end="")
+        case Handover(options):
+            return int(_shared("leadership").hand_over(options))
         case JournalCheck(directory):
             return check(directory)
-        case JournalExport(directory, target):
+        case JournalExport(where, target):
             collect_nothing()
-            return export_journal(directory, target)
-        case JournalImport(directory, source):
-            return import_journal(directory, source)
+            if is_database(where):
+                return int(_shared("shared_backup").export_shared(where, _journal_name(), target))
+            return export_journal(where, target)
+        case JournalImport(where, source):
+            if is_database(where):
+                return int(_shared("shared_backup").import_shared(where, _journal_name(), source))
+            return import_journal(where, source)
     return EXIT_OK
 
 
@@ -119,59 +147,164 @@ def _run(options: Options, environ: Mapping[str, str]) -> None:
     """Serve as *options* say until a signal ends it; raise StartError if it cannot be done."""
     for warning in options.warnings:
         log.warning("%s", warning)
+    hide_secrets([row.variable for row in DEFINITIONS if row.is_secret or row.field == "journal"])
     options = _with_password(options)
-    raise_file_limit()
+    certificates = Certificates(options) if options.tls_cert is not None else None
+    files = raise_file_limit()
     with ExitStack() as at_exit:
-        listener = at_exit.enter_context(open_listener(options, environ))
+        listeners = [at_exit.enter_context(listener) for listener in _open(options, environ)]
+        _refuse_unknown_listeners(options, listeners)
         web_listener = at_exit.enter_context(open_web_listener(options)) if options.web_enabled else None
         if options.user is not None:
             drop_privileges(options.user)
         if options.binlog_dir is not None:
             at_exit.callback(DirectoryLock(options.binlog_dir).close)
-        _serve(options, environ, listener, web_listener)
+        serve = _serve if options.journal is None else _serve_in_turn
+        serve(options, environ, listeners, web_listener, certificates, files)
+
+
+def _open(options: Options, environ: Mapping[str, str]) -> Iterator[Listener]:
+    """The sockets for the beanstalk protocol; a standby's refuse whoever connects."""
+    return open_listeners(options, environ, is_serving=options.journal is None)
 
 
 def _serve(
-    options: Options, environ: Mapping[str, str], listener: socket.socket, web_listener: socket.socket | None
+    options: Options,
+    environ: Mapping[str, str],
+    listeners: Sequence[Listener],
+    web_listener: socket.socket | None,
+    certificates: Certificates | None,
+    most_files: int,
 ) -> None:
     """Serve on sockets that are bound, until SIGTERM or SIGINT; then stop in order."""
     collect_nothing()
     clock = steady_clock()
-    broker, committer = _queue(options, clock)
-    server = Server(broker, [listener], clock, committer)
-    web_server: WSGIServer | None = None
+    limits = _limits(options)
+    broker, committer = _queue(options, clock, limits)
+    files = Files(most_files, broker.limited)
+    server = Server(
+        broker,
+        listeners,
+        clock,
+        committer,
+        files=files,
+        limits=limits,
+        rules=options.access,
+        certificates=certificates,
+    )
+    web_server: WebServer | None = None
     if web_listener is not None:
-        where = describe(listener)
         commit = partial(committer.wait, WEB_COMMIT_TIMEOUT) if committer is not None else None
-        app = create_app(broker, clock, _web_options(options, where), commit=commit)
+        app = create_app(broker, clock, _web_options(options, _where(listeners)), commit=commit)
         warm_up(app)
-        web_server = _web_server(app, web_listener, options)
+        web_server = _web_server(app, web_listener, options, files)
     stopping = Event()
-    _handle_signals(server, stopping, options)
+    _handle_signals(server.drain, stopping.set, options, certificates)
     keep_collections_short()
     server.start()
     if web_server is not None:
         web_server.start()
-    _announce(options, listener, web_listener)
+    _announce(options, listeners, web_listener)
     tell_manager(READY, environ)
     stopping.wait()
     tell_manager(STOPPING, environ)
     _stop(server, web_server)
 
 
-def _handle_signals(server: Server, stopping: Event, options: Options) -> None:
+def _serve_in_turn(
+    options: Options,
+    environ: Mapping[str, str],
+    listeners: Sequence[Listener],
+    web_listener: socket.socket | None,
+    certificates: Certificates | None,
+    most_files: int,
+) -> None:
+    """The same with a journal that others may lead: stand by until this server does."""
+    collect_nothing()
+    leadership = _shared("leadership")
+    limits = _limits(options)
+    seat = leadership.seat(options, describe(listeners[0].sock))
+    web_options = _web_options(options, _where(listeners))
+    candidate = leadership.Candidate(seat, partial(_Shared, options, limits, web_options), options.strict_recovery)
+    turn = leadership.Turn(candidate)
+    web_server: WebServer | None = None
+    if web_listener is not None:
+        waiting = create_standby_app(candidate.role, seat.name, steady_clock(), web_options)
+        web_server = _web_server(waiting, web_listener, options, Files(most_files, Limited()))
+        web_server.start()
+    _handle_signals(turn.drain, turn.end, options, certificates)
+    _announce(options, listeners, web_listener)
+    tell_manager(READY, environ)
+    if not turn.begin():
+        tell_manager(STOPPING, environ)
+        if web_server is not None:
+            web_server.stop(timeout=WEB_STOP_TIMEOUT)
+        return
+    shared = candidate.queue
+    files = Files(most_files, shared.broker.limited)
+    server = Server(
+        shared.broker,
+        listeners,
+        candidate.clock,
+        shared.committer,
+        files=files,
+        limits=limits,
+        rules=options.access,
+        certificates=certificates,
+    )
+    turn.drain = server.drain
+    keep_collections_short()
+    for listener in listeners:
+        listener.listen()
+    server.start()
+    if web_server is not None:
+        shared.prepare(candidate.role)
+        files.open, web_server.files = files.open + web_server.files.open, files
+        web_server.application = shared.app
+    turn.stopping.wait()
+    if turn.is_last:
+        tell_manager(STOPPING, environ)
+    _stop(server, web_server, turn.release)
+    if not turn.is_last:
+        turn.begin_anew()
+
+
+def _shared(module: str) -> ModuleType:
+    """Our *module*, which needs a driver of PostgreSQL, and so is imported when it is asked for; raise StartError."""
+    try:
+        return import_module(f"greenstalk_server.{module}")
+    except ImportError as error:
+        message = f"{error}; install the driver of PostgreSQL: pip install 'greenstalk-server[postgresql]'"
+        raise StartError(message, EXIT_USAGE) from error
+
+
+def _journal_name() -> str:
+    """Which journal of a database an export or import is about."""
+    return os.environ.get("GREENSTALK_JOURNAL_NAME") or str(defaults()["journal_name"])
+
+
+def _where(listeners: Sequence[Listener]) -> str:
+    """Where the examples of the dashboard connect to."""
+    return describe(next((one for one in listeners if not one.is_tls), listeners[0]).sock)
+
+
+def _handle_signals(
+    drain: Callable[[], None], stop: Callable[[], None], options: Options, certificates: Certificates | None
+) -> None:
     """Have signals stop the server (SIGTERM, SIGINT), drain it (SIGUSR1) and change the log's level (SIGUSR2).
 
-    SIGHUP means that the terminal is closed, if there is one, and stops it then; else somebody expects a new log or
-    new options, of which there are none. Whoever started it may have it ignored, as nohup(1) does.
+    SIGHUP means that the terminal is closed, if there is one, and stops it then; else the certificate is read anew.
+    Without one somebody expects a new log or new options, of which there are none. Whoever started it may have it
+    ignored, as nohup(1) does.
     """
-    gevent.signal_handler(signal.SIGTERM, stopping.set)
-    gevent.signal_handler(signal.SIGINT, stopping.set)
-    gevent.signal_handler(signal.SIGUSR1, server.drain)
+    gevent.signal_handler(signal.SIGTERM, stop)
+    gevent.signal_handler(signal.SIGINT, stop)
+    gevent.signal_handler(signal.SIGUSR1, drain)
     gevent.signal_handler(signal.SIGUSR2, logs.Verbosity(options.log_level).toggle)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         has_terminal = sys.stdin is not None and sys.stdin.isatty()
-        gevent.signal_handler(signal.SIGHUP, stopping.set if has_terminal else _note_hangup)
+        on_hangup = certificates.reload if certificates is not None else _note_hangup
+        gevent.signal_handler(signal.SIGHUP, stop if has_terminal else on_hangup)
 
 
 def _note_hangup() -> None:
@@ -205,45 +338,113 @@ def _with_password(options: Options) -> Options:
     try:
         with Path(options.web_password_file).open("rb") as file:
             password = file.readline(LONGEST_PASSWORD + 2).rstrip(b"\r\n").decode()
+            is_open = os.fstat(file.fileno()).st_mode & stat.S_IROTH
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8"
         message = f"{where}: {reason}; it must be a file with the password as its first line"
         raise StartError(message, EXIT_USAGE) from error
     if not 0 < len(password) <= LONGEST_PASSWORD:
         raise StartError(f"{where}: its first line must be the password, of 1 to {LONGEST_PASSWORD} bytes", EXIT_USAGE)
+    if is_open:
+        path = options.web_password_file
+        log.warning("everybody on this machine can read the password in %s; take the right from them: chmod o-r", path)
     refuse_equal_passwords(options, password)
     return replace(options, web_password=password)
 
 
-def _queue(options: Options, clock: Clock) -> tuple[Broker, Committer | None]:
+def _limits(options: Options) -> Limits:
+    """What *options* say of limits."""
+    return Limits(
+        connections=options.max_connections,
+        connections_per_address=options.max_connections_per_address,
+        jobs=options.max_jobs,
+        bytes=options.max_bytes,
+        tube_jobs=options.max_tube_jobs,
+        tube_bytes=options.max_tube_bytes,
+        tubes=options.max_tubes,
+        watched=options.max_watched,
+        rate=options.max_rate,
+        output=options.max_output,
+        idle_timeout=options.idle_timeout,
+        command_timeout=options.command_timeout,
+        dead_peer_timeout=options.dead_peer_timeout,
+    )
+
+
+def _refuse_unknown_listeners(options: Options, listeners: Sequence[Listener]) -> None:
+    """Raise UsageError if a rule is for a listener that there is not: it would grant nothing to anybody."""
+    names = [listener.name for listener in listeners]
+    for rule in options.access:
+        if rule.listener is not None and rule.listener not in names:
+            known = ", ".join(map(shown, names))
+            raise UsageError(f"{options.named('access')}: listener {shown(rule.listener)}: must be one of {known}")
+
+
+def _queue(options: Options, clock: Clock, limits: Limits) -> tuple[Broker, Committer | None]:
     """The broker, with the jobs of the journal if there is one, and the committer of that."""
     facts = server_facts(started_at=clock())
     if options.binlog_dir is None:
-        return Broker(facts, NullJournal(options.binlog_max_size), options.max_job_size), None
+        broker = Broker(facts, NullJournal(options.binlog_max_size), options.max_job_size)
+        broker.bounds = bounds(limits, broker.limited)
+        broker.bodies = _bodies(options, can_let_go=False)
+        return broker, None
     files = Directory(options.binlog_dir)
     binlog = Binlog(files, options.binlog_max_size, options.sync_interval_ns, os.urandom)
     broker = Broker(facts, binlog, options.max_job_size)
+    broker.bounds = bounds(limits, broker.limited)
+    broker.bodies = _bodies(options, can_let_go=True)
     recover(files, broker, binlog, clock(), is_strict=options.strict_recovery)
-    return broker, Committer(binlog)
+    return broker, Committer(binlog, Loader(broker, binlog, broker.bodies) if broker.bodies is not None else None)
 
 
-def _stop(server: Server, web_server: WSGIServer | None) -> None:
-    """Let nobody in any more, then finish what is in hand."""
+def _bodies(options: Options, *, can_let_go: bool) -> Bodies | None:
+    """Which bodies are in memory, if there is a limit: what the process takes so far is not for jobs."""
+    return Bodies(max(0, options.memory_limit - resident()), can_let_go) if options.memory_limit else None
+
+
+class _Shared:
+    """What a leader serves, and a standby has ready."""
+
+    def __init__(self, options: Options, limits: Limits, web_options: WebOptions, rows: Rows, clock: Clock) -> None:
+        """A broker, new and empty, whose journal is in *rows*."""
+        self.rows: Rows = rows
+        self.binlog: SharedBinlog = _shared("leadership").SharedBinlog(rows, options.binlog_max_size, 0, os.urandom)
+        self.broker: Broker = Broker(server_facts(started_at=clock()), self.binlog, options.max_job_size)
+        self.broker.bounds = bounds(limits, self.broker.limited)
+        self.broker.bodies = _bodies(options, can_let_go=False)
+        self.committer: Committer = Committer(self.binlog)
+        self.app: Flask | None = None
+        self._has_web: bool = options.web_enabled
+        self._web_options: WebOptions = web_options
+        self._clock: Clock = clock
+
+    def prepare(self, role: Callable[[], Role]) -> None:
+        """Make the dashboard, unless it is there: 0.3 s that a takeover should not take."""
+        if self.app is None and self._has_web:
+            commit = partial(self.committer.wait, WEB_COMMIT_TIMEOUT)
+            self.app = create_app(self.broker, self._clock, self._web_options, commit=commit, role=role)
+            warm_up(self.app)
+
+
+def _stop(server: Server, web_server: WebServer | None, release: Callable[[], None] | None = None) -> None:
+    """Let nobody in any more, then finish what is in hand; call *release* when all changes are safe."""
     log.info("stopping: no new connections, what is in hand is finished")
     if web_server is not None:
         web_server.close()
         web_server.application.extensions["live"].stop()
         web_server.application.extensions["leases"].stop()
     server.stop()
+    if release is not None:
+        release()
     if web_server is not None:
         web_server.stop(timeout=WEB_STOP_TIMEOUT)
         web_server.application.extensions["audit"].flush()
     log.info("stopped")
 
 
-def _web_server(app: Flask, web_listener: socket.socket, options: Options) -> WSGIServer:
+def _web_server(app: Flask, web_listener: socket.socket, options: Options, files: Files) -> WebServer:
     """Return an HTTP server of *app*, not started."""
-    return WSGIServer(
+    server = WebServer(
         web_listener,
         app,
         log=None,  # logs.RequestHandler logs requests
@@ -251,12 +452,15 @@ def _web_server(app: Flask, web_listener: socket.socket, options: Options) -> WS
         handler_class=logs.RequestHandler,
         environ={"SERVER_NAME": options.web_host},  # else gevent asks the DNS for one
     )
+    server.files = files
+    return server
 
 
-def _announce(options: Options, listener: socket.socket, web_listener: socket.socket | None) -> None:
+def _announce(options: Options, listeners: Sequence[Listener], web_listener: socket.socket | None) -> None:
     """Say version, where both listen, and whether jobs survive a restart: in the first lines, or in one of the log."""
     where = f"http://{describe(web_listener)}{options.url_prefix}/" if web_listener is not None else "off (--no-web)"
-    facts = {"beanstalk": describe(listener), "dashboard": where, "jobs": _survival(options)}
+    beanstalk = ", ".join([listener.described() for listener in listeners])
+    facts = {"beanstalk": beanstalk, "dashboard": where, "jobs": _survival(options)}
     if options.log_format == "json":
         log.info("serving", extra={"version": __version__, "pid": os.getpid(), **facts})
         return
@@ -267,6 +471,9 @@ def _announce(options: Options, listener: socket.socket, web_listener: socket.so
 
 
 def _survival(options: Options) -> str:
+    if options.journal is not None:
+        where = f"in PostgreSQL as journal {options.journal_name}"
+        return f"kept {where}, and survive this machine; one server at a time serves"
     if options.binlog_dir is None:
         return "in memory only; they do not survive a restart"
     interval = options.sync_interval_ns

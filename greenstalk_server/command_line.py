@@ -31,6 +31,10 @@ from greenstalk_server.options import (
 
 CONFIG: Final = "config"
 JOURNAL: Final = "journal"
+HANDOVER: Final = "handover"
+
+DATABASE_URL: Final = "DATABASE_URL"
+"""A variable that is not ours alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +53,13 @@ class ShowConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class Handover:
+    """What `handover` asks for: that the active server of the journal in *options* gives its lead to a standby."""
+
+    options: Options
+
+
+@dataclass(frozen=True, slots=True)
 class JournalCheck:
     """What `journal check DIR` asks for: a look at *directory* instead of serving."""
 
@@ -57,7 +68,7 @@ class JournalCheck:
 
 @dataclass(frozen=True, slots=True)
 class JournalExport:
-    """What `journal export DIR` asks for: what *directory* holds, into the file *target*, or None for stdout."""
+    """What `journal export` asks for: what *directory*, or a database, holds, into the file *target* or to stdout."""
 
     directory: str
     target: str | None
@@ -65,13 +76,13 @@ class JournalExport:
 
 @dataclass(frozen=True, slots=True)
 class JournalImport:
-    """What `journal import DIR` asks for: a journal in *directory* from the file *source*, or None for stdin."""
+    """What `journal import` asks for: a journal in *directory*, or a database, from the file *source* or stdin."""
 
     directory: str
     source: str | None
 
 
-Command: TypeAlias = Options | Information | ShowConfig | JournalCheck | JournalExport | JournalImport
+Command: TypeAlias = Options | Information | ShowConfig | Handover | JournalCheck | JournalExport | JournalImport
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Command:
@@ -86,6 +97,11 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Command:
             is_json = argv[1:2] == ["--json"]
             parsed = _parse_options(argv[2:] if is_json else argv[1:], environ)
             return ShowConfig(parsed, is_json) if isinstance(parsed, Options) else parsed
+        case [word] if word == HANDOVER:
+            parsed = _parse_options(argv[1:], environ)
+            if isinstance(parsed, Options) and parsed.journal is None:
+                raise UsageError(f"{HANDOVER}: --journal must be set, to say which servers are meant")
+            return Handover(parsed) if isinstance(parsed, Options) else parsed
     return _parse_options(argv, environ)
 
 
@@ -124,7 +140,7 @@ def usage() -> str:
     """Return the text of `--help`."""
     short = [_flag_entry(row) for row in DEFINITIONS if _is_short(row)]
     long = [_flag_entry(row) for row in DEFINITIONS if row.flags and not _is_short(row)]
-    other = [_other_entry(row) for row in DEFINITIONS if row.variable]
+    other = [_other_entry(row) for row in DEFINITIONS if row.variable or row.key]
     return "\n".join(
         (
             HEADLINE,
@@ -139,32 +155,39 @@ def usage() -> str:
 HEADLINE: Final = f"""\
 Use: {PROGRAM} [OPTIONS]
      {PROGRAM} config [--json] [OPTIONS]
+     {PROGRAM} handover [OPTIONS]
      {PROGRAM} journal check DIR
-     {PROGRAM} journal export DIR [-o FILE]
-     {PROGRAM} journal import DIR [FILE]
+     {PROGRAM} journal export DIR|URL [-o FILE]
+     {PROGRAM} journal import DIR|URL [FILE]
 
 A job queue that speaks the beanstalk protocol, in beanstalkd's place: same port, same flags, same replies,
 and a dashboard from the same process.
 
 `config` prints what would be in force with these options, this environment and this file, and which of them
-each value is from. `journal check` tells what the binlog directory DIR holds, and what in it is damaged;
-`journal export` writes it out as JSON lines. Both change nothing, and a server may be running there.
-`journal import` makes a binlog of such lines in DIR, which must be empty.
+each value is from. `handover` has the active one of several servers with the same --journal give its lead
+to a standby, for an upgrade; clients connect once again.
+
+`journal check` tells what the binlog directory DIR holds, and what in it is damaged; `journal export`
+writes it out as JSON lines. Both change nothing, and a server may be running there.
+`journal import` makes a binlog of such lines in DIR, which must be empty. URL is that of a --journal, whose
+name GREENSTALK_JOURNAL_NAME tells.
 """
 
 FOOTER: Final = """\
 Signals: SIGTERM and SIGINT stop in order; SIGUSR1 drains: put answers DRAINING, the rest goes on; SIGUSR2
-logs from debug on, and as before when it comes again; SIGHUP is noted, and stops it if its terminal closes.
-Started by a systemd socket unit, it serves the socket handed to it, and -l and -p are ignored.
+logs from debug on, and as before when it comes again; SIGHUP reads the certificate anew, and stops it if
+its terminal closes.
+Started by a systemd socket unit, it serves the sockets handed to it, and -l and -p are ignored.
 Exit codes: 0 stopped or answered; 1 what journal was to check, export or import is damaged; 5 usage;
-10 binlog directory missing, locked, unreadable or refused; 33 no such user; 34 not allowed to become the
-user; 111 cannot listen.
+10 binlog directory or database missing, locked, unreadable or refused, or no standby to hand over to;
+33 no such user; 34 not allowed to become the user; 111 cannot listen.
 
 Examples:
   greenstalk-server                            beanstalk on 0.0.0.0:11300, dashboard on 127.0.0.1:8080
   greenstalk-server -b /var/lib/greenstalk     the same, and jobs survive a restart
   greenstalk-server -l 127.0.0.1 -p 11301 --no-web
   greenstalk-server -l unix:/run/greenstalk.sock -u nobody
+  greenstalk-server -l 0.0.0.0 -l plain:127.0.0.1:11301 --tls-cert server.pem --tls-key server.key
 """
 
 _BY_FLAG: Final = {flag: row for row in DEFINITIONS for flag in row.flags}
@@ -212,6 +235,10 @@ class _Parser:
 
     def options(self) -> Options:
         """Return what was read, after the checks that concern several fields."""
+        if self._origins.get("journal") == DATABASE_URL and self._values["binlog_dir"] is not None:
+            self._values["journal"] = None  # it may be there for another program
+            del self._origins["journal"]
+            self._warnings.append(f"{DATABASE_URL} is not used: the journal is in {self._values['binlog_dir']}")
         options = Options(**self._values, origins=self._origins, warnings=())
         check(options)
         warnings = (*self._warnings, *_warnings(options))
@@ -258,9 +285,11 @@ class _Parser:
 
     def _set(self, row: Definition, name: str, text: str) -> None:
         try:
-            self._values[row.field] = row.type.read(text)
+            value = row.type.read(text)
         except ValueError as allowed:
             raise UsageError(f"{name} {shown(text)}: must be {allowed}", row.exit_code) from None
+        is_more = row.adds_up and row.field in self._origins
+        self._values[row.field] = self._values[row.field] + value if is_more else value
         self._origins[row.field] = name
 
 
@@ -269,6 +298,9 @@ def _warnings(options: Options) -> Iterator[str]:
     if options.max_job_size > LARGEST_JOB_SIZE:
         name = options.named("max_job_size")
         yield f"the maximum job size ({name}) was cut to {LARGEST_JOB_SIZE}, the largest allowed"
+    if options.journal is not None and "sync_interval_ns" in options.origins and options.sync_interval_ns != 0:
+        name = options.named("sync_interval_ns")
+        yield f"{name} is ignored: a journal in PostgreSQL is committed before anything is acknowledged"
     if options.viewer_password and not (options.web_password or options.web_password_file):
         name, other = options.named("viewer_password"), options.named("web_password")
         yield f"{name} is set without {other}: nobody can change anything on the dashboard"

@@ -92,6 +92,11 @@ def _setting(key: str, value: object, where: str) -> Setting:
     row = _BY_KEY.get(key)
     if row is None:
         raise UsageError(f"{where}: unknown key {shown(key)}: {_hint(key)}")
+    if row.type.from_toml is not None:
+        try:
+            return Setting(row, row.type.from_toml(value), where)
+        except ValueError as allowed:
+            raise UsageError(f"{where}: {key}: {allowed}", row.exit_code) from None
     try:
         return Setting(row, row.type.read(_text(row, value)), where)
     except ValueError:

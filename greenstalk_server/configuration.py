@@ -57,6 +57,8 @@ def _text(value: object) -> str:
             return "(none)"
         case True | False:
             return "true" if value else "false"
+        case [dict(), *_] as rules:
+            return f"{len(rules)} (--json shows them)"
         case list(texts):
             return ", ".join(texts)
     return value if value == HIDDEN else quoted(str(value))

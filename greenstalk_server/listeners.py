@@ -1,4 +1,4 @@
-"""The listening sockets: bound by us, or handed over by systemd.
+"""The listening sockets: bound by us, or handed over by systemd; and which of them speak TLS.
 
 Every socket is returned bound, listening and non-blocking, with the options that accepted connections inherit
 from it already set. A failure is a StartError that names the address.
@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import socket
 import stat
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple, Self
 
 from greenstalk_server.exits import EXIT_LISTEN, StartError
 from greenstalk_server.options import Options
@@ -23,10 +24,21 @@ from greenstalk_server.options import Options
 BACKLOG: Final = 4096
 """Connections that may wait to be accepted; the kernel cuts it to net.core.somaxconn."""
 
+LAST_PORT: Final = 65535
+
 INHERITED_FD: Final = 3
 """SD_LISTEN_FDS_START of sd_listen_fds(3)."""
 
 UNIX_PREFIX: Final = "unix:"
+PLAIN_PREFIX: Final = "plain:"
+PLAIN_NAME: Final = "plain"
+"""Of a socket handed over (FileDescriptorName= of systemd.socket(5)): it speaks no TLS."""
+
+KEEPALIVE_PROBES: Final = 4
+"""Unanswered ones of TCP, after which the other side counts as gone."""
+
+_WITH_PORT: Final = re.compile(r"(?:\[([^]]*)\]|([^:]*)):([0-9]{1,5})")
+"""`HOST:PORT`, or `[ADDRESS]:PORT` where the address has colons."""
 
 _CREDENTIALS: Final = struct.Struct("iII")
 """struct ucred of unix(7): process, user, group."""
@@ -34,15 +46,64 @@ _CREDENTIALS: Final = struct.Struct("iII")
 log = logging.getLogger(__name__)
 
 
-def open_listener(options: Options, environ: Mapping[str, str]) -> socket.socket:
-    """Return the socket for the beanstalk protocol: the inherited one if there is one, else as -l and -p say."""
-    sock = _inherited(environ)
-    if sock is None:
-        return _listen_on(options.listen, options.port)
-    for field, value in (("listen", options.listen), ("port", options.port)):
-        if field in options.origins:
-            log.warning("%s %s is ignored: serving the socket that was handed over", options.named(field), value)
-    return sock
+class Listener(NamedTuple):
+    """A socket for the beanstalk protocol.
+
+    name    as -l has it, without `plain:`; or the name that systemd gave it. Access rules know it by that.
+    is_tls  whoever connects has to speak TLS.
+    """
+
+    sock: socket.socket
+    name: str
+    is_tls: bool = False
+
+    def listen(self) -> None:
+        """Let connect whoever wants to."""
+        self.sock.listen(BACKLOG)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.sock.close()
+
+    def described(self) -> str:
+        """Where it listens, as an operator writes it."""
+        return describe(self.sock) + (" (TLS)" if self.is_tls else "")
+
+
+def open_listeners(options: Options, environ: Mapping[str, str], is_serving: bool = True) -> Iterator[Listener]:
+    """The sockets for the beanstalk protocol: the inherited ones if there are some, else as -l and -p say.
+
+    Unless *is_serving* those that are not inherited refuse whoever connects, until `Listener.listen`.
+    """
+    has_tls = options.tls_cert is not None
+    inherited = _inherited(environ)
+    for sock, name in inherited:
+        yield Listener(sock, name, has_tls and sock.family != socket.AF_UNIX and name != PLAIN_NAME)
+    if inherited:
+        for field, value in (("listen", ",".join(options.listen)), ("port", options.port)):
+            if field in options.origins:
+                log.warning("%s %s is ignored: serving the socket that was handed over", options.named(field), value)
+        return
+    for where in options.listen:
+        name = where.removeprefix(PLAIN_PREFIX)
+        sock = _listen_on(name, options.port, is_serving)
+        yield Listener(sock, name, has_tls and name == where and sock.family != socket.AF_UNIX)
+
+
+def notice_dead_peers(sock: socket.socket, timeout: int) -> None:
+    """Have connections accepted from *sock* fail if the other side does not answer for *timeout* seconds.
+
+    It is asked while nothing is under way to it; what is not acknowledged the system sends again, for a quarter of an
+    hour as a rule. 0 is as the system has it, which asks after two hours.
+    """
+    if sock.family == socket.AF_UNIX or not timeout:
+        return
+    interval = max(1, timeout // (2 * KEEPALIVE_PROBES))
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, min(max(1, timeout - KEEPALIVE_PROBES * interval), 32767))
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, min(interval, 32767))
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_PROBES)
 
 
 def open_web_listener(options: Options) -> socket.socket:
@@ -65,13 +126,18 @@ def describe(sock: socket.socket) -> str:
             return f"{address[0]}:{address[1]}"
 
 
-def _listen_on(where: str, port: int) -> socket.socket:
+def _listen_on(where: str, port: int, is_serving: bool) -> socket.socket:
     if where.startswith(UNIX_PREFIX):
-        return _listen_on_path(where.removeprefix(UNIX_PREFIX))
-    return _listen_on_tcp(where, port)
+        return _listen_on_path(where.removeprefix(UNIX_PREFIX), is_serving)
+    with_port = _WITH_PORT.fullmatch(where)
+    if with_port is None:
+        return _listen_on_tcp(where, port, is_serving)
+    if int(with_port[3]) > LAST_PORT:
+        raise StartError(f"cannot listen on {where}: a port is a number from 0 to {LAST_PORT}", EXIT_LISTEN)
+    return _listen_on_tcp(with_port[1] or with_port[2], int(with_port[3]), is_serving)
 
 
-def _listen_on_tcp(host: str, port: int) -> socket.socket:
+def _listen_on_tcp(host: str, port: int, is_serving: bool = True) -> socket.socket:
     """Listen on the first address of *host* that can be bound."""
     if not host:
         raise StartError("cannot listen on an empty address", EXIT_LISTEN)
@@ -85,14 +151,14 @@ def _listen_on_tcp(host: str, port: int) -> socket.socket:
         try:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             sock.bind(address)
-            return _ready(sock)
+            return _ready(sock, is_serving)
         except OSError as error:
             sock.close()
             failure = error
     raise _cannot_listen(_host_and_port(host, port), failure)
 
 
-def _listen_on_path(path: str) -> socket.socket:
+def _listen_on_path(path: str, is_serving: bool) -> socket.socket:
     """Listen on a Unix socket at *path*, in place of the socket that an earlier server left there."""
     if not path:
         raise StartError("cannot listen on unix: without a path", EXIT_LISTEN)
@@ -100,7 +166,7 @@ def _listen_on_path(path: str) -> socket.socket:
     try:
         _remove_socket(Path(path))
         sock.bind(path)
-        return _ready(sock)
+        return _ready(sock, is_serving)
     except OSError as error:
         sock.close()
         raise _cannot_listen(UNIX_PREFIX + path, error) from error
@@ -131,26 +197,27 @@ def _remove_socket(path: Path) -> None:
     path.unlink()
 
 
-def _ready(sock: socket.socket) -> socket.socket:
-    """Make *sock* listen, with what accepted connections inherit: answers leave at once, dead peers are noticed."""
+def _ready(sock: socket.socket, is_serving: bool = True) -> socket.socket:
+    """Set what accepted connections inherit: answers leave at once, dead peers are noticed; listen if *is_serving*."""
     if sock.family != socket.AF_UNIX:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setblocking(False)
-    sock.listen(BACKLOG)
+    if is_serving:
+        sock.listen(BACKLOG)
     return sock
 
 
-def _inherited(environ: Mapping[str, str]) -> socket.socket | None:
-    """Return the listening socket that systemd handed over to this very process, by sd_listen_fds(3), if it did."""
+def _inherited(environ: Mapping[str, str]) -> list[tuple[socket.socket, str]]:
+    """Return the sockets that systemd handed over to this very process (sd_listen_fds(3)), and how it calls them."""
     if environ.get("LISTEN_PID") != str(os.getpid()) or "LISTEN_FDS" not in environ:
-        return None
+        return []
     count = environ["LISTEN_FDS"]
     if not (count.isascii() and count.isdigit() and int(count)):
         raise StartError(f"LISTEN_FDS {count!r}: must be how many sockets are handed over, at least 1", EXIT_LISTEN)
-    if int(count) > 1:
-        log.warning("%s sockets were handed over: serving the first, file descriptor %d", count, INHERITED_FD)
-    return _adopt(INHERITED_FD)
+    names = environ.get("LISTEN_FDNAMES", "").split(":")
+    names += [""] * (int(count) - len(names))
+    return [(_adopt(INHERITED_FD + place), names[place]) for place in range(int(count))]
 
 
 def _adopt(fd: int) -> socket.socket:

@@ -16,6 +16,8 @@ from enum import Enum, auto
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from typing import Any, Final
 
+from greenstalk_server.access import Rule, read_rules
+from greenstalk_server.bodies import LEAST_LIMIT
 from greenstalk_server.exits import EXIT_BINLOG, EXIT_LISTEN, EXIT_USAGE, StartError
 
 PROGRAM: Final = "greenstalk-server"
@@ -30,7 +32,13 @@ NEVER: Final = "never"
 """Instead of the milliseconds of -f."""
 
 MILLISECOND: Final = 1_000_000
+SECOND: Final = 1_000_000_000
 LONGEST_VALUE_SHOWN: Final = 60
+
+_LARGEST_COUNT: Final = 2**63 - 1
+_LONGEST_TIMEOUT: Final = 30 * 24 * 3600
+
+_PASSWORD_OF_URL: Final = re.compile(r"((?:://[^:/@?]*:|[?&]password=))[^@&]*")
 
 _URL_PREFIX: Final = re.compile(r"(/(?!\.{1,2}(/|$))[A-Za-z0-9._~-]+)*/?")
 """Segments that are not `.` or `..`, which browsers take out of a path."""
@@ -49,11 +57,21 @@ class Options:
 
     sync_interval_ns  at most one fsync in so many nanoseconds; 0 is one at every write, None is never.
     binlog_max_size   of one binlog file, bytes.
-    listen            a host name, an address, or `unix:PATH`.
+    listen            each a host name or an address, perhaps with a port of its own, or `unix:PATH`; with `plain:`
+                      before it, it speaks no TLS though there is a certificate.
     port, web_port    0 is any free one.
     max_job_size      of a body, bytes.
     log_level         one of LOG_LEVELS.
     log_format        one of LOG_FORMATS.
+    journal           address of the PostgreSQL database that has the journal, instead of binlog_dir.
+    journal_name      of that one among several in the database.
+    lease_ns          how long a leader leads without the database, before a standby may take over.
+    tls_cert, tls_key files in PEM; without a key it is in the certificate's file.
+    tls_client_ca     file of the authorities whose certificates clients must show.
+    access            rules of who may use which tube; without any, everyone may use all.
+    max_*             limits; 0 is none. See limits.Limits.
+    memory_limit      of the process, bytes; 0 is none.
+    *_timeout         seconds; 0 is never.
     web_user          name that goes with the admins' password; None is any.
     web_password      of the dashboard's admins; None, also as a file, and no viewers' is open to whoever reaches it.
     web_password_file that has it as its first line.
@@ -72,13 +90,34 @@ class Options:
     binlog_dir: str | None
     sync_interval_ns: int | None
     binlog_max_size: int
-    listen: str
+    listen: tuple[str, ...]
     port: int
     user: str | None
     max_job_size: int
     log_level: str
     log_format: str
     strict_recovery: bool
+    journal: str | None = field(repr=False)
+    journal_name: str
+    lease_ns: int
+    tls_cert: str | None
+    tls_key: str | None
+    tls_client_ca: str | None
+    access: tuple[Rule, ...]
+    max_connections: int
+    max_connections_per_address: int
+    max_jobs: int
+    max_bytes: int
+    memory_limit: int
+    max_tube_jobs: int
+    max_tube_bytes: int
+    max_tubes: int
+    max_watched: int
+    max_rate: int
+    max_output: int
+    idle_timeout: int
+    command_timeout: int
+    dead_peer_timeout: int
     web_host: str
     web_port: int
     web_enabled: bool
@@ -102,7 +141,7 @@ class Options:
         row = next(row for row in DEFINITIONS if row.field == field)
         origin = self.origins.get(field)
         if origin is None:
-            return row.flags[0] if row.flags else row.variable
+            return row.flags[0] if row.flags else row.variable or row.key
         is_file = origin != row.variable and not origin.startswith("-")
         return f"{origin}: {row.key}" if is_file else origin
 
@@ -128,12 +167,14 @@ class Type:
     in_toml  the types that tomllib gives for it.
     allowed  what is allowed in a file, for who has written something else there.
     told     makes of a value what JSON may hold: what stands in a file.
+    from_toml   makes a value of what tomllib gives, if no text can say it; raises ValueError saying what is allowed.
     """
 
     read: Callable[[str], object]
     in_toml: tuple[type, ...]
     allowed: str
     told: Callable[[Any], object] = lambda value: value
+    from_toml: Callable[[Any], object] | None = None
 
 
 def _number(text: str, least: int, most: int | None, allowed: str) -> int:
@@ -164,6 +205,14 @@ def _directory(text: str) -> str:
 
 def _bytes(text: str) -> int:
     return _number(text, 0, None, "a whole number of bytes, 0 or more")
+
+
+def _memory(text: str) -> int:
+    expected = f"a whole number of bytes, {LEAST_LIMIT} or more, or 0 (no limit)"
+    limit = _number(text, 0, None, expected)
+    if 0 < limit < LEAST_LIMIT:
+        raise ValueError(expected)
+    return limit
 
 
 def _sync_interval(text: str) -> int | None:
@@ -227,15 +276,69 @@ def _told_networks(networks: tuple[IPv4Network | IPv6Network, ...]) -> object:
     return [str(network) for network in networks]
 
 
+def _addresses(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(","))
+
+
+def _count(text: str) -> int:
+    return _number(text, 0, _LARGEST_COUNT, "a whole number, 0 (no limit) or more")
+
+
+def _rate(text: str) -> int:
+    return _number(text, 0, 1_000_000, "a whole number of commands in a second, from 0 (no limit) to 1000000")
+
+
+def _timeout(text: str) -> int:
+    return _number(text, 0, _LONGEST_TIMEOUT, f"a whole number of seconds, from 0 (never) to {_LONGEST_TIMEOUT}")
+
+
+def _rules(text: str) -> tuple[Rule, ...]:
+    """The rules when nobody has set any: they can be written in a file only."""
+    assert not text
+    return ()
+
+
 def _not_empty(text: str) -> str:
     if not text:
         raise ValueError("at least one character")
     return text
 
 
+def _name(text: str) -> str:
+    if not 0 < len(text) <= 200 or not text.isprintable():
+        raise ValueError("1 to 200 characters, all of them visible")
+    return text
+
+
+def is_database(where: str) -> bool:
+    """Whether *where* is the address of a database, and not a directory."""
+    return where.startswith(("postgresql://", "postgres://"))
+
+
+def _database(text: str) -> str:
+    if not is_database(text) or "\0" in text:
+        raise ValueError("an address such as postgresql://USER@HOST/DATABASE")
+    return text
+
+
+def _told_database(url: str | None) -> object:
+    return None if url is None else without_password(url)
+
+
+def _lease(text: str) -> int:
+    return SECOND * _number(text, 1, 3600, "a whole number of seconds from 1 to 3600")
+
+
+def _told_lease(lease: int) -> object:
+    return lease // SECOND
+
+
 _TEXT: Final = Type(_text, (str,), "a text in quotes, without NUL")
 _DIRECTORY: Final = Type(_directory, (str,), "the path of a directory, in quotes")
 _BYTES: Final = Type(_bytes, (int,), "a whole number of bytes, 0 or more, without quotes")
+_MEMORY: Final = Type(
+    _memory, (int,), f"a whole number of bytes, {LEAST_LIMIT} or more, or 0 (no limit), without quotes"
+)
 _SYNC_INTERVAL: Final = Type(
     _sync_interval,
     (int, str),
@@ -250,7 +353,27 @@ _PATH_PREFIX: Final = Type(_path_prefix, (str,), "a path such as /queue, of lett
 _NETWORKS: Final = Type(
     _networks, (list,), 'an array of addresses and networks, such as ["10.0.0.0/8", "::1"]', _told_networks
 )
+_ADDRESSES: Final = Type(_addresses, (str, list), 'an address in quotes, or an array of them', list)
+_COUNT: Final = Type(_count, (int,), "a whole number, 0 (no limit) or more, without quotes")
+_RATE: Final = Type(
+    _rate, (int,), "a whole number of commands in a second, from 0 (no limit) to 1000000, without quotes"
+)
+_TIMEOUT: Final = Type(
+    _timeout, (int,), f"a whole number of seconds, from 0 (never) to {_LONGEST_TIMEOUT}, without quotes"
+)
+_RULES: Final = Type(
+    _rules,
+    (list,),
+    "tables, each headed [[access]]",
+    lambda rules: [rule.told() for rule in rules],
+    read_rules,
+)
 _SECRET: Final = Type(_not_empty, (str,), "a text in quotes, of at least one character")
+_NAME: Final = Type(_name, (str,), "a text in quotes, of 1 to 200 characters, all of them visible")
+_DATABASE: Final = Type(
+    _database, (str,), "an address in quotes, such as postgresql://USER@HOST/DATABASE", _told_database
+)
+_LEASE: Final = Type(_lease, (int,), "a whole number of seconds from 1 to 3600, without quotes", _told_lease)
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +387,7 @@ class Definition:
     default    as text, in the flag's unit; None leaves the field None, or to another definition.
     exit_code  for a value that is refused.
     is_secret  it is never shown.
+    adds_up    its flag may be repeated, and each time adds to what its field holds.
     """
 
     flags: tuple[str, ...]
@@ -278,6 +402,7 @@ class Definition:
     default: str | None = None
     exit_code: int = EXIT_USAGE
     is_secret: bool = False
+    adds_up: bool = False
 
 
 DEFINITIONS: Final = (
@@ -320,13 +445,46 @@ DEFINITIONS: Final = (
         default="10485760",
     ),
     Definition(
+        ("--journal",),
+        "keep the binlog in the PostgreSQL database at URL instead; started twice or more, one server serves and the"
+        " others stand by",
+        field="journal",
+        metavar="URL",
+        variable="DATABASE_URL",
+        key="journal",
+        type=_DATABASE,
+    ),
+    Definition(
+        ("--journal-name",),
+        "which journal of that database; servers with the same one take over from each other",
+        field="journal_name",
+        metavar="NAME",
+        variable="GREENSTALK_JOURNAL_NAME",
+        key="journal_name",
+        type=_NAME,
+        default="default",
+    ),
+    Definition(
+        ("--lease",),
+        "let a standby take over once the database has not heard of the active server for SECONDS",
+        field="lease_ns",
+        metavar="SECONDS",
+        variable="GREENSTALK_LEASE_SECONDS",
+        key="lease_seconds",
+        type=_LEASE,
+        default="2",
+    ),
+    Definition(
         ("-l",),
-        "listen on ADDR: an address, a host name, or unix:PATH for a Unix socket (one left at PATH is replaced)",
+        "listen on ADDR: an address or a host name, perhaps with a :PORT of its own, or unix:PATH for a Unix socket"
+        " (one left at PATH is replaced); with plain: before it, without TLS; may be repeated, or a list by comma",
         field="listen",
         metavar="ADDR",
         variable="GREENSTALK_LISTEN",
         key="listen",
+        type=_ADDRESSES,
         default="0.0.0.0",  # noqa: S104  beanstalkd's default, and what a replacement must do
+        adds_up=True,
     ),
     Definition(
         ("-p",),
@@ -386,6 +544,179 @@ DEFINITIONS: Final = (
         type=_BOOLEAN,
         implies="yes",
         default="no",
+    ),
+    Definition(
+        ("--tls-cert",),
+        "speak TLS on every TCP port of the beanstalk protocol, with the certificate and its chain in FILE (PEM)",
+        field="tls_cert",
+        metavar="FILE",
+        variable="GREENSTALK_TLS_CERT",
+        key="tls.cert",
+    ),
+    Definition(
+        ("--tls-key",),
+        "the certificate's private key; without it, it is in the certificate's file",
+        field="tls_key",
+        metavar="FILE",
+        variable="GREENSTALK_TLS_KEY",
+        key="tls.key",
+    ),
+    Definition(
+        ("--tls-client-ca",),
+        "let in by TLS only clients with a certificate of an authority in FILE (PEM)",
+        field="tls_client_ca",
+        metavar="FILE",
+        variable="GREENSTALK_TLS_CLIENT_CA",
+        key="tls.client_ca",
+    ),
+    Definition(
+        (),
+        "rules of who may use which tube, in the configuration file alone; without any, everyone may use all",
+        field="access",
+        key="access",
+        type=_RULES,
+        default="",
+    ),
+    Definition(
+        ("--max-connections",),
+        "close what connects while N connections of the beanstalk protocol are open",
+        field="max_connections",
+        metavar="N",
+        variable="GREENSTALK_MAX_CONNECTIONS",
+        key="limits.connections",
+        type=_COUNT,
+        default="0",
+    ),
+    Definition(
+        ("--max-connections-per-address",),
+        "close what connects while N connections from its IP address are open",
+        field="max_connections_per_address",
+        metavar="N",
+        variable="GREENSTALK_MAX_CONNECTIONS_PER_ADDRESS",
+        key="limits.connections_per_address",
+        type=_COUNT,
+        default="0",
+    ),
+    Definition(
+        ("--max-jobs",),
+        "answer OUT_OF_MEMORY to puts while there are N jobs",
+        field="max_jobs",
+        metavar="N",
+        variable="GREENSTALK_MAX_JOBS",
+        key="limits.jobs",
+        type=_COUNT,
+        default="0",
+    ),
+    Definition(
+        ("--max-bytes",),
+        "answer OUT_OF_MEMORY to puts while the bodies of all jobs would take more than BYTES",
+        field="max_bytes",
+        metavar="BYTES",
+        variable="GREENSTALK_MAX_BYTES",
+        key="limits.bytes",
+        type=_COUNT,
+        default="0",
+    ),
+    Definition(
+        ("--memory-limit",),
+        "keep the process within BYTES: with -b, bodies that are wanted last are on disk alone; without, or once the"
+        " rest takes as much, the answer is OUT_OF_MEMORY",
+        field="memory_limit",
+        metavar="BYTES",
+        variable="GREENSTALK_MEMORY_LIMIT",
+        key="limits.memory",
+        type=_MEMORY,
+        default="0",
+    ),
+    Definition(
+        ("--max-tube-jobs",),
+        "answer OUT_OF_MEMORY to puts while the job's tube has N jobs",
+        field="max_tube_jobs",
+        metavar="N",
+        variable="GREENSTALK_MAX_TUBE_JOBS",
+        key="limits.tube_jobs",
+        type=_COUNT,
+        default="0",
+    ),
+    Definition(
+        ("--max-tube-bytes",),
+        "answer OUT_OF_MEMORY to puts while the bodies in the job's tube would take more than BYTES",
+        field="max_tube_bytes",
+        metavar="BYTES",
+        variable="GREENSTALK_MAX_TUBE_BYTES",
+        key="limits.tube_bytes",
+        type=_COUNT,
+        default="0",
+    ),
+    Definition(
+        ("--max-tubes",),
+        "answer OUT_OF_MEMORY to a use or watch that would make a tube while there are N",
+        field="max_tubes",
+        metavar="N",
+        variable="GREENSTALK_MAX_TUBES",
+        key="limits.tubes",
+        type=_COUNT,
+        default="0",
+    ),
+    Definition(
+        ("--max-watched",),
+        "answer OUT_OF_MEMORY to a watch of one more tube than N by one connection",
+        field="max_watched",
+        metavar="N",
+        variable="GREENSTALK_MAX_WATCHED",
+        key="limits.watched",
+        type=_COUNT,
+        default="0",
+    ),
+    Definition(
+        ("--max-rate",),
+        "serve one connection N commands in a second, and read it no faster",
+        field="max_rate",
+        metavar="N",
+        variable="GREENSTALK_MAX_RATE",
+        key="limits.rate",
+        type=_RATE,
+        default="0",
+    ),
+    Definition(
+        ("--max-output",),
+        "read a connection no further while BYTES of replies to it wait for the disk",
+        field="max_output",
+        metavar="BYTES",
+        variable="GREENSTALK_MAX_OUTPUT",
+        key="limits.output",
+        type=_COUNT,
+        default="1048576",
+    ),
+    Definition(
+        ("--idle-timeout",),
+        "close a connection that has sent nothing for SECONDS, unless it waits for a job or holds one",
+        field="idle_timeout",
+        metavar="SECONDS",
+        variable="GREENSTALK_IDLE_TIMEOUT",
+        key="limits.idle_timeout",
+        type=_TIMEOUT,
+        default="0",
+    ),
+    Definition(
+        ("--command-timeout",),
+        "close a connection that takes longer than SECONDS to send a command and its body",
+        field="command_timeout",
+        metavar="SECONDS",
+        variable="GREENSTALK_COMMAND_TIMEOUT",
+        key="limits.command_timeout",
+        type=_TIMEOUT,
+        default="0",
+    ),
+    Definition(
+        ("--dead-peer-timeout",),
+        "close a connection whose other side has not answered TCP for SECONDS",
+        field="dead_peer_timeout",
+        metavar="SECONDS",
+        variable="GREENSTALK_DEAD_PEER_TIMEOUT",
+        key="limits.dead_peer_timeout",
+        type=_TIMEOUT,
+        default="300",
     ),
     Definition(
         ("--log-level",),
@@ -561,9 +892,27 @@ def defaults() -> dict[str, Any]:
 
 def check(options: Options) -> None:
     """Raise UsageError if the fields of *options* do not go together."""
+    _refuse_two_journals(options)
+    _refuse_half_of_tls(options)
     _refuse_open_dashboard(options)
     _refuse_bad_passwords(options)
     _refuse_bad_tokens(options)
+
+
+def _refuse_half_of_tls(options: Options) -> None:
+    """Raise UsageError if there is something of TLS without a certificate, which everything else goes with."""
+    if options.tls_cert is not None:
+        return
+    for of in ("tls_key", "tls_client_ca"):
+        if getattr(options, of) is not None:
+            raise UsageError(f"{options.named(of)}: must not be set without {options.named('tls_cert')}")
+
+
+def _refuse_two_journals(options: Options) -> None:
+    """Raise UsageError if jobs are to be kept in two places."""
+    if options.journal is not None and options.binlog_dir is not None:
+        name, other = options.named("journal"), options.named("binlog_dir")
+        raise UsageError(f"{name}: must not be set beside {other}: a server has one journal")
 
 
 def _refuse_open_dashboard(options: Options) -> None:
@@ -622,8 +971,14 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
+def without_password(url: str) -> str:
+    """Return *url* with stars for the password in it, if there is one."""
+    return _PASSWORD_OF_URL.sub(r"\1***", url)
+
+
 def shown(text: str) -> str:
     """Return *text* for a message, as `quoted`, and cut if it is long."""
+    text = without_password(text)
     return quoted(text if len(text) <= LONGEST_VALUE_SHOWN else text[:LONGEST_VALUE_SHOWN] + "…")
 
 

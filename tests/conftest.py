@@ -10,6 +10,7 @@ from greenstalk_server.broker import Broker
 from greenstalk_server.stats import ServerFacts
 from tests.core.world import make_broker
 from tests.daemon import Daemon
+from tests.postgresql.cluster import Cluster
 
 
 @pytest.fixture
@@ -33,3 +34,10 @@ def server() -> Iterator[Daemon]:
         code, said = daemon.stop()
         assert code == 0
         assert "Traceback" not in said and "error" not in said, said
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """A PostgreSQL server, started once for all tests that want one; each uses a journal of a name of its own."""
+    with Cluster() as cluster:
+        yield cluster

@@ -24,7 +24,8 @@ PATIENCE = 20.0
 
 def environment(**variables: str) -> dict[str, str]:
     """Return this process's environment without what a server reads from it, and with *variables*."""
-    kept = {name: text for name, text in os.environ.items() if not re.match(r"PORT$|GREENSTALK_|LISTEN_|NOTIFY_", name)}
+    ours = re.compile(r"PORT$|GREENSTALK_|DATABASE_URL$|LISTEN_|NOTIFY_|PG[A-Z]+$")
+    kept = {name: text for name, text in os.environ.items() if not ours.match(name)}
     return kept | {"PYTHONUNBUFFERED": "1"} | variables
 
 

@@ -32,12 +32,13 @@ PUT = b"put 0 0 60 2\r\nhi\r\n"
 
 HAND_OVER = """\
 import os, sys
-os.dup2(int(sys.argv[1]), 3)
-os.set_inheritable(3, True)
+for place, fd in enumerate(map(int, sys.argv[1].split(",")), 3):
+    os.dup2(fd, place)
+    os.set_inheritable(place, True)
 os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS=sys.argv[2])
 os.execv(sys.argv[3], sys.argv[3:])
 """
-"""A parent like systemd, which hands the socket argv[1] over as descriptor 3, then becomes argv[3:]."""
+"""A parent like systemd, which hands the sockets argv[1] over as descriptors from 3 on, then becomes argv[3:]."""
 
 BECOME_NOBODY = """\
 import encodings.idna, os, pwd, sys
@@ -416,12 +417,18 @@ def test_socket_activation_unix(tmp_path: Path) -> None:
             assert "ignored" not in daemon.stop()[1]
 
 
-def test_socket_activation_takes_the_first_of_several() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        command = handing_over(listener, count="2")
-        with Daemon("--no-web", command=command, pass_fds=[listener.fileno()]) as daemon:
-            assert daemon.port == listener.getsockname()[1]
-            assert "WARNING 2 sockets were handed over: serving the first" in daemon.stop()[1]
+def test_socket_activation_takes_all_of_several(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    with socket.create_server(("127.0.0.1", 0)) as first, socket.socket(socket.AF_UNIX) as second:
+        second.bind(str(path))
+        second.listen()
+        command = (sys.executable, "-c", HAND_OVER, f"{first.fileno()},{second.fileno()}", "2", *COMMAND)
+        with Daemon("--no-web", command=command, pass_fds=[first.fileno(), second.fileno()]) as daemon:
+            port = first.getsockname()[1]
+            assert f"\nbeanstalk protocol: 127.0.0.1:{port}, unix:{path}\n" in daemon.first_lines
+            assert ask_unix(path) == b"INSERTED 1"
+            with socket.create_connection(("127.0.0.1", port), PATIENCE) as sock:
+                assert ask(sock, PUT) == b"INSERTED 2"
 
 
 def test_socket_activation_for_another_process_is_none() -> None:

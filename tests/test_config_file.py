@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from greenstalk_server.access import Rule
 from greenstalk_server.command_line import parse
 from greenstalk_server.options import DEFINITIONS, Options, UsageError
 
+# Every key but those that stand instead of others.
 EVERYTHING = """\
-# Every key that there is.
+journal_name = "mail"
 data_dir = "/var/lib/greenstalk"
 sync_ms = 0
 journal_file_size = 4096
@@ -22,7 +24,7 @@ max_job_size = 100_000
 strict_recovery = true
 log_level = "warning"
 log_format = "json"
-
+lease_seconds = 7
 [web]
 host = '''
 ::1'''
@@ -42,19 +44,49 @@ api_token = "t0ken"
 api_viewer_token = "r3ad"
 metrics_token = "scr4pe"
 allow_insecure = false
+
+[tls]
+cert = "/etc/queue.pem"
+key = "/etc/queue.key"
+client_ca = "/etc/clients.pem"
+
+[limits]
+connections = 1001
+connections_per_address = 1002
+jobs = 1003
+bytes = 1004
+memory = 100000000
+tube_jobs = 1005
+tube_bytes = 1006
+tubes = 1007
+watched = 1008
+rate = 1009
+output = 1010
+idle_timeout = 1011
+command_timeout = 1012
+dead_peer_timeout = 1013
+
+[[access]]
+client = "mail-*"
+consume = ["mail"]
+[[access]]
+listener = "127.0.0.1"
+inspect = ["*"]
 """
 
 FIELDS = {
+    "journal_name": ("mail", 1),
     "binlog_dir": ("/var/lib/greenstalk", 2),
     "sync_interval_ns": (0, 3),
     "binlog_max_size": (4096, 4),
-    "listen": ("127.0.0.1", 5),
+    "listen": (("127.0.0.1",), 5),
     "port": (11301, 6),
     "user": ("nobody", 7),
     "max_job_size": (100_000, 8),
     "strict_recovery": (True, 9),
     "log_level": ("warning", 10),
     "log_format": ("json", 11),
+    "lease_ns": (7_000_000_000, 12),
     "web_host": ("::1", 14),
     "web_port": (8081, 16),
     "web_enabled": (True, 17),
@@ -69,6 +101,36 @@ FIELDS = {
     "api_viewer_token": ("r3ad", 29),
     "metrics_token": ("scr4pe", 30),
     "allow_insecure": (False, 31),
+    **{
+        field: (value, EVERYTHING.splitlines().index(text) + 1)
+        for field, value, text in (
+            ("tls_cert", "/etc/queue.pem", 'cert = "/etc/queue.pem"'),
+            ("tls_key", "/etc/queue.key", 'key = "/etc/queue.key"'),
+            ("tls_client_ca", "/etc/clients.pem", 'client_ca = "/etc/clients.pem"'),
+            ("max_connections", 1001, "connections = 1001"),
+            ("max_connections_per_address", 1002, "connections_per_address = 1002"),
+            ("max_jobs", 1003, "jobs = 1003"),
+            ("max_bytes", 1004, "bytes = 1004"),
+            ("memory_limit", 100_000_000, "memory = 100000000"),
+            ("max_tube_jobs", 1005, "tube_jobs = 1005"),
+            ("max_tube_bytes", 1006, "tube_bytes = 1006"),
+            ("max_tubes", 1007, "tubes = 1007"),
+            ("max_watched", 1008, "watched = 1008"),
+            ("max_rate", 1009, "rate = 1009"),
+            ("max_output", 1010, "output = 1010"),
+            ("idle_timeout", 1011, "idle_timeout = 1011"),
+            ("command_timeout", 1012, "command_timeout = 1012"),
+            ("dead_peer_timeout", 1013, "dead_peer_timeout = 1013"),
+            (
+                "access",
+                (
+                    Rule(listener=None, client="mail-*", produce=(), consume=("mail",), inspect=()),
+                    Rule(listener="127.0.0.1", client=None, produce=(), consume=(), inspect=("*",)),
+                ),
+                "[[access]]",
+            ),
+        )
+    },
 }
 
 
@@ -102,8 +164,14 @@ def test_every_key_sets_its_field(path: Path) -> None:
     assert parsed.warnings == ()
 
 
+def test_a_journal_in_a_database(path: Path) -> None:
+    path.write_text('journal = "postgresql://c/d"\n')
+    assert options(path).journal == "postgresql://c/d"
+    assert str(refusal(path, 'data_dir = "."\njournal = "postgresql://c/d"')).startswith(f"{path}:2: journal: must not")
+
+
 def test_every_key_is_tested_above() -> None:
-    assert {row.field for row in DEFINITIONS if row.key} == FIELDS.keys() | {"web_password_file"}
+    assert {row.field for row in DEFINITIONS if row.key} == FIELDS.keys() | {"journal", "web_password_file"}
 
 
 def test_a_key_may_be_written_in_other_ways(path: Path) -> None:
@@ -162,7 +230,14 @@ def test_an_empty_file_sets_nothing(path: Path) -> None:
         ("sync_ms = 'often'", ":1: sync_ms often: must be a whole number of milliseconds, 0 (at every write) or more"),
         ("strict_recovery = 1", ":1: strict_recovery 1: must be true or false, without quotes"),
         ("strict_recovery = 'yes'", ":1: strict_recovery yes: must be true or false, without quotes"),
-        ("listen = 1", ":1: listen 1: must be a text in quotes, without NUL"),
+        ("listen = 1", ":1: listen 1: must be an address in quotes, or an array of them"),
+        ("access = 1", ":1: access: must be tables, each headed [[access]]"),
+        ("[access]", ":1: access: must be tables, each headed [[access]]"),
+        ("[[access]]\nconsum = []", ":1: access: rule 1: unknown key 'consum': did you mean consume?"),
+        ("[[access]]\n[[access]]\nclient = 1", ":1: access: rule 2: client: must be a text in quotes, of at least one"),
+        ("[[access]]\nproduce = 'a'", ":1: access: rule 1: produce: must be an array of names of tubes, in which *"),
+        ("[[access]]\nproduce = ['a b']", ":1: access: rule 1: produce: 'a b' cannot match any tube; * stands for"),
+        ("[limits]\njobs = -1", ":2: limits.jobs -1: must be a whole number, 0 (no limit) or more, without quotes"),
         ('user = "a\\u0000b"', ":1: user 'a\\x00b': must be a text in quotes, without NUL"),
         ("data_dir = ''", ":1: data_dir '': must be the path of a directory, in quotes"),
         ("log_level = 'INFO'", ":1: log_level INFO: must be debug, info, warning or error, in quotes"),

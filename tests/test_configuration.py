@@ -59,13 +59,21 @@ def test_the_same_as_json(file: Path) -> None:
     assert told["settings"]["web.api_token"] == {"value": None, "origin": "default"}
 
 
+def test_rules_of_access_are_counted_in_the_table_and_told_as_json(tmp_path: Path) -> None:
+    path = tmp_path / "greenstalk.toml"
+    path.write_text('[[access]]\nclient = "mail-*"\nconsume = ["mail"]\n[[access]]\ninspect = ["*"]\n')
+    assert re.search(r"^access  +2 \(--json shows them\) ", run("config", "--config", str(path)).stdout, re.MULTILINE)
+    told = json.loads(run("config", "--json", "--config", str(path)).stdout)["settings"]["access"]
+    assert told == {"value": [{"client": "mail-*", "consume": ["mail"]}, {"inspect": ["*"]}], "origin": f"{path}:1"}
+
+
 def test_warnings_are_told_beside_the_table(file: Path) -> None:
     file.chmod(0o644)
     done = run("config", "--config", str(file), "-z", "2000000000")
     first, second = done.stderr.splitlines()
     assert first.startswith(f"greenstalk-server: warning: {file}:3: everybody on this machine can read web.password;")
     assert second == "greenstalk-server: warning: the maximum job size (-z) was cut to 1073741824, the largest allowed"
-    assert "max_job_size          1073741824" in done.stdout
+    assert re.search(r"^max_job_size  +1073741824  ", done.stdout, re.MULTILINE)
 
 
 def test_what_cannot_be_in_force_is_refused() -> None:

@@ -9,6 +9,7 @@ import pytest
 from greenstalk_server import __version__
 from greenstalk_server.command_line import (
     Command,
+    Handover,
     Information,
     JournalCheck,
     JournalExport,
@@ -17,6 +18,7 @@ from greenstalk_server.command_line import (
     parse,
     usage,
 )
+from greenstalk_server.configuration import as_json, as_table
 from greenstalk_server.options import DEFINITIONS, TOKENS, Options, UsageError
 
 GIB = 2**30
@@ -46,13 +48,31 @@ def test_defaults() -> None:
         binlog_dir=None,
         sync_interval_ns=50_000_000,
         binlog_max_size=10_485_760,
-        listen="0.0.0.0",
+        listen=("0.0.0.0",),
         port=11300,
         user=None,
         max_job_size=65535,
         log_level="info",
         log_format="text",
         strict_recovery=False,
+        tls_cert=None,
+        tls_key=None,
+        tls_client_ca=None,
+        access=(),
+        max_connections=0,
+        max_connections_per_address=0,
+        max_jobs=0,
+        max_bytes=0,
+        memory_limit=0,
+        max_tube_jobs=0,
+        max_tube_bytes=0,
+        max_tubes=0,
+        max_watched=0,
+        max_rate=0,
+        max_output=2**20,
+        idle_timeout=0,
+        command_timeout=0,
+        dead_peer_timeout=300,
         web_host="127.0.0.1",
         web_port=8080,
         web_enabled=True,
@@ -68,6 +88,9 @@ def test_defaults() -> None:
         url_prefix="",
         trusted_proxies=(),
         allow_insecure=False,
+        journal=None,
+        journal_name="default",
+        lease_ns=2_000_000_000,
         origins={},
         warnings=(),
     )
@@ -82,8 +105,14 @@ def test_defaults() -> None:
         (["-F"], "sync_interval_ns", None),
         (["-f", "never"], "sync_interval_ns", None),
         (["-s", "4096"], "binlog_max_size", 4096),
-        (["-l", "::1"], "listen", "::1"),
-        (["-lunix:/run/jobs.sock"], "listen", "unix:/run/jobs.sock"),
+        (["-l", "::1"], "listen", ("::1",)),
+        (["-lunix:/run/jobs.sock"], "listen", ("unix:/run/jobs.sock",)),
+        (["-l", "::1", "-lunix:/run/jobs.sock"], "listen", ("::1", "unix:/run/jobs.sock")),
+        (["-l", "::1, plain:localhost:11301"], "listen", ("::1", "plain:localhost:11301")),
+        (["--tls-cert", "/etc/queue.pem"], "tls_cert", "/etc/queue.pem"),
+        (["--max-jobs=1000"], "max_jobs", 1000),
+        (["--max-rate", "1000000"], "max_rate", 1_000_000),
+        (["--idle-timeout", "3600"], "idle_timeout", 3600),
         (["-p", "0"], "port", 0),
         (["-p", "+11301"], "port", 11301),
         (["-p65535"], "port", 65535),
@@ -100,6 +129,9 @@ def test_defaults() -> None:
         (["--web-port=0"], "web_port", 0),
         (["--no-web"], "web_enabled", False),
         (["--strict-recovery"], "strict_recovery", True),
+        (["--journal", "postgresql://a:b@c/d"], "journal", "postgresql://a:b@c/d"),
+        (["--journal-name=mail"], "journal_name", "mail"),
+        (["--lease", "5"], "lease_ns", 5_000_000_000),
         (["--read-only"], "read_only", True),
         (["--hide-bodies"], "hide_bodies", True),
         (["--url-prefix", "/queue"], "url_prefix", "/queue"),
@@ -117,7 +149,7 @@ def test_a_flag_sets_its_field_and_no_other(argv: list[str], field: str, value: 
 
 def test_short_flags_can_be_bundled() -> None:
     parsed = options("-VFVp11301", "-Vl", "127.0.0.1")
-    assert (parsed.sync_interval_ns, parsed.port, parsed.listen) == (None, 11301, "127.0.0.1")
+    assert (parsed.sync_interval_ns, parsed.port, parsed.listen) == (None, 11301, ("127.0.0.1",))
     assert parsed.origins == {"log_level": "-V", "sync_interval_ns": "-F", "port": "-p", "listen": "-l"}
 
 
@@ -233,7 +265,8 @@ def test_a_job_size_above_1_gib_is_cut_with_a_warning(text: str) -> None:
     ("variable", "text", "field", "value"),
     [
         ("GREENSTALK_DATA_DIR", "/data", "binlog_dir", "/data"),
-        ("GREENSTALK_LISTEN", "::1", "listen", "::1"),
+        ("GREENSTALK_LISTEN", "::1", "listen", ("::1",)),
+        ("GREENSTALK_LISTEN", "::1,unix:/run/jobs.sock", "listen", ("::1", "unix:/run/jobs.sock")),
         ("GREENSTALK_MAX_JOB_SIZE", "100", "max_job_size", 100),
         ("GREENSTALK_WEB_HOST", "::1", "web_host", "::1"),
         ("PORT", "5000", "web_port", 5000),
@@ -250,9 +283,18 @@ def test_a_job_size_above_1_gib_is_cut_with_a_warning(text: str) -> None:
         ("GREENSTALK_LOG_LEVEL", "error", "log_level", "error"),
         ("GREENSTALK_LOG_FORMAT", "json", "log_format", "json"),
         ("GREENSTALK_STRICT_RECOVERY", "on", "strict_recovery", True),
+        ("DATABASE_URL", "postgres://c/d", "journal", "postgres://c/d"),
+        ("GREENSTALK_JOURNAL_NAME", "mail", "journal_name", "mail"),
+        ("GREENSTALK_LEASE_SECONDS", "60", "lease_ns", 60_000_000_000),
         ("GREENSTALK_WEB_ENABLED", "no", "web_enabled", False),
         ("GREENSTALK_READ_ONLY", "1", "read_only", True),
         ("GREENSTALK_HIDE_BODIES", "yes", "hide_bodies", True),
+        ("GREENSTALK_TLS_CERT", "/etc/queue.pem", "tls_cert", "/etc/queue.pem"),
+        *((row.variable, "7", row.field, 7) for row in DEFINITIONS if "_MAX_" in row.variable),
+        ("GREENSTALK_MEMORY_LIMIT", "100000000", "memory_limit", 100_000_000),
+        ("GREENSTALK_IDLE_TIMEOUT", "0", "idle_timeout", 0),
+        ("GREENSTALK_COMMAND_TIMEOUT", "60", "command_timeout", 60),
+        ("GREENSTALK_DEAD_PEER_TIMEOUT", "2592000", "dead_peer_timeout", 2_592_000),
         ("GREENSTALK_URL_PREFIX", "/queue", "url_prefix", "/queue"),
         ("GREENSTALK_TRUSTED_PROXIES", "127.0.0.1", "trusted_proxies", (ip_network("127.0.0.1"),)),
         ("GREENSTALK_ALLOW_INSECURE", "1", "allow_insecure", True),
@@ -274,7 +316,7 @@ def test_the_user_and_the_viewers_password_set_their_fields() -> None:
 def test_every_variable_is_tested_above() -> None:
     (parametrize,) = test_a_variable_sets_its_field.pytestmark  # type: ignore[attr-defined]
     tested = {case[0] for case in parametrize.args[1]} | {"GREENSTALK_WEB_USER", "GREENSTALK_WEB_VIEWER_PASSWORD"}
-    tested |= {"GREENSTALK_CONFIG"}  # test_config_file.py
+    tested |= {"GREENSTALK_CONFIG", "GREENSTALK_TLS_KEY", "GREENSTALK_TLS_CLIENT_CA"}  # test_config_file.py
     assert tested == {row.variable for row in DEFINITIONS if row.variable}
 
 
@@ -282,6 +324,31 @@ def test_no_secret_is_in_the_text_of_the_options() -> None:
     parsed = options(**ADMIN, **VIEWER, **SCRAPER, **PROGRAMS)
     for secret in ("pa55word", "l00k", "t0ken", "pr0gram", "st4ts"):
         assert secret not in repr(parsed)
+
+
+def test_the_password_of_a_database_is_not_shown() -> None:
+    url = "postgresql://ada:pa55word@db/jobs"
+    parsed = options("--journal", url)
+    assert parsed.journal == url
+    assert "pa55word" not in repr(parsed) + as_json(parsed) + as_table(parsed)
+    assert "postgresql://ada:***@db/jobs" in as_table(parsed)
+    for bad in ("mysql://ada:pa55word@db/jobs", "mysql://db/jobs?user=ada&password=pa55word"):
+        message = str(refusal("--journal", bad))
+        assert message.startswith("--journal mysql://") and "***" in message and "pa55word" not in message
+
+
+def test_a_server_has_one_journal() -> None:
+    message = "--journal: must not be set beside -b: a server has one journal"
+    assert str(refusal("-b", "data", "--journal", "postgresql://c/d")) == message
+    parsed = options("-b", "data", DATABASE_URL="postgresql://c/d")
+    assert (parsed.binlog_dir, parsed.journal) == ("data", None)
+    assert parsed.warnings == ("DATABASE_URL is not used: the journal is in data",)
+
+
+@pytest.mark.parametrize(("flag", "is_ignored"), [("-f0", False), ("-f50", True), ("-F", True)])
+def test_a_journal_in_postgresql_is_always_committed_first(flag: str, is_ignored: bool) -> None:
+    warnings = options(flag, "--journal", "postgresql://c/d").warnings
+    assert [warning.startswith(f"{flag[:2]} is ignored") for warning in warnings] == [True] * is_ignored
 
 
 def test_no_flag_takes_a_secret() -> None:
@@ -441,6 +508,8 @@ def test_without_a_dashboard_its_address_does_not_matter() -> None:
         (["journal", "import", "d", "f"], JournalImport("d", "f")),
         (["config"], ShowConfig(options(), is_json=False)),
         (["config", "--json", "-p1"], ShowConfig(options("-p1"), is_json=True)),
+        (["handover", "--journal", "postgresql://c/d"], Handover(options("--journal", "postgresql://c/d"))),
+        (["handover", "-h"], Information(usage())),
         (["config", "-v"], Information(f"greenstalk-server {__version__}\n")),
         (["config", "--help"], Information(usage())),
         (["journal", "-h"], Information(usage())),
@@ -473,6 +542,10 @@ def test_what_is_no_verb_of_the_journal_is_refused(argv: list[str]) -> None:
         ": must be `journal check DIR`, `journal export DIR [-o FILE]` or `journal import DIR [FILE]`"
     )
     assert error.exit_code == 5
+
+
+def test_a_handover_needs_to_know_between_whom() -> None:
+    assert str(refusal("handover")) == "handover: --journal must be set, to say which servers are meant"
 
 
 def test_a_bad_option_of_config_is_refused() -> None:
