@@ -17,6 +17,7 @@ from jinja2 import StrictUndefined
 
 from greenstalk_server.broker import Broker
 from greenstalk_server.clock import Clock
+from greenstalk_server.role import Role
 from web import api, errors, guard, theme, views
 from web.access import visitor
 from web.actions import Actions
@@ -39,10 +40,11 @@ from web.proxies import Prefix, TrustedProxies
 from web.request_times import RequestTimes
 from web.samples import Samples
 from web.search import Searches
+from web.standby import create_standby_app
 from web.store import Store
 from web.tasks import Tasks
 
-__all__ = ["WebOptions", "create_app", "warm_up"]
+__all__ = ["WebOptions", "create_app", "create_standby_app", "warm_up"]
 
 MAX_REQUEST_BODY = 64 * 1024
 """Bytes of a request, besides the body of a job that is put or edited."""
@@ -54,6 +56,7 @@ def create_app(
     options: WebOptions | None = None,
     *,
     commit: Callable[[], bool] | None = None,
+    role: Callable[[], Role] | None = None,
 ) -> Flask:
     """Return the dashboard of *broker*; None for the options is all as a WebOptions has it.
 
@@ -62,6 +65,7 @@ def create_app(
 
     commit          returns when every change made so far is as safe as one that a client was told of, or False if
                     that takes too long. May switch. None if there is nothing to wait for.
+    role            of a server that shares its journal with others; None of one that does not.
     """
     options = options or WebOptions()
     app = Flask("web", template_folder=template_folder(), static_folder=static_folder())
@@ -82,7 +86,7 @@ def create_app(
     history = app.extensions["history"] = History(broker, clock)
     history.start()
     Charts(broker, history).install(app)
-    views.Views(broker, clock, history, examples(options.beanstalk), store).install(app, live)
+    views.Views(broker, clock, history, examples(options.beanstalk), store, role).install(app, live)
     ConnectionViews(broker, clock).install(app, live)
     commit = commit if commit is not None else _nothing_to_wait_for
     deeds = Deeds(broker, clock, audit, store)

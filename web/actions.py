@@ -20,6 +20,7 @@ from greenstalk_server.job import BURIED, DELAYED, READY, RESERVED, SECOND, STAT
 from greenstalk_server.tube import Tube
 from web import fields, text
 from web.access import visitor
+from web.bodies import found
 from web.connections import find_client
 from web.deeds import LONGEST_REASON, Deeds, Put
 from web.details import reservation
@@ -145,11 +146,11 @@ class Actions:
 
     def job_move(self) -> Response:
         """`id`, `tube`, and `confirm` if it is reserved: have it in that tube, in the state that it is in."""
-        job = self._job()
+        job, body = found(self._broker, self._job)
         name = fields.tube_name(request.form)
         # What is there already is told first: no box would help.
         is_forced = name != job.tube.name and self._is_forced(job, "moved")
-        self._deeds.move_job(job, name, is_forced)
+        self._deeds.move_job(job, body, name, is_forced)
         return self._to_job(job, "moved-job")
 
     def job_edit(self) -> Response:
@@ -157,17 +158,17 @@ class Actions:
 
         If it cannot be, the form comes back as it was sent, so that nothing that was typed is lost.
         """
-        job = self._job()
+        job, body = found(self._broker, self._job)
         try:
-            changes = self._changes(job)
+            changes = self._changes(job, body)
         except (BadRequest, Conflict) as error:
-            return make_response(self._form_again(job, error), error.code)
+            return make_response(self._form_again(job, body, error), error.code)
         return self._to_job(job, "edited-job" if changes.names() else "unchanged-job")
 
     def job_copy(self) -> Response:
         """`id`, `delay`: put a job like it into its tube, with an id of its own."""
-        job = self._job()
-        copy = self._deeds.copy_job(job, fields.number(request.form, "delay", 0, MAX_NUMBER))
+        job, body = found(self._broker, self._job)
+        copy = self._deeds.copy_job(job, body, fields.number(request.form, "delay", 0, MAX_NUMBER))
         return self._to_job(copy, "copied-job")
 
     # Connections
@@ -190,18 +191,18 @@ class Actions:
     def _job(self) -> Job:
         return find_job(self._broker, request.form)
 
-    def _changes(self, job: Job) -> Changes:
+    def _changes(self, job: Job, body: bytes) -> Changes:
         """Make the changes that the form asks for; raise BadRequest or Conflict if they cannot be made."""
         form, sees_bodies = request.form, visitor().sees_bodies
-        if form.get("version") != version(job, sees_bodies):
+        if form.get("version") != version(job, body, sees_bodies):
             raise Conflict(f"Job {job.id} has changed since you began, or has been taken. See what it is now.")
-        changes = read(form, job, self._broker.max_job_size, sees_bodies)
+        changes = read(form, job, body, self._broker.max_job_size, sees_bodies)
         if changes.names():
-            self._deeds.edit_job(job, changes, self._is_forced(job, "changed"))
+            self._deeds.edit_job(job, body, changes, self._is_forced(job, "changed"))
         return changes
 
-    def _form_again(self, job: Job, error: HTTPException) -> str:
-        return edit_page(job, given(job, request.form, visitor().sees_bodies), self._clock(), error)
+    def _form_again(self, job: Job, body: bytes, error: HTTPException) -> str:
+        return edit_page(job, body, given(job, body, request.form, visitor().sees_bodies), self._clock(), error)
 
     def _is_forced(self, job: Job, done: str) -> bool:
         """Whether *job* is held, and to be changed all the same; raise Conflict if it is held and not.

@@ -15,15 +15,16 @@ from flask import Flask, Request, redirect, render_template, request, url_for
 from werkzeug.exceptions import BadRequest, Conflict, NotFound, ServiceUnavailable
 from werkzeug.wrappers import Response
 
-from greenstalk_server.broker import DONE, HELD, NO_ROOM, NOT_FOUND, Broker
+from greenstalk_server.broker import DONE, HELD, NO_ROOM, NOT_FOUND, UNREAD, Broker
 from greenstalk_server.clock import Clock
 from greenstalk_server.job import BURIED, DELAYED, MAX_ID, READY, RESERVED, SECOND, Job
 from greenstalk_server.tube import is_tube_name
 from web import fields, text
 from web.audit import Audit
+from web.bodies import none
 from web.fields import MAX_NUMBER
 from web.query import Query, QueryError
-from web.search import FIRST_WAIT, asked, candidates, columns, rows
+from web.search import FIRST_WAIT, Matches, asked, candidates, columns, rows
 from web.tasks import Cancelled, Stopped, Task, Tasks
 
 SAMPLE: Final = 10
@@ -141,19 +142,19 @@ class Change:
         """Whether it would change *job*; by force, if a client holds that."""
         return self.action.changes(job, self.value)
 
-    def apply(self, broker: Broker, id: int, is_forced: bool, now: int) -> int:
-        """Do it to the job *id*; return DONE or why not, as `Broker.edit_job` does."""
+    def apply(self, broker: Broker, id: int, body: bytes | None, is_forced: bool, now: int) -> int:
+        """Do it to the job *id*, whose body is *body*; return DONE or why not, as `Broker.edit_job` does."""
         job = broker.jobs.get(id)
         if job is None:
             return NOT_FOUND
         if job.state == RESERVED and not is_forced:
             return HELD
         if isinstance(self.value, bytes):
-            return broker.edit_job(id, now, tube=self.value, is_forced=is_forced)
+            return broker.edit_job(id, now, tube=self.value, body=body, is_forced=is_forced)
         if self.key == "pri":
-            return broker.edit_job(id, now, pri=self.value, is_forced=is_forced)
+            return broker.edit_job(id, now, pri=self.value, body=body, is_forced=is_forced)
         if self.key == "delay":
-            return broker.edit_job(id, now, delay=self.value * SECOND)
+            return broker.edit_job(id, now, delay=self.value * SECOND, body=body)
         return DONE if self._transition(broker, job, is_forced, now) else NOT_FOUND
 
     def _transition(self, broker: Broker, job: Job, is_forced: bool, now: int) -> bool:
@@ -312,7 +313,7 @@ class Bulk:
 
     def _count(self, task: Task, plan: Plan) -> None:
         """The dry run. Switches."""
-        for job in self._chosen(task, plan):
+        for job, _ in self._chosen(task, plan):
             task.matched += 1
             if not plan.change.is_for(job):
                 plan.others += 1
@@ -338,36 +339,46 @@ class Bulk:
             self._audit.note("bulk/end", **told, jobs=task.done)
 
     def _change(self, task: Task, plan: Plan, is_forced: bool) -> None:
-        unsettled = 0
-        for job in self._chosen(task, plan):
+        unsettled = unread = 0
+
+        def is_for(job: Job) -> bool:
+            return plan.change.is_for(job) and (job.state != RESERVED or is_forced)
+
+        wants_body = is_for if plan.change.action.asks else none  # what is recorded anew is so with its body
+        for job, body in self._chosen(task, plan, wants_body):
             task.matched += 1
-            if not plan.change.is_for(job) or (job.state == RESERVED and not is_forced):
+            if not is_for(job):
                 continue
             self._refuse_to_go_on(task)
-            outcome = plan.change.apply(self._broker, job.id, is_forced, self._clock())
+            outcome = plan.change.apply(self._broker, job.id, body, is_forced, self._clock())
             if outcome == NO_ROOM:
                 raise Stopped(f"The journal has no room for more. {_so_far(task)}")
             task.done += outcome == DONE
+            unread += outcome == UNREAD
             unsettled += RECORD + (job.size if plan.change.action.asks else 0)
             if unsettled >= COMMIT_EVERY:
                 self._settle(task)
                 unsettled = 0
+        if unread:
+            stay = "1 job stays as it is" if unread == 1 else f"{text.number(unread)} jobs stay as they are"
+            task.message = f"{task.message} {stay}: what is in there cannot be read back from the disk.".strip()
 
-    def _chosen(self, task: Task, plan: Plan) -> Iterator[Job]:
-        """The jobs that *plan* is about, each as it is now. Switches."""
-        jobs, is_match, at, below = self._broker.jobs, plan.query.test(), plan.at, plan.below
+    def _chosen(
+        self, task: Task, plan: Plan, wants_body: Callable[[Job], bool] = none
+    ) -> Iterator[tuple[Job, bytes | None]]:
+        """The jobs that *plan* is about, each as it is now, with its body if that is wanted. Switches."""
         ids: Iterable[int]
         if plan.ids is None:
             task.total, ids = candidates(self._broker, plan.query)
         else:
             task.total, ids = len(plan.ids), plan.ids
-        for id in ids:
-            job = jobs.get(id)
-            if job is not None and id < below and is_match(job, at):
-                yield job
+        matches = Matches(self._broker, plan.query, plan.at, task.rest, wants_body)
+        for id, job, body in matches.among(ids):
+            if job is not None and id < plan.below:
+                yield job, body
             task.scanned += 1
-            task.rest()
         task.total = task.scanned  # some may have gone before their turn
+        task.message = matches.not_looked_at
 
     def _refuse_to_go_on(self, task: Task) -> None:
         trouble = self._broker.journal.trouble

@@ -24,7 +24,7 @@ from web import text
 from web.audit import Audit
 from web.edit import Changes
 from web.jobs import count
-from web.pace import Pace
+from web.pace import TURN, Pace
 from web.store import Store
 
 BULK_AT_MOST: Final = 20.0
@@ -42,10 +42,14 @@ class Held(Conflict):
 
 
 class NotTaken(ServiceUnavailable):
-    """The journal cannot take a job: the disk *is_full*, or fails. *ids* are of those, of several, that were put."""
+    """A job cannot be taken: the disk or memory *is_full*, or the disk fails.
 
-    def __init__(self, message: str, *, is_full: bool, ids: list[int] | None = None) -> None:
-        super().__init__(message)
+    *why* is said first, then what was *done*; *ids* are of those, of several, that were put.
+    """
+
+    def __init__(self, why: str, done: str, *, is_full: bool, ids: list[int] | None = None) -> None:
+        super().__init__(f"{why} {done}")
+        self.why: str = why
         self.is_full: bool = is_full
         self.ids: list[int] | None = ids
 
@@ -130,8 +134,8 @@ class Deeds:
                 tubes.setdefault(one.tube, []).append(job.id)
                 pace.rest()
         except NotTaken as error:
-            said = f"{self._why_not_taken()} {text.counted(len(ids), 'job')} of them {_was(ids)}."
-            raise NotTaken(said, is_full=error.is_full, ids=ids) from None
+            done = f"{text.counted(len(ids), 'job')} of them {_was(ids)}."
+            raise NotTaken(error.why, done, is_full=error.is_full, ids=ids) from None
         finally:
             for name, put in tubes.items():
                 self._audit.note("tube/put", tube=name.decode(), id=put[0], jobs=len(put))
@@ -167,33 +171,36 @@ class Deeds:
             self._refuse_held(job, "deleted")
         self._audit.note("job/delete", id=job.id, tube=name)
 
-    def move_job(self, job: Job, name: bytes, is_forced: bool) -> None:
-        """Have *job* in the tube *name*, in the state that it is in."""
+    def move_job(self, job: Job, body: bytes, name: bytes, is_forced: bool) -> None:
+        """Have *job*, whose body is *body*, in the tube *name*, in the state that it is in."""
         old = job.tube.name
         if name == old:
             raise Conflict(f"Job {job.id} is in the tube “{name.decode()}” already.")
-        done = self._broker.edit_job(job.id, self._clock(), tube=name, is_forced=is_forced)
+        done = self._broker.edit_job(job.id, self._clock(), tube=name, body=body, is_forced=is_forced)
         self._refuse_undone(job, done, "moved")
         self._audit.note("job/move", id=job.id, tube=old.decode(), to=name.decode())
 
-    def edit_job(self, job: Job, changes: Changes, is_forced: bool) -> None:
-        """Make *changes*, of which there are some, to *job*; raise Held if it is held and not *is_forced*."""
+    def edit_job(self, job: Job, body: bytes, changes: Changes, is_forced: bool) -> None:
+        """Make *changes*, of which there are some, to *job*, whose body is *body*.
+
+        Raise Held if it is held and not *is_forced*.
+        """
         done = self._broker.edit_job(
             job.id,
             self._clock(),
             pri=changes.pri,
             delay=changes.delay,
             ttr=changes.ttr,
-            body=changes.body,
+            body=changes.body if changes.body is not None else body,
             is_forced=is_forced,
         )
         self._refuse_undone(job, done, "changed")
         self._audit.note("job/edit", id=job.id, tube=job.tube.name.decode(), changed=changes.names())
 
-    def copy_job(self, job: Job, delay: int) -> Job:
-        """Put a job like *job* into its tube, with an id of its own, ready after *delay* seconds."""
+    def copy_job(self, job: Job, body: bytes, delay: int) -> Job:
+        """Put a job like *job*, whose body is *body*, into its tube, with its own id, ready after *delay* seconds."""
         self._refuse_puts()
-        copy = self._put(Put(job.tube.name, job.pri, delay, job.ttr // SECOND, job.body))
+        copy = self._put(Put(job.tube.name, job.pri, delay, job.ttr // SECOND, body))
         self._audit.note("job/copy", id=copy.id, of=job.id, tube=job.tube.name.decode(), bytes=job.size)
         return copy
 
@@ -232,18 +239,24 @@ class Deeds:
         assert outcome == DONE
 
     def _refuse_no_room(self, done: str) -> NoReturn:
-        raise NotTaken(f"{self._why_not_taken()} Nothing was {done}.", is_full=self._broker.journal.trouble is None)
-
-    def _why_not_taken(self) -> str:
-        trouble = self._broker.journal.trouble or "there is no room for it on the disk"
-        return f"The journal cannot take the job: {trouble}."
+        trouble = self._broker.journal.trouble
+        why = f"The journal cannot take the job: {trouble or 'there is no room for it on the disk'}."
+        raise NotTaken(why, f"Nothing was {done}.", is_full=trouble is None)
 
     # How it is done
 
     def _put(self, new: Put) -> Job:
         broker = self._broker
+        if broker.bounds is not None:
+            broker.bounds.reached = ""
         id = broker.put_into(new.tube, new.pri, new.delay * SECOND, new.ttr * SECOND, new.body, self._clock())
         if not id:
+            if broker.bounds is not None and broker.bounds.reached:
+                told = f"A limit of the server is reached: {broker.bounds.reached}."
+                raise NotTaken(told, "Nothing was put.", is_full=True)
+            if broker.bodies is not None and not broker.bodies.have_room(len(new.body)):
+                told = "Jobs take as much memory as the server has for them (--memory-limit)."
+                raise NotTaken(told, "Nothing was put.", is_full=True)
             self._refuse_no_room("put")
         return broker.jobs[id]
 
@@ -255,7 +268,7 @@ class Deeds:
             if not slice:
                 break
             moved += slice
-            gevent.sleep(0)
+            gevent.sleep(TURN)
             if time.monotonic() > until:
                 break
         return moved

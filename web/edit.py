@@ -65,23 +65,23 @@ class Changes:
         return ", ".join(name for name in self.__slots__ if getattr(self, name) is not None)
 
 
-def version(job: Job, sees_bodies: bool) -> str:
-    """A digest of all that the form changes of *job*, and of what decides how: its tube and its state."""
+def version(job: Job, body: bytes, sees_bodies: bool) -> str:
+    """A digest of all that the form changes of *job* with its *body*, and of what decides how: its tube and state."""
     seen = (job.tube.name, job.state, job.pri, job.delay, job.ttr, job.size)
     digest = blake2b(repr(seen).encode(), digest_size=16)
     if not _why_no_body(job, sees_bodies):
-        digest.update(job.body)
+        digest.update(body)
     return digest.hexdigest()
 
 
-def fill_in(job: Job, sees_bodies: bool, encoding: str = "") -> Form:
-    """The form as it begins; the body in *encoding*, or in TEXT if that can hold it."""
+def fill_in(job: Job, body: bytes, sees_bodies: bool, encoding: str = "") -> Form:
+    """The form as it begins; the job's *body* in *encoding*, or in TEXT if that can hold it."""
     why_no_body = _why_no_body(job, sees_bodies)
-    as_text = None if why_no_body else as_lines(job.body)
+    as_text = None if why_no_body else as_lines(body)
     is_text = as_text is not None and encoding != BASE64
-    shown = None if why_no_body else as_text if is_text else base64.encodebytes(job.body).decode()
+    shown = None if why_no_body else as_text if is_text else base64.encodebytes(body).decode()
     return Form(
-        version=version(job, sees_bodies),
+        version=version(job, body, sees_bodies),
         pri=str(job.pri),
         delay="",
         ttr=str(job.ttr // SECOND),
@@ -89,15 +89,15 @@ def fill_in(job: Job, sees_bodies: bool, encoding: str = "") -> Form:
         can_be_text=as_text is not None,
         body=shown,
         why_no_body=why_no_body,
-        line_ends=line_ends(job.body),
+        line_ends=line_ends(body),
     )
 
 
-def given(job: Job, form: Fields, sees_bodies: bool) -> Form:
-    """The form as it came back, to be shown again over *job* as it is by now."""
+def given(job: Job, body: bytes, form: Fields, sees_bodies: bool) -> Form:
+    """The form as it came back, to be shown again over *job* and its *body* as they are by now."""
     why_no_body = _why_no_body(job, sees_bodies)
     return Form(
-        version=version(job, sees_bodies),
+        version=version(job, body, sees_bodies),
         pri=form.get("pri", ""),
         delay=form.get("delay", ""),
         ttr=form.get("ttr", ""),
@@ -105,12 +105,12 @@ def given(job: Job, form: Fields, sees_bodies: bool) -> Form:
         can_be_text=True,
         body=None if why_no_body else form.get("body", ""),
         why_no_body=why_no_body,
-        line_ends=line_ends(job.body),
+        line_ends=line_ends(body),
     )
 
 
-def read(form: Fields, job: Job, max_job_size: int, sees_bodies: bool) -> Changes:
-    """What *form* changes of *job*; raise BadRequest, which names the field, if that cannot be."""
+def read(form: Fields, job: Job, old: bytes, max_job_size: int, sees_bodies: bool) -> Changes:
+    """What *form* changes of *job*, whose body is *old*; raise BadRequest, which names the field, if that cannot be."""
     pri = fields.number(form, "pri", 0, MAX_NUMBER)
     ttr = fields.number(form, "ttr", 1, MAX_NUMBER) * SECOND
     delay = None
@@ -118,24 +118,24 @@ def read(form: Fields, job: Job, max_job_size: int, sees_bodies: bool) -> Change
         delay = fields.number(form, "delay", 0, MAX_NUMBER) * SECOND
         if job.state not in (READY, DELAYED):
             raise BadRequest("“delay” can be given only while the job is ready or delayed.")
-    body = read_body(form, job, sees_bodies) if "body" in form else job.body
-    if body != job.body and len(body) > max_job_size:
+    body = read_body(form, job, old, sees_bodies) if "body" in form else old
+    if body != old and len(body) > max_job_size:
         raise BadRequest(f"“body” must be at most {text.size(max_job_size)}, and has {text.number(len(body))}.")
     return Changes(
         pri=pri if pri != job.pri else None,
         delay=delay,
         ttr=ttr if ttr != job.ttr else None,
-        body=body if body != job.body else None,
+        body=body if body != old else None,
     )
 
 
-def read_body(form: Fields, job: Job, sees_bodies: bool) -> bytes:
-    """The body that *form* brings for *job*."""
+def read_body(form: Fields, job: Job, old: bytes, sees_bodies: bool) -> bytes:
+    """The body that *form* brings for *job*, in the place of *old*."""
     why_not = _why_no_body(job, sees_bodies)
     if why_not:
         raise Forbidden(f"The body cannot be changed here: {why_not}.")
     if form.get("encoding", TEXT) == TEXT:
-        return from_lines(form["body"], line_ends(job.body))
+        return from_lines(form["body"], line_ends(old))
     if form["encoding"] != BASE64:
         raise BadRequest(f"“encoding” must be {TEXT} or {BASE64}, not “{form['encoding'][:40]}”.")
     try:
@@ -164,8 +164,8 @@ def line_ends(body: bytes) -> str:
     return CRLF if b"\r\n" in body else LF
 
 
-def edit_page(job: Job, form: Form, now: int, refusal: HTTPException | None = None) -> str:
-    """The page with *form* over *job*; *refusal* is why what was sent was refused."""
+def edit_page(job: Job, body: bytes, form: Form, now: int, refusal: HTTPException | None = None) -> str:
+    """The page with *form* over *job* and its *body*; *refusal* is why what was sent was refused."""
     left = max(0, job.deadline - now) // SECOND if job.state in (DELAYED, RESERVED) else 0
     return render_template(
         "edit.html",
@@ -178,7 +178,7 @@ def edit_page(job: Job, form: Form, now: int, refusal: HTTPException | None = No
         refusal=refusal.description if refusal is not None else "",
         now={"State": STATE_NAMES[job.state], "Tube": job.tube.name.decode(), "Priority": str(job.pri),
              "TTR, s": str(job.ttr // SECOND), "Body": text.size(job.size)},
-        look=look(job.body) if refusal is not None and visitor().sees_bodies else None,
+        look=look(body) if refusal is not None and visitor().sees_bodies else None,
         max_number=MAX_NUMBER,
     )  # fmt: skip
 

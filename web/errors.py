@@ -58,6 +58,8 @@ def error_page(error: HTTPException) -> Response:
 def _advice(code: int, is_ours: bool) -> str:
     if code == 404 and is_ours:
         return "Other tubes and jobs are found from the overview."
+    if code == 500 and is_ours:
+        return "Nothing was changed."
     return ADVICE.get(code, "")
 
 

@@ -12,7 +12,7 @@ import csv
 import io
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final
 
@@ -24,9 +24,10 @@ from greenstalk_server.clock import Clock
 from greenstalk_server.job import Job
 from greenstalk_server.stats import job_stats
 from web.access import visitor
+from web.bodies import found
 from web.pace import Pace
 from web.query import Query, QueryError
-from web.search import asked, candidates
+from web.search import Matches, asked, candidates
 
 FIELDS: Final = (
     "id",
@@ -44,7 +45,7 @@ FIELDS: Final = (
     "kicks",
     "size",
 )
-"""Times in whole seconds. What follows, for who may see it, is `encoding` and `body`."""
+"""Times in whole seconds. What follows, for who may see it, is `encoding` and `body`: null or empty if it is lost."""
 
 CHUNK: Final = 32 * 1024
 """Bytes sent at a time, about."""
@@ -61,7 +62,7 @@ EXPORTS_AT_MOST: Final = 4
 _FORMULA: Final = re.compile("[=+\\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")  # the last four are full-width ones
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9._-]+")
 
-Row = dict[str, str | int]
+Row = dict[str, str | int | None]
 
 
 class Exports:
@@ -103,15 +104,13 @@ class Exports:
     def _pieces(self, query: Query, writer: Writer) -> Iterator[bytes]:
         """All of the file, in small pieces. Switches."""
         yield writer.head()
-        pace, jobs, is_match = Pace(), self._broker.jobs, query.test()
-        for id in candidates(self._broker, query)[1]:
-            job, now = jobs.get(id), self._clock()
-            if job is not None and is_match(job, now):
-                for piece in writer.row(job, now):
+        pace = Pace()
+        matches = Matches(self._broker, query, self._clock(), pace.rest, lambda job: writer.has_bodies)
+        for _, job, body in matches.among(candidates(self._broker, query)[1]):
+            if job is not None:
+                for piece in writer.row(job, body, self._clock()):
                     yield piece
                     pace.rest()
-            else:
-                pace.rest()
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
@@ -126,20 +125,21 @@ class JsonLines:
     """Writes a JSON object a line."""
 
     def __init__(self, has_bodies: bool) -> None:
-        self._has_bodies: bool = has_bodies
+        self.has_bodies: bool = has_bodies
 
     def head(self) -> bytes:
         return b""
 
-    def row(self, job: Job, now: int) -> Iterator[bytes]:
-        """The line of *job*, in pieces."""
+    def row(self, job: Job, body: bytes | None, now: int) -> Iterator[bytes]:
+        """The line of *job*, in pieces; *body* is None if it is lost."""
         row = _row(job, now)
-        if self._has_bodies and job.size <= LARGE:
-            row["encoding"], row["body"] = encoded(job.body)
+        is_large = self.has_bodies and body is not None and len(body) > LARGE
+        if self.has_bodies and not is_large:
+            row["encoding"], row["body"] = (None, None) if body is None else encoded(body)
         line = json.dumps(row, ensure_ascii=False).encode(errors="replace")
-        if self._has_bodies and job.size > LARGE:
+        if is_large and body is not None:
             yield line[:-1] + b', "encoding": "base64", "body": "'
-            yield from _large(job.body)
+            yield from _large(body)
             line = b'"}'
         yield line + b"\n"
 
@@ -148,22 +148,24 @@ class Csv:
     """Writes a line of a CSV file each, with a head."""
 
     def __init__(self, has_bodies: bool) -> None:
-        self._has_bodies: bool = has_bodies
+        self.has_bodies: bool = has_bodies
 
     def head(self) -> bytes:
-        return _csv_line([*FIELDS, "encoding", "body"] if self._has_bodies else FIELDS)
+        return _csv_line([*FIELDS, "encoding", "body"] if self.has_bodies else FIELDS)
 
-    def row(self, job: Job, now: int) -> Iterator[bytes]:
-        """The line of *job*, in pieces."""
+    def row(self, job: Job, body: bytes | None, now: int) -> Iterator[bytes]:
+        """The line of *job*, in pieces; *body* is None if it is lost."""
         cells = [harmless(value) for value in _row(job, now).values()]
-        if not self._has_bodies:
+        if not self.has_bodies:
             yield _csv_line(cells)
-        elif job.size <= LARGE:
-            encoding, body = encoded(job.body)
-            yield _csv_line([*cells, encoding, harmless(body)])
+        elif body is None:
+            yield _csv_line([*cells, "", ""])
+        elif len(body) <= LARGE:
+            encoding, shown = encoded(body)
+            yield _csv_line([*cells, encoding, harmless(shown)])
         else:
-            yield _csv_line([*cells, "base64"])[:-2] + (b",'" if job.body[0] >> 2 == PLUS else b",")
-            yield from _large(job.body)
+            yield _csv_line([*cells, "base64"])[:-2] + (b",'" if body[0] >> 2 == PLUS else b",")
+            yield from _large(body)
             yield b"\r\n"
 
 
@@ -178,11 +180,16 @@ _FORMATS: Final[Mapping[str, tuple[str, Callable[[bool], Writer]]]] = {
 }
 
 
-def body_file(job: Job) -> Response:
-    """The body of *job*, to be saved; never to be shown by the browser, whatever it is. Raise Forbidden if hidden."""
+def body_file(broker: Broker, find: Callable[[], Job]) -> Response:
+    """The body of the job that *find* returns, to be saved; raise Forbidden if bodies are hidden. May switch.
+
+    It is never to be shown by the browser, whatever it is.
+    """
+    job = find()
     if not visitor().sees_bodies:
         raise Forbidden("Bodies are hidden from you on this dashboard.")
-    response = Response(job.body, mimetype="application/octet-stream")
+    job, body = found(broker, find)
+    response = Response(body, mimetype="application/octet-stream")
     response.headers["Content-Disposition"] = f'attachment; filename="job-{job.id}.bin"'
     return response
 
@@ -197,7 +204,7 @@ def encoded(body: bytes) -> tuple[str, str]:
     return "base64", base64.b64encode(body).decode()
 
 
-def harmless(cell: str | int) -> str | int:
+def harmless(cell: str | int | None) -> str | int | None:
     """Return *cell* so that no spreadsheet takes it for a formula."""
     return f"'{cell}" if isinstance(cell, str) and _FORMULA.match(cell) else cell
 
@@ -208,7 +215,7 @@ def _row(job: Job, now: int) -> Row:
     return row | {"size": job.size}
 
 
-def _csv_line(cells: list[str | int] | tuple[str, ...]) -> bytes:
+def _csv_line(cells: Sequence[str | int | None]) -> bytes:
     out = io.StringIO(newline="")
     csv.writer(out).writerow(cells)
     return out.getvalue().encode()

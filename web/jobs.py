@@ -18,6 +18,7 @@ from greenstalk_server.job import BURIED, DELAYED, READY, RESERVED, STATE_NAMES,
 from greenstalk_server.stats import JobStats, job_stats
 from greenstalk_server.tube import Tube
 from web import text
+from web.bodies import ON_DISK
 from web.body import row_preview
 from web.pace import Pace
 
@@ -48,7 +49,7 @@ _RESERVES: Final = JobColumn(
     "Reserves", "reserves", "How often a worker took it", lambda stats, _: text.number(stats.reserves)
 )
 _SIZE: Final = JobColumn("Bytes", "size", "Size of the body", lambda _, job: text.number(job.size))
-_BODY: Final = JobColumn("Body", "body", "How the body begins", lambda _, job: row_preview(job.body))
+_BODY: Final = JobColumn("Body", "body", "How the body begins", lambda _, job: body_preview(job))
 _HOLDER: Final = JobColumn("Held by", "holder", "The client that reserved it", lambda _, job: _holder(job))
 _TIMEOUTS: Final = JobColumn(
     "Timeouts", "timeouts", "How often a worker's time ran out", lambda stats, _: text.number(stats.timeouts)
@@ -103,6 +104,11 @@ def job_columns(state: int, sees_bodies: bool) -> tuple[JobColumn, ...]:
 def in_order(broker: Broker, tube: Tube, state: int) -> Iterable[Job]:
     """The tube's jobs in *state*, lazily, in the order of a list: all of them, or of reserved ones the first."""
     return _reserved(broker, tube) if state == RESERVED else tube.walk(state)
+
+
+def body_preview(job: Job) -> str:
+    """How the body of *job* begins, on one line; a list reads none back."""
+    return ON_DISK if job.body is None else row_preview(job.body)
 
 
 def job_row(job: Job, columns: Iterable[JobColumn], now: int) -> list[str]:

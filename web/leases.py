@@ -32,10 +32,12 @@ from typing import Final
 from gevent import get_hub
 from gevent.event import Event
 
+from greenstalk_server.bodies import held_bodies
 from greenstalk_server.broker import DEFAULT_TUBE, WAITING, Broker
 from greenstalk_server.client import Client
 from greenstalk_server.clock import Clock
 from greenstalk_server.job import RESERVED, STATE_NAMES, Job
+from web.bodies import read
 from web.peer import Peer
 
 BYTES_AT_MOST: Final = 1024 * 1024
@@ -90,9 +92,10 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A reserved job, and the token of that reservation."""
+    """A reserved job with its body, and the token of that reservation."""
 
     job: Job
+    body: bytes
     token: str = field(repr=False)
 
 
@@ -116,7 +119,7 @@ class Leases:
         """Reserve jobs for *peer*, as soon as there is one; none if time is up, or if it is gone. Switches.
 
         Raise Refused if there are too many, if the server stops, or if the journal is too late to make sure of the
-        jobs: these are ready again then.
+        jobs: these are ready again then. Those whose bodies are lost are buried, or it would get them again and again.
         """
         if self._is_stopped:
             raise Refused("The server is stopping.")
@@ -126,16 +129,18 @@ class Leases:
             raise Refused(f"{CLIENTS_AT_MOST:,} requests have jobs reserved, and no more may until some are finished.")
         woken = Event()
         client = self._connect(ask, woken)
-        has_jobs = False
+        has_jobs, bodies = False, dict[int, bytes]()
         try:
-            has_jobs = self._await_jobs(client, ask, woken, peer)
+            if self._await_jobs(client, ask, woken, peer):
+                bodies = self._read(client)
+                has_jobs = bool(client.reserved) and not peer.is_gone
         finally:
             self._asking.discard(client.number)
             if not has_jobs:
                 self._end(client.number)
         if self._is_stopped:
             raise Refused("The server is stopping.")
-        return [Lease(job, self._tokens.make(job)) for job in client.reserved.values()]
+        return [Lease(job, bodies[id], self._tokens.make(job)) for id, job in client.reserved.items()]
 
     def job(self, token: str) -> Job:
         """The job that is reserved by *token*; raise NoLease if none is, or none any more."""
@@ -217,6 +222,26 @@ class Leases:
             if job is None:
                 return
             size += job.size
+
+    def _read(self, client: Client) -> dict[int, bytes]:
+        """The bodies of the jobs of *client* by id; raise Refused if it keeps none, as all are lost. May switch."""
+        broker, held = self._broker, client.reserved
+        if broker.bodies is not None:
+            for tube in {job.tube for job in held.values() if job.body is None}:
+                broker.bodies.read_ahead(tube)
+        bodies = read(broker, held.values())
+        bodies |= held_bodies(held.values())  # some may have been edited meanwhile
+        lost = [job for id, job in held.items() if id not in bodies]
+        for job in lost:
+            broker.bury(client, job.id, job.pri, self._clock())
+        if lost and not self._commit():
+            raise Refused(f"The journal is late{_because(broker.journal.trouble)}, and the body of a job is lost.")
+        if lost and not held:
+            raise Refused(
+                f"The body of job {lost[0].id} cannot be read back from the disk, and the job was buried. The server's"
+                " log says why."
+            )
+        return bodies
 
     def _park(self, client: Client, until: int, woken: Event, peer: Peer) -> bool:
         """Wait in line until a job comes, time is up, or *client* or *peer* is gone; False if it is late. Switches."""

@@ -114,7 +114,8 @@ class Metrics:
             rows, totals = self._ledger.look()
         pace = Pace()
         tubes, times = _tubes(rows, pace), _times(totals)
-        for metric in chain(self._server(), self._connections(), tubes, times, self._journal(), self._http()):
+        whole = (self._journal(), self._bodies(), self._http())
+        for metric in chain(self._server(), self._connections(), tubes, times, *whole):
             metric.samples = _Unhurried(metric.samples, pace)
             yield metric
 
@@ -144,6 +145,12 @@ class Metrics:
         yield connections
         total = broker.counters.total_connections
         yield CounterMetricFamily(f"{PREFIX}connections_total", "Connections so far.", total)
+        limited = CounterMetricFamily(
+            f"{PREFIX}limited_total", "How often a limit or a rule refused something or held it up.", labels=("limit",)
+        )
+        for name, count in broker.limited.counts().items():
+            limited.add_metric((name,), count)
+        yield limited
 
     def _journal(self) -> Iterator[Metric]:
         journal = self._broker.journal
@@ -158,6 +165,27 @@ class Metrics:
         )
         syncs = (stats.syncs, stats.sync_time)
         yield _histogram("journal_sync_seconds", "What syncs of the journal took.", *syncs, SYNC_LENGTHS)
+
+    def _bodies(self) -> Iterator[Metric]:
+        """What jobs take of memory, if there is a limit to that."""
+        bodies = self._broker.bodies
+        if bodies is None:
+            return
+        sizes = GaugeMetricFamily(f"{PREFIX}body_bytes", "Bytes of the bodies of all jobs.", labels=("where",))
+        counts = GaugeMetricFamily(f"{PREFIX}bodies", "Bodies of all jobs.", labels=("where",))
+        for where, size, count in (
+            ("memory", bodies.in_memory, bodies.held),
+            ("disk", bodies.on_disk, bodies.jobs - bodies.held),
+        ):
+            sizes.add_metric((where,), size)
+            counts.add_metric((where,), count)
+        yield sizes
+        yield counts
+        yield GaugeMetricFamily(f"{PREFIX}memory_limit_bytes", "What jobs may take of memory.", bodies.limit)
+        yield GaugeMetricFamily(f"{PREFIX}memory_taken_bytes", "What jobs take of memory, about.", bodies.taken)
+        yield GaugeMetricFamily(
+            f"{PREFIX}memory_full", "1 while puts are refused as jobs take too much.", int(not bodies.have_room(0))
+        )
 
     def _http(self) -> Iterator[Metric]:
         metric = HistogramMetricFamily(

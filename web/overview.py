@@ -11,8 +11,10 @@ from dataclasses import dataclass, fields
 from math import ceil, inf
 from typing import Any, Final
 
+from greenstalk_server.bodies import Bodies
 from greenstalk_server.broker import Broker
 from greenstalk_server.job import SECOND
+from greenstalk_server.role import Role
 from greenstalk_server.stats import JobCounts, JournalStats, ServerStats, count_jobs, server_stats
 from greenstalk_server.tube import Tube
 from web import sparkline, text
@@ -189,6 +191,26 @@ TOTALS: Final = (
 )
 """What happens in the whole server: label and series."""
 
+LIMIT_LABELS: Final = {
+    "access": "Refused by a rule",
+    "connections": "Too many connections",
+    "connections_per_address": "Too many of one address",
+    "handshake": "TLS not agreed on",
+    "files": "No file descriptor",
+    "jobs": "Too many jobs",
+    "bytes": "Too many bytes",
+    "tube_jobs": "Too many jobs of a tube",
+    "tube_bytes": "Too many bytes of a tube",
+    "tubes": "Too many tubes",
+    "watched": "Too many watched by one",
+    "rate": "Held up as too fast",
+    "output": "Held up by the disk",
+    "idle_timeout": "Closed as idle",
+    "command_timeout": "Closed amid a command",
+    "dead_peer_timeout": "Closed as gone",
+}
+"""What has been refused or held up since the start, by the names of limits.LIMITED."""
+
 GROUPS: Final[tuple[tuple[str, tuple[tuple[str, str], ...]], ...]] = (
     (
         "Jobs",
@@ -201,6 +223,8 @@ GROUPS: Final[tuple[tuple[str, tuple[tuple[str, str], ...]], ...]] = (
             ("Put since start", "total_jobs"),
             ("Timed out since start", "job_timeouts"),
             ("Largest body", "max_job_size"),
+            ("Bodies in memory", "bodies_in_memory"),
+            ("on disk alone", "bodies_on_disk"),
             ("Tubes", "current_tubes"),
         ),
     ),
@@ -218,6 +242,8 @@ GROUPS: Final[tuple[tuple[str, tuple[tuple[str, str], ...]], ...]] = (
         "Journal",
         (
             ("State", "journal_state"),
+            ("Role", "journal_role"),
+            ("Standbys", "journal_standbys"),
             ("Last sync", "journal_synced"),
             ("On disk", "journal_size"),
             ("Live share", "journal_live"),
@@ -229,6 +255,7 @@ GROUPS: Final[tuple[tuple[str, tuple[tuple[str, str], ...]], ...]] = (
             ("Records migrated", "binlog_records_migrated"),
         ),
     ),
+    ("Limits", tuple((label, f"limited_{name}") for name, label in LIMIT_LABELS.items())),
     (
         "Process",
         (
@@ -237,6 +264,8 @@ GROUPS: Final[tuple[tuple[str, tuple[tuple[str, str], ...]], ...]] = (
             ("Draining", "draining"),
             ("Memory", "memory"),
             ("of it private", "memory_private"),
+            ("Limit to jobs", "memory_limit"),
+            ("taken by jobs", "memory_taken"),
             ("User CPU time", "rusage_utime"),
             ("System CPU time", "rusage_stime"),
             ("Process id", "pid"),
@@ -342,9 +371,10 @@ _Ranked = tuple[bool, float, bytes, Tube]
 class Lookout:
     """Looks at the tubes of *broker* and at the whole server."""
 
-    def __init__(self, broker: Broker, history: History) -> None:
+    def __init__(self, broker: Broker, history: History, role: Callable[[], Role] | None = None) -> None:
         self._broker: Broker = broker
         self._history: History = history
+        self._role: Callable[[], Role] | None = role
         self._stats: ServerStats | None = None
         self._stats_at: int = 0
 
@@ -424,7 +454,10 @@ class Lookout:
         """What is known of the server besides "stats"."""
         broker, rates = self._broker, self._history.total_rates()
         found = journal_texts(broker.journal.stats(), broker.journal.trouble)
+        found |= role_texts(self._role() if self._role is not None else None)
         found |= memory_texts(broker.facts.memory())
+        found |= bodies_texts(broker.bodies)
+        found |= {f"limited_{name}": text.number(count) for name, count in broker.limited.counts().items()}
         for _, series in TOTALS:
             found[f"rate-{series}"] = text.rate(getattr(rates, series))
             found[f"spark-{series}"] = _spark(self._history, None, series)
@@ -447,6 +480,18 @@ def memory_texts(memory: tuple[int, int] | None) -> dict[str, str]:
     return {"memory": total, "memory_private": private}
 
 
+def bodies_texts(bodies: Bodies | None) -> dict[str, str]:
+    """Return where the bodies of jobs are, and what jobs take of the memory they may, as text."""
+    if bodies is None:
+        return dict.fromkeys(("bodies_in_memory", "bodies_on_disk", "memory_limit", "memory_taken"), text.NONE)
+    return {
+        "bodies_in_memory": f"{text.rough_size(bodies.in_memory)} of {text.counted(bodies.held, 'job')}",
+        "bodies_on_disk": f"{text.rough_size(bodies.on_disk)} of {text.counted(bodies.jobs - bodies.held, 'job')}",
+        "memory_limit": text.rough_size(bodies.limit),
+        "memory_taken": text.rough_size(bodies.taken) + ("" if bodies.have_room(0) else ": puts are refused"),
+    }
+
+
 def journal_texts(stats: JournalStats, trouble: str | None) -> dict[str, str]:
     """Return how the journal is, as text."""
     if not stats.is_on_disk:
@@ -460,6 +505,17 @@ def journal_texts(stats: JournalStats, trouble: str | None) -> dict[str, str]:
         "journal_size": text.rough_size(stats.bytes_on_disk),
         "journal_live": f"{live:.0%} of {text.rough_size(stats.bytes_recorded)}",
         "journal_files": text.number(stats.files),
+    }
+
+
+def role_texts(role: Role | None) -> dict[str, str]:
+    """Return who follows this server's journal, as text; None if it shares it with nobody."""
+    if role is None:
+        return dict.fromkeys(("journal_role", "journal_standbys"), text.NONE)
+    standbys = [f"{name}, {behind:.1f} s behind" for name, behind in role.standbys]
+    return {
+        "journal_role": f"active, epoch {role.epoch}",
+        "journal_standbys": "; ".join(standbys) or "none",
     }
 
 

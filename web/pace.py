@@ -16,6 +16,9 @@ REST: Final = 0.003
 QUIET: Final = 0.0001
 """Seconds in which the loop comes round when nobody else has work."""
 
+TURN: Final = 0.000001
+"""Seconds between two slices of work that is to go on at once: time for the loop to look at its sockets."""
+
 BUSY_FOR: Final = 0.01
 """Seconds that others are taken to be at work after a turn in which they were."""
 
@@ -39,7 +42,7 @@ class Pace:
             gevent.sleep(REST)
         else:
             with gevent.Timeout(REST, False):
-                gevent.idle()  # not sleep(0): the loop would look at no socket for 5 ms, as long as somebody does that
+                gevent.idle()  # not sleep(0): fifty of those may come before the loop looks at a socket
             if time.perf_counter() - now > QUIET:
                 self._busy_until = now + BUSY_FOR
         self._until = time.perf_counter() + STEP

@@ -33,7 +33,10 @@ LOOKED_THROUGH: Final = 1024 * 1024
 """Bytes of a body that are looked through, from its beginning; it takes about a millisecond."""
 
 Test: TypeAlias = Callable[[Job, int], bool]
-"""Whether a job matches at a time, nanoseconds."""
+"""Whether a job matches at a time, nanoseconds, but for its body."""
+
+BodyTest: TypeAlias = Callable[[bytes], bool]
+"""Whether a body matches."""
 
 _Get: TypeAlias = Callable[[Job, int], int]
 
@@ -115,9 +118,14 @@ class Term:
         return f"{'-' if self.is_negated else ''}{self.name}:{_written(self.name, self.value)}"
 
     def test(self) -> Test:
-        """Return it as a function of a job and the time."""
+        """Return it, which is not about bodies, as a function of a job and the time."""
         test = _number_test(self.name, self.value) if isinstance(self.value, Numbers) else _text_test(self)
         return (lambda job, now: not test(job, now)) if self.is_negated else test
+
+    def body_test(self) -> BodyTest:
+        """Return it, which is about bodies, as a function of one."""
+        test = _body_test(self)
+        return (lambda body: not test(body)) if self.is_negated else test
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +172,9 @@ class Query:
         return Query((*[term for term in added if term not in self.terms], *self.terms))
 
     def test(self) -> Test:
-        """Return it as a function of a job and the time, for a fraction of a microsecond a term."""
-        tests = [term.test() for term in sorted(self.terms, key=_is_costly)]
+        """Return all but what is about bodies as a function, for a fraction of a microsecond a term."""
+        terms = [term for term in self.terms if term.name != "body"]
+        tests = [term.test() for term in sorted(terms, key=lambda term: isinstance(term.value, Numbers))]
         if len(tests) == 1:
             return tests[0]
 
@@ -176,6 +185,11 @@ class Query:
             return True
 
         return all_hold
+
+    def body_test(self) -> BodyTest | None:
+        """Return what is about bodies as a function; None if nothing is."""
+        tests = [term.body_test() for term in self.terms if term.name == "body"]
+        return (lambda body: all(test(body) for test in tests)) if tests else None
 
     def _exactly(self) -> list[tuple[str, str]]:
         return [
@@ -267,10 +281,6 @@ def _amount(number: int, units: Mapping[str, int]) -> str:
     return f"{number // units[unit] if unit else number}{unit}"
 
 
-def _is_costly(term: Term) -> int:
-    return 2 if term.name == "body" else 1 if isinstance(term.value, Numbers) else 0
-
-
 def _least(value: Numbers) -> int:
     """No smaller number compares as *value* asks."""
     return {"<": 0, "<=": 0, ">": value.low + 1}.get(value.sign, value.low)
@@ -290,11 +300,15 @@ def _text_test(term: Term) -> Test:
     if term.name == "state":
         state = _STATES[term.value.text]
         return lambda job, _: job.state == state
-    if term.name == "tube":
-        if is_loose:
-            return lambda job, _: job.tube.name.startswith(given)
-        return lambda job, _: job.tube.name == given
     if is_loose:
+        return lambda job, _: job.tube.name.startswith(given)
+    return lambda job, _: job.tube.name == given
+
+
+def _body_test(term: Term) -> BodyTest:
+    assert isinstance(term.value, Text)
+    given = term.value.text.encode(errors="replace")
+    if term.value.is_loose:
         lowered = given.lower()
-        return lambda job, _: lowered in job.body[:LOOKED_THROUGH].lower()
-    return lambda job, _: job.body.find(given, 0, LOOKED_THROUGH) >= 0
+        return lambda body: lowered in body[:LOOKED_THROUGH].lower()
+    return lambda body: body.find(given, 0, LOOKED_THROUGH) >= 0

@@ -7,7 +7,7 @@ by several pages is one task.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Final
@@ -22,10 +22,10 @@ from greenstalk_server.job import STATE_NAMES, Job
 from greenstalk_server.tube import Tube
 from web import fields, text
 from web.access import visitor
-from web.body import row_preview
-from web.jobs import DEEPEST, JobList, count, in_order, job_columns, job_rows, list_jobs
+from web.bodies import LOT, LOT_BYTES, Seen, each, none, read
+from web.jobs import DEEPEST, JobList, body_preview, count, in_order, job_columns, job_rows, list_jobs
 from web.live import LiveHub, State
-from web.query import LOOKED_THROUGH, Query, QueryError, parse
+from web.query import LOOKED_THROUGH, BodyTest, Query, QueryError, Test, parse
 from web.tasks import Task, Tasks, state_of, texts
 
 FOUND_AT_MOST: Final = 1000
@@ -62,7 +62,7 @@ COLUMNS: Final = (
     Column("Reserves", "reserves", lambda job, _: text.number(job.reserves)),
     Column("Bytes", "size", lambda job, _: text.number(job.size)),
 )
-BODY: Final = Column("Body", "body", lambda job, _: row_preview(job.body))
+BODY: Final = Column("Body", "body", lambda job, _: body_preview(job))
 """The last column, for those who may see it."""
 
 
@@ -130,16 +130,15 @@ class Searches:
     def _work(self, task: Task, search: Search) -> None:
         """Pass over every job there is at the beginning. Switches."""
         task.total, ids = candidates(self._broker, search.query)
-        jobs, is_match, now = self._broker.jobs, search.query.test(), self._clock()
-        for id in ids:
-            job = jobs.get(id)
-            if job is not None and is_match(job, now):
+        matches = Matches(self._broker, search.query, self._clock(), task.rest)
+        for id, job, _ in matches.among(ids):
+            if job is not None:
                 task.matched += 1
                 if len(search.ids) < FOUND_AT_MOST:
                     search.ids.append(id)
             task.scanned += 1
-            task.rest()
         task.total = task.scanned  # some may have gone before their turn
+        task.message = matches.not_looked_at
 
     def _shown(self, task: Task, begin: int) -> dict[str, Any]:
         search, now = search_of(task), self._clock()
@@ -161,6 +160,52 @@ class Searches:
 
     def _rows(self, search: Search, begin: int, now: int) -> list[list[str]]:
         return rows(self._broker, search.ids[begin : begin + PAGE], now)
+
+
+class Matches:
+    """Tells which jobs match *query* as of the time *at*; calls *rest* between two.
+
+    The body comes with those for which *wants_body* of the job is true, or the query asks for it.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        query: Query,
+        at: int,
+        rest: Callable[[], None],
+        wants_body: Callable[[Job], bool] = none,
+    ) -> None:
+        self._broker: Broker = broker
+        self._at: int = at
+        self._rest: Callable[[], None] = rest
+        self._is_match: Test = query.test()
+        self._body_test: BodyTest | None = query.body_test()
+        self._wants_body: Callable[[Job], bool] = wants_body
+        self._lost: int = 0
+
+    def among(self, ids: Iterable[int]) -> Iterator[Seen]:
+        """Each of *ids*, with its job as it is now if that matches, and its body. Switches."""
+        is_match, body_test, at = self._is_match, self._body_test, self._at
+        for id, job, body in each(self._broker, ids, self._is_wanted, self._rest):
+            if job is None or not is_match(job, at):
+                yield id, None, None
+            elif body_test is None or (body is not None and body_test(body)):
+                yield id, job, body
+            else:
+                self._lost += body is None
+                yield id, None, None
+
+    @property
+    def not_looked_at(self) -> str:
+        """What could not be told, for people; empty if all could."""
+        if not self._lost:
+            return ""
+        whose = text.counted(self._lost, "job")
+        return f"It was not looked into {whose}: what is in there cannot be read back from the disk."
+
+    def _is_wanted(self, job: Job) -> bool:
+        return (self._body_test is not None or self._wants_body(job)) and self._is_match(job, self._at)
 
 
 def asked(given: fields.Fields) -> Query:
@@ -201,16 +246,29 @@ def job_list(broker: Broker, tube: Tube, state: int, args: fields.Fields, now: i
 
 
 def list_matching(broker: Broker, tube: Tube, state: int, query: Query, now: int) -> JobList:
-    """The first of the tube's jobs in *state* that match *query*, of as many as a bounded look goes by."""
+    """The first of the tube's jobs in *state* that match *query*, of as many as a bounded look goes by. May switch."""
     until = time.perf_counter() + LOOK
-    is_match, looked_at = query.test(), 0
-    found: list[Job] = []
+    is_match, body_test, looked_at = query.test(), query.body_test(), 0
+    found, on_disk, size = list[Job](), list[Job](), 0
     for job in in_order(broker, tube, state):
-        if looked_at == DEEPEST or len(found) == PAGE or time.perf_counter() > until:
+        if looked_at == DEEPEST or len(found) - len(on_disk) == PAGE or time.perf_counter() > until:
+            break
+        if len(on_disk) == LOT or size >= LOT_BYTES:
             break
         looked_at += 1
-        if is_match(job, now):
-            found.append(job)
+        if not is_match(job, now):
+            continue
+        if body_test is not None and job.body is None:
+            on_disk.append(job)
+            size += job.size
+        elif body_test is not None and job.body is not None and not body_test(job.body):
+            continue
+        found.append(job)
+    if body_test is not None and on_disk:
+        bodies = read(broker, on_disk)
+        away = {job.id for job in on_disk if job.id not in bodies or not body_test(bodies[job.id])}
+        still = [job for job in found if broker.jobs.get(job.id) is job and job.state == state]
+        found = [job for job in still if job.id not in away]
     present, shown = count(tube, state), job_columns(state, visitor().sees_bodies)
     of = f"all {text.number(present)}" if looked_at >= present else f"the first {text.number(looked_at)} of {present:,}"
     return JobList(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlencode
@@ -12,10 +12,12 @@ from werkzeug.exceptions import BadRequest, Forbidden
 
 from greenstalk_server.broker import Broker
 from greenstalk_server.clock import Clock
-from greenstalk_server.job import READY, STATE_NAMES
+from greenstalk_server.job import READY, STATE_NAMES, Job
+from greenstalk_server.role import Role
 from web import fields, text
 from web.access import visitor
 from web.actions import find_job, find_tube
+from web.bodies import Lost, found
 from web.body import look
 from web.deeds import LONGEST_REASON
 from web.details import job_details, tube_details
@@ -54,11 +56,18 @@ class Views:
     """The pages of one broker's dashboard."""
 
     def __init__(
-        self, broker: Broker, clock: Clock, history: History, first_job: tuple[Example, ...], store: Store
+        self,
+        broker: Broker,
+        clock: Clock,
+        history: History,
+        first_job: tuple[Example, ...],
+        store: Store,
+        role: Callable[[], Role] | None,
     ) -> None:
         self._broker: Broker = broker
         self._clock: Clock = clock
-        self._lookout: Lookout = Lookout(broker, history)
+        self._role: Callable[[], Role] | None = role
+        self._lookout: Lookout = Lookout(broker, history, role)
         self._first_job: tuple[Example, ...] = first_job
         self._store: Store = store
 
@@ -116,12 +125,19 @@ class Views:
         }
 
     def job(self) -> str:
-        """`/job?id=`: one job and its body."""
-        job = find_job(self._broker, request.args)
+        """`/job?id=`: one job and its body. May switch."""
+        job, body, is_lost = self._job(), b"", False
+        if visitor().sees_bodies:
+            try:
+                job, body = found(self._broker, self._job)
+            except Lost:
+                job, is_lost = self._job(), True
         return render_template(
             "job.html",
             job=job_details(self._broker, job, self._clock()),
-            look=look(job.body) if visitor().sees_bodies else None,
+            look=look(body) if visitor().sees_bodies and not is_lost else None,
+            is_lost=is_lost,
+            is_on_disk=job.body is None,
             max_number=fields.MAX_NUMBER,
         )
 
@@ -141,16 +157,16 @@ class Views:
         return make_response(redirect(where))
 
     def job_form(self) -> str:
-        """`/job/form?id=&encoding=`: the form that changes a job, and its body as text or in base64."""
+        """`/job/form?id=&encoding=`: the form that changes a job, and its body as text or in base64. May switch."""
         if not visitor().is_admin:
             raise Forbidden("Only admins can change a job, where the dashboard lets them.")
-        job = find_job(self._broker, request.args)
-        form = fill_in(job, visitor().sees_bodies, request.args.get("encoding", ""))
-        return edit_page(job, form, self._clock())
+        job, body = found(self._broker, self._job)
+        form = fill_in(job, body, visitor().sees_bodies, request.args.get("encoding", ""))
+        return edit_page(job, body, form, self._clock())
 
     def job_body(self) -> Response:
-        """`/job/body?id=`: the body, to be saved."""
-        return body_file(find_job(self._broker, request.args))
+        """`/job/body?id=`: the body, to be saved. May switch."""
+        return body_file(self._broker, self._job)
 
     def healthz(self) -> Response:
         """`/healthz`: `ok`, for whoever wants to know if the process answers."""
@@ -159,7 +175,12 @@ class Views:
     def readyz(self) -> Response:
         """`/readyz`: `ready`, or 503 and why puts are refused, for whoever wants to know if to send it work."""
         trouble = self._broker.journal.trouble
+        if trouble is None and self._role is not None:
+            trouble = self._role().trouble or None
         return _plain("ready", 200) if trouble is None else _plain(f"journal: {trouble}", 503)
+
+    def _job(self) -> Job:
+        return find_job(self._broker, request.args)
 
     def _reasons(self, names: Iterable[str]) -> dict[str, str]:
         """Why those of the tubes *names* are paused of which it was said."""

@@ -149,7 +149,7 @@ def test_put_is_refused_while_draining_and_without_room(queue: Queue, client: Fl
 def first_version() -> str:
     """What the form that edits the first of the jobs `ids` bears."""
     queue = Queue()
-    return version(queue.broker.jobs[queue.put("mail")[0]], sees_bodies=True)
+    return version(queue.broker.jobs[queue.put("mail")[0]], b"body", sees_bodies=True)
 
 
 GOOD: dict[str, dict[str, str]] = {

@@ -45,6 +45,7 @@ from web.api.values import (
     body_out,
     instant,
 )
+from web.bodies import found, none, read
 from web.deeds import Deeds, Put
 from web.details import events_of
 from web.edit import Changes
@@ -98,8 +99,8 @@ class Job(Told):
     body: Annotated[
         str | None,
         Meta(
-            description=f"The body; null if it was not asked for, is hidden from you, or has more than {BODY_AT_MOST}"
-            " bytes. `/jobs/{id}/body` has any."
+            description=f"The body; null if it was not asked for, is hidden from you, has more than {BODY_AT_MOST}"
+            " bytes, or cannot be read back from the disk. `/jobs/{id}/body` has any, or tells why not."
         ),
     ]
 
@@ -234,7 +235,7 @@ class Jobs:
         place = load(query.cursor, Place) if query.cursor is not UNSET else begin(wanted)
         refuse_other(place, wanted)
         now = self._clock()
-        rows = Rows(query.limit, lambda job: row_of(job, now, with_body=query.bodies))
+        rows = rows_of(query.limit, now, has_bodies=query.bodies)
         with self._turn():
             following = fill(self._broker, wanted, place, now, rows)
         return JobList(jobs=rows.rows, next_cursor=dump(following) if following is not None else None)
@@ -298,7 +299,7 @@ class Jobs:
     )
     def get_job_body(self, id: JobId) -> Response:
         """Get the body of a job as it is, whatever its size."""
-        return body_file(self._find(id))
+        return body_file(self._broker, lambda: self._find(id))
 
     @endpoint("PATCH", "/jobs/{id}", errors=NOT_SO | NO_ROOM, has_bodies=True)
     def change_job(self, id: JobId, body: Annotated[JobChanges, Meta(examples=[{"pri": 10}])]) -> JobWithEvents:
@@ -306,10 +307,10 @@ class Jobs:
 
         Its id, age and counts stay. A worker that holds it keeps it, with the body that it got and the time it has.
         """
-        job = self._find(id)
-        changes = self._changes(job, body)
+        job, old = self._found(id)
+        changes = self._changes(job, old, body)
         if changes.names():
-            self._deeds.edit_job(job, changes, body.force)
+            self._deeds.edit_job(job, old, changes, body.force)
         return self._settled(id)
 
     @endpoint("DELETE", "/jobs/{id}", status=204, errors=NOT_SO)
@@ -339,13 +340,13 @@ class Jobs:
     @endpoint("POST", "/jobs/{id}/move", errors=NOT_SO | NO_ROOM)
     def move_job(self, id: JobId, body: Move) -> JobWithEvents:
         """Move a job to another tube, in the state that it is in."""
-        self._deeds.move_job(self._find(id), body.tube.encode(), body.force)
+        self._deeds.move_job(*self._found(id), body.tube.encode(), body.force)
         return self._settled(id)
 
     @endpoint("POST", "/jobs/{id}/copy", status=201, errors=NO_JOB | NO_ROOM)
     def copy_job(self, id: JobId, body: Copy = AT_ONCE) -> JobPut:
         """Put a job like this one into its tube, with an id of its own."""
-        copy = self._deeds.copy_job(self._find(id), body.delay)
+        copy = self._deeds.copy_job(*self._found(id), body.delay)
         told = JobPut(id=copy.id, tube=copy.tube.name.decode(), state="delayed" if body.delay else "ready")
         located("get_job", id=copy.id)
         settle(self._commit, [copy.id])
@@ -364,8 +365,16 @@ class Jobs:
     def _find(self, id: int) -> CoreJob:
         return find_job(self._broker, {"id": str(id)})
 
+    def _found(self, id: int) -> tuple[CoreJob, bytes]:
+        """The job *id* and its body. May switch."""
+        return found(self._broker, lambda: self._find(id))
+
     def _told(self, job: CoreJob) -> JobWithEvents:
-        row, _ = row_of(job, self._clock(), with_body=True)
+        """*job* as it is now. May switch, while its body is read back."""
+        row = row_of(job, self._clock())
+        body = read(self._broker, (job,)).get(job.id) if shows_body(job) else None
+        if body is not None:
+            row.encoding, row.body = body_out(body)
         events = [
             Event(at=instant(event.at), kind=_KINDS[event.kind], connection=event.client or None)
             for event in events_of(job)
@@ -382,8 +391,8 @@ class Jobs:
         body = body_in(new.body, new.encoding, self._broker.max_job_size, field)
         return Put(new.tube.encode(), new.pri, new.delay, new.ttr, body)
 
-    def _changes(self, job: CoreJob, asked: JobChanges) -> Changes:
-        """What *asked* changes of *job*."""
+    def _changes(self, job: CoreJob, old: bytes, asked: JobChanges) -> Changes:
+        """What *asked* changes of *job*, whose body is *old*."""
         if asked.delay is not UNSET and job.state not in (READY, DELAYED):
             raise Conflict(f"Job {job.id} is neither ready nor delayed, so “delay” cannot be changed.")
         body = None
@@ -395,7 +404,7 @@ class Jobs:
             pri=asked.pri if asked.pri is not UNSET and asked.pri != job.pri else None,
             delay=asked.delay * SECOND if asked.delay is not UNSET else None,
             ttr=asked.ttr * SECOND if asked.ttr is not UNSET and asked.ttr * SECOND != job.ttr else None,
-            body=body if body != job.body else None,
+            body=body if body != old else None,
         )
 
 
@@ -432,14 +441,26 @@ def wanted_by(query: Which) -> Query:
         refuse("q", f"cannot be read. {error}".rstrip("."))
 
 
-def row_of(job: CoreJob, now: int, *, with_body: bool) -> tuple[Job, int]:
-    """*job* as it is in lists, and how many bytes of its body that has."""
-    stats, size = job_stats(job, now), job.size
-    encoding: Encoding | None = None
-    body: str | None = None
-    if with_body and visitor().sees_bodies and size <= BODY_AT_MOST:
-        encoding, body = body_out(job.body)
-    row = Job(
+def rows_of(limit: int, now: int, *, has_bodies: bool) -> Rows[Job]:
+    """The rows of a page of jobs, with those bodies that may be shown if it *has_bodies*."""
+
+    def tell(job: CoreJob, body: bytes | None) -> tuple[Job, int]:
+        shown = body if has_bodies and shows_body(job) else None
+        return row_of(job, now, shown), 0 if shown is None else len(shown)
+
+    return Rows(limit, tell, shows_body if has_bodies else none)
+
+
+def shows_body(job: CoreJob) -> bool:
+    """Whether JSON has the body of *job* for the current visitor."""
+    return job.size <= BODY_AT_MOST and visitor().sees_bodies
+
+
+def row_of(job: CoreJob, now: int, body: bytes | None = None) -> Job:
+    """*job* as it is in lists, with its *body* unless that is None."""
+    stats = job_stats(job, now)
+    encoding, shown = body_out(body) if body is not None else (None, None)
+    return Job(
         id=stats.id,
         tube=stats.tube,
         state=_STATES[job.state],
@@ -455,11 +476,10 @@ def row_of(job: CoreJob, now: int, *, with_body: bool) -> tuple[Job, int]:
         kicks=stats.kicks,
         created_at=instant(job.created_at),
         held_by=job.holder.number if job.holder is not None else None,
-        size=size,
+        size=job.size,
         encoding=encoding,
-        body=body,
+        body=shown,
     )
-    return row, 0 if body is None else size
 
 
 def _put(id: int, new: NewJob) -> JobPut:

@@ -19,7 +19,7 @@ from greenstalk_server.clock import Clock
 from greenstalk_server.job import SECOND
 from web.access import visitor
 from web.api.endpoint import endpoint
-from web.api.jobs import Job, row_of
+from web.api.jobs import Job, row_of, shows_body
 from web.api.settled import settle
 from web.api.values import Asked, Delay, Pri, Told, TubeName
 from web.leases import Ask, Lease, LeaseEnded, NoLease, Refused
@@ -163,7 +163,7 @@ class Leases:
         Answers with the job, but for its body; `time_left` is what is left of its ttr.
         """
         with _ends_told():
-            return row_of(self._lessor.job(body.token), self._clock(), with_body=False)[0]
+            return row_of(self._lessor.job(body.token), self._clock())
 
     @endpoint("POST", "/leases/touch", errors=NO_LEASE)
     def touch_lease(self, body: Leased) -> Job:
@@ -172,7 +172,7 @@ class Leases:
         Answers with the job, but for its body.
         """
         with _ends_told():
-            return row_of(self._lessor.touch(body.token), self._clock(), with_body=False)[0]
+            return row_of(self._lessor.touch(body.token), self._clock())
 
     @endpoint("POST", "/leases/delete", status=204, errors=NO_LEASE)
     def delete_leased(self, body: Leased) -> None:
@@ -214,5 +214,5 @@ def _ends_told() -> Iterator[None]:
 
 
 def _leased(lease: Lease, now: int) -> LeasedJob:
-    row, _ = row_of(lease.job, now, with_body=True)
+    row = row_of(lease.job, now, lease.body if shows_body(lease.job) else None)
     return LeasedJob(**{name: getattr(row, name) for name in Job.__struct_fields__}, token=lease.token)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from hashlib import blake2b
 from itertools import islice
+from math import inf
 from typing import Annotated, Final, Generic, TypeVar
 
 from msgspec import Meta, Struct
@@ -20,10 +21,11 @@ from greenstalk_server.broker import Broker
 from greenstalk_server.job import RESERVED, STATE_NAMES, Job
 from greenstalk_server.tube import Tube
 from web.api.problems import refuse
+from web.bodies import each
 from web.jobs import DEEPEST, count, in_order, rank
 from web.pace import Pace
 from web.query import Query
-from web.search import candidates
+from web.search import Matches, candidates
 
 SCAN_FOR: Final = 0.5
 """Seconds that a page looks for jobs."""
@@ -50,23 +52,27 @@ class Place(Struct, array_like=True, kw_only=True):
 class Rows(Generic[Row]):
     """The rows of a page, until it is full.
 
-    tell            makes a row of a job, and says how many bytes of its body it has.
+    tell            makes a row of a job and its body, and says how many bytes of that it has.
+    wants_body      whether the body of a job is needed for that.
     """
 
-    def __init__(self, limit: int, tell: Callable[[Job], tuple[Row, int]]) -> None:
+    def __init__(
+        self, limit: int, tell: Callable[[Job, bytes | None], tuple[Row, int]], wants_body: Callable[[Job], bool]
+    ) -> None:
+        self.wants_body: Callable[[Job], bool] = wants_body
         self.rows: list[Row] = []
         self._limit: int = limit
         self._bytes: int = 0
-        self._tell: Callable[[Job], tuple[Row, int]] = tell
+        self._tell: Callable[[Job, bytes | None], tuple[Row, int]] = tell
         self._pace: Pace = Pace()
 
     @property
     def is_full(self) -> bool:
         return len(self.rows) >= self._limit or self._bytes >= PAGE_BYTES
 
-    def add(self, job: Job) -> None:
-        """Add *job* as it is now."""
-        row, size = self._tell(job)
+    def add(self, job: Job, body: bytes | None) -> None:
+        """Add *job* as it is now; *body* is None if it is not wanted, or lost."""
+        row, size = self._tell(job, body)
         self.rows.append(row)
         self._bytes += size
 
@@ -95,37 +101,35 @@ def fill(broker: Broker, query: Query, place: Place, now: int, rows: Rows[Row]) 
 
 
 def _in_order(broker: Broker, tube: Tube, query: Query, place: Place, rows: Rows[Row]) -> Place | None:
-    """Fill in the order of a list page."""
+    """Fill in the order of a list page. May switch."""
     state = STATE_NAMES.index(query.state)
     listed = [(rank(job, state), job) for job in islice(in_order(broker, tube, state), DEEPEST)]
     is_all = len(listed) >= count(tube, state)
     if state == RESERVED and not is_all:  # the first that a bounded look found need not be the first of all
         return Place(of=place.of, above=0, beyond=place.beyond)
     beyond = place.beyond
-    for at, job in listed:
-        if beyond is not None and at <= beyond:
-            continue
+    places = {job.id: (at, job) for at, job in listed if beyond is None or at > beyond}
+    for id, job, body in each(broker, places, rows.wants_body, rows.rest):
         if rows.is_full:
             return Place(of=place.of, above=None, beyond=beyond)
-        beyond = at
-        if broker.jobs.get(job.id) is job and job.state == state and job.tube is tube:  # others had their turn since
-            rows.add(job)
-        rows.rest()
+        beyond, was = places[id]
+        if job is was and job.state == state:  # others had their turn since
+            rows.add(job, body)
     return None if is_all else Place(of=place.of, above=0, beyond=beyond)
 
 
 def _by_id(broker: Broker, query: Query, place: Place, now: int, rows: Rows[Row]) -> Place | None:
-    """Fill by id, with what did not come in order."""
-    until, jobs, is_match = time.monotonic() + SCAN_FOR, broker.jobs, query.test()
-    above, beyond = place.above or 0, place.beyond
-    for id in candidates(broker, query, above)[1]:
+    """Fill by id, with what did not come in order. May switch."""
+    until, above, beyond = inf, place.above or 0, place.beyond
+    matches = Matches(broker, query, now, rows.rest, rows.wants_body)
+    for id, job, body in matches.among(candidates(broker, query, above)[1]):
         if rows.is_full or time.monotonic() > until:
             return Place(of=place.of, above=above, beyond=beyond)
-        job = jobs.get(id)
-        if job is not None and is_match(job, now) and (beyond is None or rank(job, job.state) > beyond):
-            rows.add(job)
+        if until == inf:  # the first has come, however long a disk took for it
+            until = time.monotonic() + SCAN_FOR
+        if job is not None and (beyond is None or rank(job, job.state) > beyond):
+            rows.add(job, body)
         above = id
-        rows.rest()
     return None
 
 

@@ -34,9 +34,9 @@ MEANINGS: Final[dict[int, str]] = {
     415: "A request's body has to be JSON, and `Content-Type: application/json` has to say so.",
     421: "The dashboard is not known by the name in `Host`.",
     429: "Too many wrong tokens or passwords came from your address. `Retry-After` tells for how many seconds more.",
-    500: "The API has failed. The queue itself goes on, and the server's log has the details.",
+    500: "The API has failed, or a body is on disk and cannot be read back. The queue goes on, and the log says why.",
     503: "It cannot be done now: the server drains, the journal cannot be written, or too much is under way.",
-    507: "The disk has no room for more jobs.",
+    507: "The disk has no room for more jobs, or a limit of the server is reached.",
 }
 """What each status means, for the page of the API and for the document."""
 

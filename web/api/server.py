@@ -53,6 +53,18 @@ class Memory(Told):
     private: Annotated[Count, Meta(description="Of it, shared with no other process.")]
 
 
+class Bodies(Told):
+    """The bodies of jobs, where there is a limit to memory."""
+
+    limit: Annotated[Count, Meta(description="Bytes that jobs may take of memory.")]
+    taken: Annotated[Count, Meta(description="Bytes that they take, about.")]
+    in_memory: Annotated[Count, Meta(description="Jobs whose bodies are in memory.")]
+    bytes_in_memory: Count
+    on_disk: Annotated[Count, Meta(description="Jobs whose bodies are on disk alone.")]
+    bytes_on_disk: Count
+    is_full: Annotated[bool, Meta(description="Puts are refused, as jobs take too much.")]
+
+
 class ServerFigures(Told):
     """The server and its figures."""
 
@@ -60,6 +72,11 @@ class ServerFigures(Told):
     rates: Annotated[RatesPerSecond, Meta(description="What happens in all tubes.")]
     journal: Journal
     memory: Annotated[Memory | None, Meta(description="Null where the system does not tell.")]
+    bodies: Annotated[Bodies | None, Meta(description="Null without a limit to memory.")]
+    limited: Annotated[
+        dict[str, Count],
+        Meta(description="How often each limit, or an access rule, refused something or held it up."),
+    ]
 
 
 class AuditEntry(Told):
@@ -198,4 +215,20 @@ class Server:
                 synced_ago=journal.synced_ago,
             ),
             memory=None if memory is None else Memory(bytes=memory[0], private=memory[1]),
+            bodies=self._bodies(),
+            limited=self._broker.limited.counts(),
+        )
+
+    def _bodies(self) -> Bodies | None:
+        bodies = self._broker.bodies
+        if bodies is None:
+            return None
+        return Bodies(
+            limit=bodies.limit,
+            taken=bodies.taken,
+            in_memory=bodies.held,
+            bytes_in_memory=bodies.in_memory,
+            on_disk=bodies.jobs - bodies.held,
+            bytes_on_disk=bodies.on_disk,
+            is_full=not bodies.have_room(0),
         )

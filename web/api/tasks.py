@@ -12,10 +12,10 @@ from greenstalk_server.clock import Clock
 from web.api.cursors import DEFAULT_LIMIT, Cursor, Limit, dump, load
 from web.api.endpoint import endpoint
 from web.api.frame import located
-from web.api.jobs import HIDDEN, JobList, Which, row_of, wanted_by
-from web.api.listing import Rows
+from web.api.jobs import HIDDEN, JobList, Which, rows_of, wanted_by
 from web.api.problems import refuse
 from web.api.values import Asked, Count, Delay, Instant, JobId, Pri, Told, TubeName, instant
+from web.bodies import each
 from web.bulk import ACTIONS, TICKED_AT_MOST, Bulk, Change, Plan, plan_of
 from web.search import FIRST_WAIT, FOUND_AT_MOST, Search, Searches, search_of
 from web.tasks import Task as Work
@@ -178,14 +178,14 @@ class Tasks:
         """List the jobs that a search has found so far, as they are now; those that are gone are left out."""
         found = self._find(task)
         ids, now = search_of(found).ids, self._clock()
-        rows = Rows(query.limit, lambda job: row_of(job, now, with_body=query.bodies))
+        rows = rows_of(query.limit, now, has_bodies=query.bodies)
         at = _at(query, found)
-        while at < len(ids) and not rows.is_full:
-            job = self._broker.jobs.get(ids[at])
+        for _, job, body in each(self._broker, ids[at:], rows.wants_body, rows.rest):
+            if rows.is_full:
+                break
             at += 1
             if job is not None:
-                rows.add(job)
-            rows.rest()
+                rows.add(job, body)
         return JobList(jobs=rows.rows, next_cursor=dump(_Place(found.id, at)) if at < len(ids) else None)
 
     def _find(self, id: str) -> Work:
