@@ -1,0 +1,115 @@
+"""`make fuzz`: every target for a while, from what earlier runs have found worth keeping.
+
+    python -m tests.fuzz [--seconds N] [--seed N] [--directory DIR] [--keep] [TARGET...]
+    python -m tests.fuzz --repeat FILE TARGET
+
+The first target has a processor to itself all the time, the others share another. What a run finds is left in DIR, by
+target; `--keep` adds it to the corpus, made as small as what it reaches allows. `--repeat` plays one input.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import secrets
+import subprocess
+import sys
+import threading
+from importlib import import_module
+from pathlib import Path
+from typing import Final
+
+from tests.daemon import REPOSITORY
+from tests.fuzz import corpus
+
+TARGETS: Final = ("wire", "journal", "binlog", "archive")
+
+LONGEST: Final = 1000
+"""Bytes of an input."""
+
+HANGS_AFTER: Final = 60
+"""Seconds of one input. The slowest known takes a fifth of one, on a machine with nothing else to do."""
+
+MEMORY_MIB: Final = 1024
+"""Of the whole process. It has no reason to grow from input to input."""
+
+
+def main() -> int:
+    """Fuzz as the arguments say; return 1 if something was found."""
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz")
+    parser.add_argument("--seconds", type=float, default=1200.0)
+    parser.add_argument("--seed", type=int, default=secrets.randbelow(2**31 - 1) + 1)
+    parser.add_argument("--directory", type=Path, default=REPOSITORY / "build" / "fuzz")
+    parser.add_argument("--keep", action="store_true")
+    parser.add_argument("--repeat", type=Path)
+    parser.add_argument("targets", nargs="*", metavar="TARGET")
+    options = parser.parse_args()
+    options.targets = options.targets or list(TARGETS)
+    if unknown := set(options.targets) - set(TARGETS):
+        parser.error(f"{min(unknown)} is none of {', '.join(TARGETS)}")
+    if options.repeat is not None:
+        for target in options.targets:
+            import_module(f"tests.fuzz.{target}").one(options.repeat.read_bytes())
+        return 0
+    first, *others = options.targets
+    print(f"seed {options.seed}", flush=True)
+    found: list[str] = []
+    lanes = [[first], others] if others else [[first]]
+    threads = [
+        threading.Thread(target=_run_lane, args=(lane, options.seconds / len(lane), options, found)) for lane in lanes
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if options.keep:
+        for target in options.targets:
+            print(f"{target}: {corpus.keep(target, options.directory / target)} inputs kept")
+    return 1 if found else 0
+
+
+def _run_lane(targets: list[str], seconds: float, options: argparse.Namespace, found: list[str]) -> None:
+    found += [target for target in targets if not _run(target, seconds, options)]
+
+
+def _run(target: str, seconds: float, options: argparse.Namespace) -> bool:
+    """Fuzz *target*; return whether nothing was found."""
+    inputs, findings = options.directory / target, options.directory / f"{target}-found"
+    corpus.unpack(target, inputs)
+    findings.mkdir(parents=True, exist_ok=True)
+    flags = (
+        f"-max_total_time={max(1, round(seconds))}",
+        f"-seed={options.seed}",
+        f"-max_len={LONGEST}",
+        f"-timeout={HANGS_AFTER}",
+        f"-rss_limit_mb={MEMORY_MIB}",
+        f"-artifact_prefix={findings}/",
+        "-len_control=0",
+        "-print_final_stats=1",
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.fuzz.target", target, *flags, str(inputs)],
+        cwd=REPOSITORY,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+    said = done.stdout
+    executed = re.search(r"number_of_executed_units: (\d+)", said)
+    reached = re.findall(r" cov: (\d+)", said)
+    size = re.search(r"peak_rss_mb: +(\d+)", said)
+    print(
+        f"{target}: {executed[1] if executed else '?'} inputs, {reached[-1] if reached else '?'} places reached,"
+        f" {size[1] if size else '?'} MB at most",
+        flush=True,
+    )
+    if done.returncode:
+        print(said[-6000:])
+        print(f"again: python -m tests.fuzz --repeat FILE {target}; the file is in {findings}", flush=True)
+    return not done.returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

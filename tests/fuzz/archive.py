@@ -1,0 +1,154 @@
+"""Archives, made up line by line; some with the checksum that they should have, whatever they hold.
+
+What is looked at: an import raises nothing but StartError, and then has left nothing; or a start on what it has made
+is sound, takes puts and commands, and an export of it tells the same jobs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+from base64 import b64encode
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Final
+
+from greenstalk_server import startup
+from greenstalk_server.archive import Reader, Writer
+from greenstalk_server.backup import import_journal
+from greenstalk_server.broker import Broker
+from greenstalk_server.exits import StartError
+from greenstalk_server.job import BURIED, READY, SECOND, Job
+from greenstalk_server.journal.lock import LOCK_NAME
+from tests.core.world import START
+from tests.fuzz.journal import facts, put_one, scratch, started
+from tests.fuzz.source import Source
+from tests.journal.disk import Disk
+
+ODD: Final[tuple[Any, ...]] = (
+    None, True, False, 0, 1, -1, 1.0, 1e400, 2**32 - 1, 2**32, 2**63 - 1, 2**63, 2**64 - 1, 2**64, "", "default", "a",
+    "ready", "delayed", "buried", "\ud800", "\0", "job", "end", "pause", "head", "utf-8", "base64", "====", [], {},
+    [[]],
+    [[1, "kicked", 1]], [[1, [], 1]], [[1, "kicked", -1]], [[2**64, "kicked", 1]], [[1, "reserved", 2**32 - 1]] * 17,
+    ["abc"], "abc", {"a": 1}, "x" * 5000,
+)  # fmt: skip
+RAW: Final = (
+    b"\n", b"{}\n", b"[]\n", b"1\n", b"NaN\n", b'"', b"[" * 3000 + b"\n", b"9" * 5000 + b"\n", b"\xff\n", b"\0\n",
+    b'{"type":"job","type":"end"}\n', b"", b'{"type":' + b"[" * 100_000 + b"\n",
+)  # fmt: skip
+LINES_AT_MOST: Final = 40
+
+
+def one(data: bytes) -> None:
+    """Make an archive as *data* says, import it, and start on what that made."""
+    archive = _archive(Source(data))
+    file = scratch() / "archive"
+    file.write_bytes(archive)
+    directory = file.parent / "journal"
+    directory.mkdir(exist_ok=True)
+    for path in directory.iterdir():
+        path.unlink()
+    with contextlib.redirect_stderr(io.StringIO()):
+        try:
+            import_journal(str(directory), str(file))
+        except StartError:
+            assert [path.name for path in directory.iterdir() if path.name != LOCK_NAME] == []
+            return
+    _use(directory, archive)
+
+
+def _use(directory: Path, archive: bytes) -> None:
+    reader = Reader(archive.splitlines(keepends=True))
+    next_id = reader.head()
+    told = {each.id: facts(each) for each in reader.rest(next_id) if isinstance(each, Job)}
+    assert sum(len(body) for _, body, _, _ in told.values()) <= len(archive)
+    disk = Disk({path.name: path.read_bytes() for path in directory.iterdir()})
+    broker, binlog = started(disk)
+    assert {id: facts(job) for id, job in broker.jobs.items()} == told
+    exported = list(Writer().lines(START, broker.next_id, [], [broker.jobs[id] for id in sorted(broker.jobs)]))
+    again = Reader(exported)
+    assert {each.id: facts(each) for each in again.rest(again.head()) if isinstance(each, Job)} == told
+    put_one(broker)
+    _command(broker)
+    startup.write_out(binlog)
+    restarted, _ = started(disk)
+    assert {id: facts(job) for id, job in restarted.jobs.items()} == {id: facts(job) for id, job in broker.jobs.items()}
+
+
+def _command(broker: Broker) -> None:
+    """Do with each job what clients do, so that it is recorded once more."""
+    client, now = broker.connect(lambda: None), START + 2 * SECOND
+    for id, job in list(broker.jobs.items()):
+        if job.state in (READY, BURIED):
+            assert broker.reserve_job(client, id, now)
+            assert broker.touch(client, id, now)
+            assert broker.bury(client, id, 1, now) if id % 2 else broker.release(client, id, 1, SECOND, now)
+        broker.check()
+    broker.disconnect(client, now)
+    while (due := broker.tick(now + SECOND)) is not None and due <= now + SECOND:
+        pass
+    broker.check()
+
+
+def _archive(source: Source) -> bytes:
+    oddity = source.byte()
+    head = {"type": "head", "format": "greenstalk journal", "version": 1, "server": "0", "exported_at": 1}
+    lines = [_line({**head, "next_id": source.pick((10, 300, 2**63 - 1, 2**64 - 1, 1))}, source, bool(oddity & 1))]
+    pauses = jobs = 0
+    for _ in range(LINES_AT_MOST):
+        if not source:
+            break
+        kind, is_odd = source.byte() % 8, not source.byte() % 4
+        if kind == 0:
+            pauses += 1
+            until = source.pick((START + 3 * SECOND, 1, 2**63, 2**64 - 1))
+            pause = {"type": "pause", "tube": source.pick(("default", "a")), "until": until, "length": SECOND}
+            lines.append(_line(pause, source, is_odd))
+        elif kind == 1 and is_odd:
+            lines.append(source.pick(RAW))
+        else:
+            jobs += 1
+            lines.append(_line(_job(source, jobs), source, is_odd))
+    if oddity & 2:
+        jobs += source.byte() % 3
+    checksum = sha256(b"".join(lines)).hexdigest() if not oddity & 4 else "0" * 64
+    if not oddity & 8:
+        end = {"type": "end", "pauses": pauses, "jobs": jobs, "sha256": checksum}
+        lines.append(_line(end, source, bool(oddity & 16)))
+    if oddity & 32:
+        lines.append(source.take(10))
+    return b"".join(lines)
+
+
+def _job(source: Source, id: int) -> dict[str, Any]:
+    body = source.take(source.byte() % 9)
+    encoded, encoding = (
+        (b64encode(body).decode(), "base64") if source.byte() & 1 else (body.decode("utf-8", "replace"), "utf-8")
+    )
+    numbers = dict.fromkeys(("reserves", "timeouts", "releases", "buries", "kicks"), source.pick((0, 1, 2**32 - 1)))
+    return {
+        "type": "job",
+        "id": source.pick((id, id, id + 1, 2**63 - 2, 2**64 - 2)),
+        "tube": source.pick(("default", "a", "a" * 200, "-a")),
+        "state": source.pick(("ready", "delayed", "buried")),
+        "pri": source.pick((0, 2**32 - 1)),
+        "delay": source.pick((0, SECOND, (2**32 - 1) * SECOND)),
+        "ttr": source.pick((SECOND, (2**32 - 1) * SECOND, 1)),
+        "created_at": source.pick((START, 0, 2**63 - 1, 2**64 - 1)),
+        "deadline": source.pick((START + SECOND, 0, 5, 2**63 - 1, 2**64 - 1)),
+        **numbers,
+        "encoding": encoding,
+        "body": encoded,
+    }
+
+
+def _line(value: dict[str, Any], source: Source, is_odd: bool) -> bytes:
+    """*value* as a line; if odd, with one thing else, more or less in it."""
+    if is_odd:
+        name, odd = source.pick(sorted(value)), source.pick((*ODD, "drop", "add"))
+        if odd == "drop":
+            del value[name]
+        else:
+            value["events" if odd == "add" or isinstance(odd, list) else name] = odd
+    return json.dumps(value, separators=(",", ":")).encode() + b"\n"

@@ -1,0 +1,104 @@
+"""beanstalkd's files, made up and damaged. They have no checksum, so whatever holds together is a job.
+
+What is looked at: reading raises nothing and finds no more than there is; every body stands in a file; a start imports
+all of it or refuses with StartError; and what it has imported is sound, takes puts, and is there at the next start.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+from greenstalk_server import startup
+from greenstalk_server.exits import StartError
+from greenstalk_server.job import SECOND
+from greenstalk_server.journal import beanstalkd
+from tests.fuzz.journal import facts, put_one, started
+from tests.fuzz.source import Source
+from tests.journal.disk import Disk
+from tests.journal.test_beanstalkd import CREATED, FIELDS, LENGTH
+
+IDS: Final = (1, 2, 3, 4, 0, 2**63 - 1, 2**63, 2**64 - 1)
+TIMES: Final = (0, SECOND, 60 * SECOND, 1, -1, 4_294_967_295 * SECOND, 2**63 - 1, -(2**63))
+CREATIONS: Final = (CREATED, CREATED + 1, 0, -1, 2**63 - 1, 10**18)
+NAMES: Final = (b"default", b"a", b"a" * 200, b"-a", b"\0", b"a" * 201)
+LENGTHS: Final = (0, 1, -1, 200, 201, 2**31 - 1, -(2**31))
+SIZES: Final = (0, 1, -1, 2**31 - 1, -(2**31), 100)
+STEPS_AT_MOST: Final = 60
+
+
+def one(data: bytes) -> None:
+    """Make files as *data* says, read them, and start on them."""
+    files = _files(Source(data))
+    size = sum(map(len, files.values()))
+    source = beanstalkd.Binlog()
+    for name in beanstalkd.find(files):
+        source.read(name, files[name])
+    assert source.records * FIELDS[5].size <= size
+    assert sum(len(job.body) for job in source.jobs.values()) <= size
+    assert sum(damage.bytes_lost for damage in source.damage) <= size
+    assert all(any(job.body in each for each in files.values()) for job in source.jobs.values())
+    assert all(isinstance(line, str) for line in source.warnings())
+    disk = Disk(files)
+    try:
+        broker, binlog = started(disk)
+    except StartError:
+        return
+    assert {id: (job.tube.name, job.body) for id, job in broker.jobs.items()} == {
+        id: (job.tube, job.body) for id, job in source.jobs.items()
+    }
+    put_one(broker)
+    startup.write_out(binlog)
+    again, _ = started(disk)
+    assert {id: facts(job) for id, job in again.jobs.items()} == {id: facts(job) for id, job in broker.jobs.items()}
+
+
+def _files(source: Source) -> dict[str, bytes]:
+    files: dict[str, bytes] = {}
+    version = source.pick((7, 5))
+    data = struct.pack("<i", version)
+    for _ in range(STEPS_AT_MOST):
+        if not source:
+            break
+        kind = source.byte() % 8
+        if kind < 3:
+            data += _record(version, source, is_full=True)
+        elif kind == 3:
+            data += _record(version, source, is_full=False)
+        elif kind == 4:
+            data += source.take(source.byte())
+        elif kind == 5:
+            data += bytes(source.byte())
+        elif kind == 6:
+            at = source.short() % max(1, len(data))
+            data = data[:at] + source.take(source.byte() % 9) + data[at + source.byte() % 9 :]
+        else:
+            files[f"binlog.{len(files) + 1}"] = data
+            version = source.pick((7, 5, 5, 7, 6))
+            data = struct.pack("<i", version)
+    files[f"binlog.{len(files) + 1}"] = data
+    return files
+
+
+def _record(version: int, source: Source, *, is_full: bool) -> bytes:
+    """A record, mostly of a job that there may be."""
+    version = 5 if version == 5 else 7
+    oddity = source.byte()
+    name = source.pick(NAMES) if is_full else b""
+    body = source.take(source.byte() % 16)
+    unit = 1000 if version == 5 else 1
+    delay, ttr, deadline = (
+        time // unit if odd else SECOND // unit * 60
+        for time, odd in ((source.pick(TIMES), oddity & 1), (source.pick(TIMES), oddity & 2), (source.pick(TIMES), 1))
+    )
+    size = source.pick(SIZES) if oddity & 4 else len(body) + 2
+    created = (source.pick(CREATIONS) if oddity & 8 else CREATED) // unit
+    times = (delay, ttr, size, created, deadline)
+    counts = (source.byte(), 2**32 - 1 if oddity & 16 else 0, 0, 0, 0)
+    state = source.byte() % (256 if oddity & 32 else 5)
+    fields = FIELDS[version].pack(source.pick(IDS), source.byte(), *times, *counts, state)
+    length = source.pick(LENGTHS) if oddity & 64 else len(name)
+    if version == 5:
+        length &= 2**64 - 1
+    head = LENGTH[version].pack(length) + name + fields
+    return head + body + (b"xy" if oddity & 128 else b"\r\n") if is_full else head

@@ -1,0 +1,304 @@
+"""Damage to the files of a journal: flipped, cut, spliced, repeated, renamed, lost; and lengths that lie.
+
+What is looked at, whatever was done to the files of a server that had worked:
+
+- recovery, `journal check` and a start raise nothing but StartError, and go no further than the files;
+- every job that comes back is one that was recorded, byte for byte;
+- damage within an older segment is told;
+- what a start makes of it is sound: it takes puts, and the next start finds the same jobs.
+
+Some runs seal what they have changed with a good CRC, as no accident does. Then anything may come back, and the rest
+still holds.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Final
+from zlib import crc32
+
+from greenstalk_server import check, life, startup
+from greenstalk_server.broker import Broker
+from greenstalk_server.exits import StartError
+from greenstalk_server.job import SECOND, Job
+from greenstalk_server.journal import record
+from greenstalk_server.journal.binlog import Binlog
+from greenstalk_server.journal.recovery import Recovery
+from greenstalk_server.journal.segment import name_of, numbers
+from greenstalk_server.startup import replay_all
+from greenstalk_server.tube import Tube
+from tests.core.world import START, make_broker
+from tests.fuzz.source import Source
+from tests.journal.disk import Disk, seeded
+from tests.journal.workload import SMALL, Bench, Look
+
+SEEDS: Final = (1, 2, 3, 4)
+TURNS: Final = 40
+LENGTHS: Final = (0, 1, 20, 8, 2**31 - 1, 2**31, 2**32 - 1, 2**32 - 21)
+NUMBERS: Final = (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 2**32, 2**64 - 1)
+MUTATIONS_AT_MOST: Final = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """What a server has left: its files, where the records in them begin, and all that it ever recorded of each job."""
+
+    files: dict[str, bytes]
+    records: dict[str, list[int]]
+    looks: dict[int, set[tuple[bytes, bytes, int, int]]]
+
+
+@cache
+def base(seed: int) -> Base:
+    """The server of *seed*; always the same."""
+    bench = Bench(Disk(), seeded(seed))
+    for _ in range(TURNS):
+        bench.turn()
+    bench.settle(3)
+    files = {name_of(number): bench.disk.everything()[name_of(number)] for number in numbers(bench.disk.list())}
+    looks = {id: {facts(look) for _, look in entries if look is not None} for id, entries in bench.history.jobs.items()}
+    return Base(files, {name: _records(data) for name, data in files.items()}, looks)
+
+
+def facts(job: Job | Look) -> tuple[bytes, bytes, int, int]:
+    """What of a job stands in its JOB record alone."""
+    tube = job.tube.name if isinstance(job, Job) else job.tube
+    return tube, job.body, job.ttr, job.created_at
+
+
+def _records(data: bytes) -> list[int]:
+    at, places = record.SEGMENT_HEADER_SIZE, []
+    salt = data[12:16]
+    while data[at : at + 4] == salt and any(salt):
+        places.append(at)
+        at += record.HEADER_SIZE + record.HEADER.unpack_from(data, at)[2]
+    return places
+
+
+def one(data: bytes) -> None:
+    """Damage the files as *data* says, and see what is made of them."""
+    source = Source(data)
+    story = base(source.pick(SEEDS))
+    damaged = Damaged(story)
+    for _ in range(MUTATIONS_AT_MOST):
+        if not source:
+            break
+        damaged.mutate(source)
+    recovery = _recover(damaged.files)
+    if not damaged.is_sealed:
+        for id, job in recovery.jobs.items():
+            assert facts(job) in story.looks.get(id, ()), f"job {id} was invented"
+        if damaged.must_be_told():
+            assert recovery.damage, "damage is not told"
+    _check_as_an_operator_does(damaged.files, recovery)
+    _start(damaged.files, recovery)
+
+
+class Damaged:
+    """The files of a base, changed step by step."""
+
+    def __init__(self, story: Base) -> None:
+        self.files = dict(story.files)
+        self.is_sealed = False
+        self._story = story
+        self._is_in_place = True
+
+    def mutate(self, source: Source) -> None:
+        """One change."""
+        steps: tuple[Callable[[str, Source], None], ...] = (
+            self._flip, self._flip, self._overwrite, self._zero, self._cut, self._extend, self._splice, self._copy,
+            self._drop, self._swap, self._lie_about_length, self._seal_record, self._seal_head, self._insert_record,
+        )  # fmt: skip
+        step = source.pick(steps)
+        if self.files:
+            step(source.pick(sorted(self.files)), source)
+
+    def must_be_told(self) -> bool:
+        """Whether a byte of a record is another one, in a file that is not the newest and otherwise as it was."""
+        if not self._is_in_place:
+            return False
+        *older, _ = [name for name in self._story.files if self._story.files[name].strip(b"\0")]
+        return any(
+            self.files[name].strip(b"\0") and self.files[name].rstrip(b"\0") != self._story.files[name].rstrip(b"\0")
+            for name in older[1:]
+        )
+
+    def _at(self, name: str, source: Source) -> int:
+        """A place in the file; near the begin of a record, every other time."""
+        size = len(self.files[name])
+        places = self._story.records.get(name)
+        where = source.short()
+        if where & 1 and places:
+            return min(places[(where >> 8) % len(places)] + (where >> 1) % 64, max(0, size - 1))
+        return (where * 2 + (where >> 8)) % max(1, size)
+
+    def _write(self, name: str, at: int, data: bytes) -> None:
+        old = self.files[name]
+        self.files[name] = old[:at] + data[: max(0, len(old) - at)] + old[at + len(data) :]
+
+    def _flip(self, name: str, source: Source) -> None:
+        at = self._at(name, source)
+        if at < len(self.files[name]):
+            self._write(name, at, bytes([self.files[name][at] ^ 1 << source.byte() % 8]))
+
+    def _overwrite(self, name: str, source: Source) -> None:
+        self._write(name, self._at(name, source), source.take(source.byte()))
+
+    def _zero(self, name: str, source: Source) -> None:
+        self._is_in_place = False
+        self._write(name, self._at(name, source) // 512 * 512, bytes(512 * (1 + source.byte() % 4)))
+
+    def _cut(self, name: str, source: Source) -> None:
+        self._is_in_place = False
+        self.files[name] = self.files[name][: self._at(name, source)]
+
+    def _extend(self, name: str, source: Source) -> None:
+        self._is_in_place = False
+        self.files[name] += bytes(source.byte()) + source.take(source.byte())
+
+    def _splice(self, name: str, source: Source) -> None:
+        """Put a piece of any file into this one."""
+        self._is_in_place = False
+        other = source.pick(sorted(self.files))
+        at, begin = self._at(name, source), self._at(other, source)
+        piece = self.files[other][begin : begin + source.pick((21, 100, 512, 4096))]
+        self.files[name] = self.files[name][:at] + piece + self.files[name][at + source.pick((0, len(piece))) :]
+
+    def _copy(self, name: str, source: Source) -> None:
+        self._is_in_place = False
+        self.files[f"journal.{source.byte() % 16 + 1}"] = self.files[name]
+
+    def _drop(self, name: str, source: Source) -> None:
+        self._is_in_place = False
+        del self.files[name]
+
+    def _swap(self, name: str, source: Source) -> None:
+        self._is_in_place = False
+        other = source.pick(sorted(self.files))
+        self.files[name], self.files[other] = self.files[other], self.files[name]
+
+    def _lie_about_length(self, name: str, source: Source) -> None:
+        if places := self._story.records.get(name):
+            self._write(name, source.pick(places) + 8, struct.pack("<I", source.pick(LENGTHS)))
+
+    def _seal_record(self, name: str, source: Source) -> None:
+        """Give a record, changed or not, the CRC that it should have."""
+        data = self.files[name]
+        at = source.pick(self._story.records.get(name) or [0])
+        if at + record.HEADER_SIZE <= len(data):
+            self.is_sealed = True
+            stop = at + record.HEADER_SIZE + record.HEADER.unpack_from(data, at)[2]
+            self._write(name, at, _sealed(data[12:16], data[at + record.PREFIX_SIZE : stop]))
+
+    def _seal_head(self, name: str, source: Source) -> None:
+        """Let the head tell another number, sequence, next id or version."""
+        self.is_sealed = True
+        field = source.pick((8, 16, 24, 32))
+        value = struct.pack("<Q", source.pick(NUMBERS))
+        self._write(name, field, value[:4] if field == 8 else value)
+        self._write(name, 40, crc32(self.files[name][:40]).to_bytes(4, "little"))
+
+    def _insert_record(self, name: str, source: Source) -> None:
+        """Add a sound record behind the last one, of any kind and payload."""
+        self.is_sealed = True
+        self._is_in_place = False
+        data = self.files[name].rstrip(b"\0")
+        kind, sequence = source.byte() % 13, 10_000 + source.byte()
+        length = record.SMALLEST_PAYLOAD.get(kind, 0) + source.byte() % 32
+        payload = source.take(length).ljust(length, b"\0")
+        if kind in (record.JOB, record.JOB_WITH_EVENTS) and source.byte() & 1:
+            payload = _plausible(payload, source)
+        rest = struct.pack("<IQB", len(payload), sequence, kind) + payload
+        self.files[name] = data + _sealed(data[12:16], rest)
+
+
+def _plausible(payload: bytes, source: Source) -> bytes:
+    """A job's record that stays one: a state that there is, and the name of a tube."""
+    fields = list(record.JOB_FIELDS.unpack_from(payload))
+    fields[0] = source.pick((fields[0], 1, 2, 500, 2**63, 2**64 - 1))
+    fields[-2:] = [source.byte() % 6, 1]
+    return record.JOB_FIELDS.pack(*fields) + b"a" * (1 + len(payload) - record.JOB_FIELDS.size)
+
+
+def _sealed(salt: bytes, rest: bytes) -> bytes:
+    return salt + crc32(rest, record.seed_of(salt)).to_bytes(4, "little") + rest if len(salt) == 4 else b""
+
+
+def _recover(files: dict[str, bytes]) -> Recovery:
+    table: dict[int, Job] = {}
+    tubes: dict[bytes, Tube] = {}
+    recovery = Recovery(lambda name: tubes.setdefault(name, Tube(name, table)), table)
+    replay_all(Disk(files), recovery)
+    recovery.settle(START + SECOND)
+    size = sum(map(len, files.values()))
+    assert recovery.records * record.HEADER_SIZE <= size
+    assert sum(len(job.body) for job in recovery.jobs.values()) <= size
+    assert sum(damage.bytes_lost for damage in recovery.damage) <= size
+    assert all(life.unpack(job.events) is not None for job in recovery.jobs.values())
+    return recovery
+
+
+def _check_as_an_operator_does(files: dict[str, bytes], recovery: Recovery) -> None:
+    directory = scratch()
+    for name, data in files.items():
+        Path(directory, name).write_bytes(data)
+    report = check.inspect(str(directory), START + SECOND)
+    assert check.describe(report)
+    assert report.recovery.jobs.keys() == recovery.jobs.keys()
+    assert report.recovery.is_sound == recovery.is_sound
+
+
+def _start(files: dict[str, bytes], recovery: Recovery) -> None:
+    """Start on them, put a job, and start again: all is there."""
+    disk = Disk(files)
+    try:
+        broker, binlog = started(disk)
+    except StartError:
+        assert not recovery.is_readable
+        return
+    assert {id: facts(job) for id, job in broker.jobs.items()} == {id: facts(job) for id, job in recovery.jobs.items()}
+    put_one(broker)
+    startup.write_out(binlog)
+    again, _ = started(disk)
+    assert {id: facts(job) for id, job in again.jobs.items()} == {id: facts(job) for id, job in broker.jobs.items()}
+    assert again.next_id >= broker.next_id
+
+
+def started(disk: Disk) -> tuple[Broker, Binlog]:
+    """A server on *disk*, whose broker is sound."""
+    broker = make_broker()
+    binlog = Binlog(disk, SMALL, 0, seeded(7).randbytes)
+    broker.journal = binlog
+    startup.recover(disk, broker, binlog, START + SECOND, is_strict=False)
+    broker.check()
+    return broker, binlog
+
+
+def put_one(broker: Broker) -> None:
+    """Put a job as a client does."""
+    client = broker.connect(lambda: None)
+    id = broker.allocate_id()
+    assert id not in broker.jobs
+    assert broker.put(client, id, 0, 0, SECOND, b"one more", START + SECOND)
+    broker.disconnect(client, START + SECOND)
+    broker.check()
+
+
+@cache
+def _scratch(process: int) -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None)  # noqa: S108
+
+
+def scratch() -> Path:
+    """A directory of this process's own, empty, in memory if there is such."""
+    directory = Path(_scratch(os.getpid()).name)
+    for path in directory.iterdir():
+        if path.is_file():
+            path.unlink()
+    return directory

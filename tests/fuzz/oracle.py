@@ -1,0 +1,377 @@
+"""What each reply has to be: every client's bytes are read once more, plainly, and played to the model of the core.
+
+The model knows no slices. So the oracle goes by the replies: for each that leaves a session it takes the next command
+of that client, asks the model, and compares. Where nobody says which of two things due in one instant comes first,
+the model is given up. From then on a reply has only to be one that its command can get, and a body one that was put.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from greenstalk_server import protocol
+from greenstalk_server.protocol import Command, ProtocolError
+from tests.core.model import DEFAULT, SECOND, Model, ModelClient, ModelJob
+
+CRLF: Final = b"\r\n"
+LONGEST: Final = 222
+"""Bytes of a line without its end."""
+
+MODELLED: Final = 300
+"""Jobs, at most: the model looks at all of them for each command. A kick of more would be done by halves, too."""
+
+LEGAL: Final = {
+    b"put": (b"INSERTED", b"DRAINING", b"OUT_OF_MEMORY"),
+    b"reserve": (b"RESERVED", b"TIMED_OUT", b"DEADLINE_SOON"),
+    b"reserve-with-timeout": (b"RESERVED", b"TIMED_OUT", b"DEADLINE_SOON"),
+    b"reserve-job": (b"RESERVED", b"NOT_FOUND"),
+    b"delete": (b"DELETED", b"NOT_FOUND"),
+    b"release": (b"RELEASED", b"NOT_FOUND"),
+    b"bury": (b"BURIED", b"NOT_FOUND"),
+    b"touch": (b"TOUCHED", b"NOT_FOUND"),
+    b"kick": (b"KICKED",),
+    b"kick-job": (b"KICKED", b"NOT_FOUND"),
+    b"peek": (b"FOUND", b"NOT_FOUND"),
+    b"peek-ready": (b"FOUND", b"NOT_FOUND"),
+    b"peek-delayed": (b"FOUND", b"NOT_FOUND"),
+    b"peek-buried": (b"FOUND", b"NOT_FOUND"),
+    b"use": (b"USING",),
+    b"watch": (b"WATCHING",),
+    b"ignore": (b"WATCHING", b"NOT_IGNORED"),
+    b"pause-tube": (b"PAUSED", b"NOT_FOUND", b"BAD_FORMAT"),
+    b"stats": (b"OK",),
+    b"stats-tube": (b"OK", b"NOT_FOUND"),
+    b"stats-job": (b"OK", b"NOT_FOUND"),
+    b"list-tubes": (b"OK",),
+    b"list-tube-used": (b"USING",),
+    b"list-tubes-watched": (b"OK",),
+}
+"""By verb, the words that its reply may begin with."""
+
+WITH_DATA: Final = re.compile(rb"(?:RESERVED [0-9]+|FOUND [0-9]+|OK) ([0-9]+)\r\n")
+RESERVES: Final = (b"reserve", b"reserve-with-timeout")
+PARKING: Final = (*RESERVES, b"reserve-job", b"peek", b"peek-ready", b"peek-delayed", b"peek-buried")
+"""What may have to wait: all but reserves for a body on disk alone, and only where there is no model."""
+
+
+class Put:
+    """A put that has come whole; *refusal* is what it gets whatever the queue says, or empty."""
+
+    def __init__(self, command: Command, body: bytes, refusal: bytes) -> None:
+        self.command = command
+        self.body = body
+        self.refusal = refusal
+
+
+class Reading:
+    """One client's bytes, cut into commands the slow way."""
+
+    def __init__(self, max_job_size: int) -> None:
+        self._max_job_size = max_job_size
+        self._commands = self._cut()
+        self._next: Command | Put | bytes | None = None
+        self._data = b""
+        self.has_quit = False
+
+    def feed(self, data: bytes) -> None:
+        self._data += data
+
+    def peek(self) -> Command | Put | bytes | None:
+        """The next command, a put with its body, or the error that stands for it; None if none has come whole."""
+        if self._next is None and not self.has_quit:
+            self._next = next(self._commands)
+        return self._next
+
+    def take(self) -> Command | Put | bytes | None:
+        taken = self.peek()
+        self._next = None
+        return taken
+
+    def _cut(self) -> Iterator[Command | Put | bytes | None]:
+        while True:
+            end = self._data.find(CRLF)
+            if end < 0:
+                yield None
+                continue
+            line, self._data = self._data[:end], self._data[end + 2 :]
+            if len(line) > LONGEST:
+                yield b"BAD_FORMAT\r\n"
+                continue
+            try:
+                command = protocol.parse(line)
+            except ProtocolError as error:
+                yield error.reply
+                continue
+            if command[0] == b"put":
+                yield from self._cut_put(command)
+            else:
+                self.has_quit = command[0] == b"quit"
+                yield command
+
+    def _cut_put(self, command: Command) -> Iterator[Command | Put | bytes | None]:
+        size, is_well_formed = command[4:]
+        is_too_big = size > self._max_job_size
+        if not (is_well_formed or is_too_big):
+            yield b"BAD_FORMAT\r\n"
+            return
+        while len(self._data) < size + 2:
+            yield None
+        body, end, self._data = self._data[:size], self._data[size : size + 2], self._data[size + 2 :]
+        refusal = b"JOB_TOO_BIG\r\n" if is_too_big else b"" if end == CRLF else b"EXPECTED_CRLF\r\n"
+        yield Put(command, body, refusal)
+
+
+class Oracle:
+    """All clients, by a number of the caller's; `model` is None once given up.
+
+    `bodies` are of every job that is or was, and `former` those that were edited. Whoever was given a job, and is slow
+    to hear of it, gets the body that it had then.
+    """
+
+    def __init__(self, now: int, max_job_size: int) -> None:
+        self.model: Model | None = Model(now)
+        self.is_draining = False
+        self.bodies: dict[int, bytes] = {}
+        self.former: dict[int, list[bytes]] = {}
+        self._max_job_size = max_job_size
+        self._readings: dict[int, Reading] = {}
+        self._has_eof: set[int] = set()
+        self._parked: set[int] = set()
+
+    def connect(self, number: int) -> None:
+        self._readings[number] = Reading(self._max_job_size)
+        if self.model is not None:
+            self.model.connect(number)
+
+    def disconnect(self, number: int) -> None:
+        del self._readings[number]
+        self._parked.discard(number)
+        if self.model is not None:
+            self.model.disconnect(number)
+
+    def receive(self, number: int, data: bytes) -> None:
+        self._readings[number].feed(data)
+
+    def receive_eof(self, number: int) -> None:
+        self._has_eof.add(number)
+        if self.model is not None and number in self.model.waiting:
+            self.model.cancel_wait(number)
+            self.model.clients[number].ended.append("TIMED_OUT")
+
+    def edited(self, id: int, body: bytes) -> None:
+        self.former.setdefault(id, []).append(self.bodies[id])
+        self.bodies[id] = body
+
+    def answered(self, number: int, out: bytes) -> int:
+        """Check that *out* is what that client's next commands get; return how many there were."""
+        count = 0
+        for reply in replies(out):
+            command = self._readings[number].take()
+            assert command is not None, f"a reply to nothing: {reply[:80]!r}"
+            self._check(number, command, reply)
+            count += 1
+        return count
+
+    def rested(self, number: int, is_parked: bool, has_more: bool, is_closing: bool) -> None:
+        """Check that whoever has no more to say has answered all, and who is parked has asked for it."""
+        command = self._readings[number].peek()
+        if is_closing:
+            assert not self.model or number not in self.model.waiting
+        elif has_more:
+            if isinstance(command, tuple) and command[0] == b"kick":
+                self.model = None  # it may be half done
+        elif not is_parked:
+            assert command is None, f"no reply to {command!r}"
+        elif number not in self._parked:
+            assert isinstance(command, tuple) and command[0] in PARKING, f"parked by {command!r}"
+            self._parked.add(number)
+            if self.model is not None:
+                assert self.model.reserve(number, self._timeout(number, command)) == "WAITING"
+
+    def _check(self, number: int, command: Command | Put | bytes, reply: bytes) -> None:
+        if isinstance(command, bytes):
+            assert reply == command
+        elif isinstance(command, Put):
+            self._check_put(number, command, reply)
+        else:
+            self._check_legal(command, reply)
+            if self.model is not None:
+                expected = self._expected(number, command, reply)
+                assert reply == expected, f"{command!r} got {reply[:300]!r}, and should {expected[:300]!r}"
+            self._parked.discard(number)
+
+    def _check_put(self, number: int, put: Put, reply: bytes) -> None:
+        if put.refusal:
+            assert reply == put.refusal
+            return
+        self._check_legal(put.command, reply)
+        assert (reply == protocol.DRAINING) == self.is_draining
+        if reply.startswith(b"INSERTED "):
+            id = int(reply.split()[1])
+            assert id not in self.bodies, "an id was given twice"
+            self.bodies[id] = put.body
+            if self.model is not None:
+                self.model.put(number, id, *put.command[1:4])
+                if len(self.model.jobs) > MODELLED:
+                    self.model = None
+
+    def _check_legal(self, command: Command, reply: bytes) -> None:
+        words = reply.split(None, 3)
+        assert words[0] in LEGAL[command[0]], f"{command!r} got {reply[:80]!r}"
+        if words[0] in (b"RESERVED", b"FOUND"):
+            id = int(words[1])
+            bodies = [self.bodies[id], *self.former.get(id, ())]
+            assert reply in [b"%b %d %d\r\n%b\r\n" % (words[0], id, len(body), body) for body in bodies]
+
+    # What the model says
+
+    def _expected(self, number: int, command: Command, reply: bytes) -> bytes:
+        model = self.model
+        assert model is not None
+        verb = command[0].decode().replace("-", "_")
+        handler: Callable[[Model, int, Command, bytes], bytes] = getattr(self, f"_on_{verb}")
+        return handler(model, number, command, reply)
+
+    def _found(self, word: bytes, id: int) -> bytes:
+        return b"%b %d %d\r\n%b\r\n" % (word, id, len(self.bodies[id]), self.bodies[id])
+
+    def _timeout(self, number: int, command: Command) -> int | None:
+        if number in self._has_eof:
+            return 0
+        return command[1] if len(command) > 1 else None
+
+    def _on_reserve(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
+        if number in self._parked:
+            ended = model.clients[number].ended
+            assert len(ended) == 1, f"{reply!r} too early"
+            outcome = ended.pop()
+        else:
+            outcome = model.reserve(number, self._timeout(number, command))
+        return outcome.encode() + CRLF if isinstance(outcome, str) else self._found(b"RESERVED", outcome)
+
+    _on_reserve_with_timeout = _on_reserve
+
+    def _on_reserve_job(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
+        is_done = model.reserve_job(number, command[1])
+        return self._found(b"RESERVED", command[1]) if is_done else protocol.NOT_FOUND
+
+    def _on_delete(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
+        return protocol.DELETED if model.delete(number, command[1]) else protocol.NOT_FOUND
+
+    def _on_release(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
+        return protocol.RELEASED if model.release(number, *command[1:]) else protocol.NOT_FOUND
+
+    def _on_bury(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
+        return protocol.BURIED if model.bury(number, *command[1:]) else protocol.NOT_FOUND
+
+    def _on_touch(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
+        return protocol.TOUCHED if model.touch(number, command[1]) else protocol.NOT_FOUND
+
+    def _on_kick(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
+        state = "buried" if model.buried(model.clients[number].used) else "delayed"
+        return b"KICKED %d\r\n" % model.kick(number, state, command[1])
+
+    def _on_kick_job(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
+        return protocol.KICKED if model.kick_job(command[1]) else protocol.NOT_FOUND
+
+    def _on_peek(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
+        return self._first([model.jobs[command[1]]] if command[1] in model.jobs else [])
+
+    def _on_peek_ready(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
+        return self._first(model.ready(model.clients[number].used))
+
+    def _on_peek_delayed(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
+        return self._first(model.delayed(model.clients[number].used))
+
+    def _on_peek_buried(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
+        return self._first(model.buried(model.clients[number].used))
+
+    def _first(self, jobs: list[ModelJob]) -> bytes:
+        return self._found(b"FOUND", jobs[0].id) if jobs else protocol.NOT_FOUND
+
+    def _on_use(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
+        model.use(number, command[1].decode())
+        return b"USING %b\r\n" % command[1]
+
+    def _on_watch(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
+        return b"WATCHING %d\r\n" % model.watch(number, command[1].decode())
+
+    def _on_ignore(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
+        count = model.ignore(number, command[1].decode())
+        return b"WATCHING %d\r\n" % count if count else protocol.NOT_IGNORED
+
+    def _on_pause_tube(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
+        _, name, delay, is_valid = command
+        if not is_valid:
+            return b"BAD_FORMAT\r\n"
+        return protocol.PAUSED if model.pause_tube(name.decode(), delay) else protocol.NOT_FOUND
+
+    def _on_list_tube_used(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
+        return b"USING %b\r\n" % model.clients[number].used.encode()
+
+    def _on_list_tubes_watched(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
+        return _ok("---\n" + "".join([f"- {name}\n" for name in model.clients[number].watched]))
+
+    def _on_list_tubes(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
+        lines = reply.decode().split("\n")[2:-2]
+        assert sorted(lines) == sorted(f"- {name}" for name in model.tubes())
+        return _ok("---\n" + "".join([f"{line}\n" for line in lines]))  # in which order is not said
+
+    def _on_stats(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
+        jobs = model.jobs.values()
+        facts = {f"current-jobs-{state}": sum(job.state == state for job in jobs) for state in STATES}
+        clients: list[ModelClient] = list(model.clients.values())
+        facts |= {"current-tubes": len(model.tubes()), "current-waiting": len(model.waiting)}
+        facts |= {"current-connections": len(clients), "job-timeouts": model.job_timeouts}
+        return _agreeing(reply, facts)
+
+    def _on_stats_tube(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
+        name = command[1].decode()
+        if name not in model.tubes():
+            return protocol.NOT_FOUND
+        jobs = [job for job in model.jobs.values() if job.tube == name]
+        facts = {f"current-jobs-{state}": sum(job.state == state for job in jobs) for state in STATES}
+        facts["pause-time-left"] = model.seconds_to(model.paused.get(name, 0))
+        return _agreeing(reply, facts)
+
+    def _on_stats_job(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
+        job = model.jobs.get(command[1])
+        if job is None:
+            return protocol.NOT_FOUND
+        runs_out = job.state in ("reserved", "delayed")
+        facts: dict[str, object] = {"id": job.id, "tube": f'"{job.tube}"', "state": job.state, "pri": job.pri}
+        facts |= {"delay": job.delay // SECOND, "ttr": job.ttr // SECOND}
+        facts |= {"time-left": model.seconds_to(job.deadline) if runs_out else 0}
+        facts |= {name: getattr(job, name) for name in ("reserves", "timeouts", "releases", "buries", "kicks")}
+        return _agreeing(reply, facts)
+
+
+STATES: Final = ("ready", "reserved", "delayed", "buried")
+
+assert DEFAULT == "default"
+
+
+def replies(out: bytes) -> Iterator[bytes]:
+    """The replies that *out*, which has whole ones alone, is made of."""
+    at = 0
+    while at < len(out):
+        end = out.find(CRLF, at) + 2
+        assert end > 1, f"a reply without an end: {out[at:][:80]!r}"
+        if match := WITH_DATA.match(out, at):
+            end = match.end() + int(match[1]) + 2
+            assert out[end - 2 : end] == CRLF, f"data of another length: {out[at:][:80]!r}"
+        yield out[at:end]
+        at = end
+
+
+def _ok(data: str) -> bytes:
+    return b"OK %d\r\n%b\r\n" % (len(data), data.encode())
+
+
+def _agreeing(reply: bytes, facts: dict[str, object]) -> bytes:
+    """*reply*, if it tells *facts*; else what it should have told."""
+    told = dict(line.split(": ", 1) for line in reply.decode().split("\n") if ": " in line)
+    wrong = {name: value for name, value in facts.items() if told.get(name) != str(value)}
+    return repr(wrong).encode() if wrong else reply

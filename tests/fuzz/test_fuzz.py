@@ -1,0 +1,39 @@
+"""What the fuzzers have found worth keeping finds nothing any more, and a short run on from there nothing new."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from tests.daemon import REPOSITORY
+from tests.fuzz import corpus
+from tests.fuzz.__main__ import TARGETS
+
+SECONDS = 20
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_corpus(target: str) -> None:
+    """Without the fuzzer, which is much faster, and in whichever build the tests are about."""
+    play = import_module(f"tests.fuzz.{target}").one
+    for data in corpus.read(target):
+        play(data)
+
+
+@pytest.mark.timeout(300)
+def test_a_short_run(tmp_path: Path) -> None:
+    """`make fuzz` is the long one. The seed is in what it says."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.fuzz", "--seconds", str(SECONDS), "--directory", tmp_path],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    print(done.stdout)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("places reached") == len(TARGETS)

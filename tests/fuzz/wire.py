@@ -1,0 +1,412 @@
+"""Clients on one broker: a schedule of lines, chunks, ends, time, disconnects and an admin's deeds, in bytes.
+
+Sessions, broker and, if the schedule says so, a journal on a disk that may fill up and fail are the real ones; there
+are no sockets and the time is made up, so that what a fuzzer finds once it finds again. What is looked at:
+
+- each reply is the one that the oracle expects, and a body the one that was put;
+- what one call returns, serves and keeps is bounded, whatever was sent;
+- the broker's invariants hold after each step, and time never stands still;
+- when all have left, nothing of them stays; and a restart from the journal brings what it has to.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from typing import Final
+
+from greenstalk_server import protocol
+from greenstalk_server.broker import Broker
+from greenstalk_server.connection import RECEIVE_AT_MOST
+from greenstalk_server.job import SECOND, STATE_NAMES, Job
+from greenstalk_server.protocol import MAX_LINE
+from greenstalk_server.session import COMMAND_SLICE, INPUT_LIMIT, OUTPUT_SLICE, Session
+from tests.core.model import Tie
+from tests.core.world import EDITS, START, make_broker
+from tests.fuzz.oracle import Oracle
+from tests.fuzz.source import Source
+from tests.journal.disk import Chance, Disk, Fault, seeded
+from tests.journal.workload import Bench
+from tests.wire.talk import kept
+
+CLIENTS: Final = 4
+SMALL_REPLY: Final = 230
+"""Bytes, at most, of a reply that is not counted against OUTPUT_SLICE."""
+
+SENT_AT_MOST: Final = 300_000
+"""Bytes of a whole run, so that none takes long."""
+
+CHECKED_UP_TO: Final = 150
+"""Jobs; a check of more after each step would take too long."""
+
+LATEST: Final = START + 2**33 * SECOND
+"""Two centuries on: with a delay of another the journal's 64 bits still hold the nanoseconds."""
+
+TICKS_AT_MOST: Final = 2000
+"""Between two moments: far more than there are things to fall due."""
+
+IDS: Final = (
+    b"0", b"1", b"2", b"3", b"4", b"5", b"6", b"7", b"8", b"9", b"10", b"300", b"9" * 19, b"18446744073709551615",
+    b"18446744073709551616", b" 2", b"2 ", b"02", b"-1", b"x", b"",
+)  # fmt: skip
+NAMES: Final = (b"default", b"a", b"b", b"a" * 200, b"a" * 201, b"-a", b"+/;.$_()", b"a b", b"", b"\xff", b"a\0")
+PRIS: Final = (b"0", b"1", b"1023", b"1024", b"4294967295", b"4294967296", b"-1")
+DELAYS: Final = (b"0", b"0", b"0", b"1", b"3", b"4294967295", b"x")
+TTRS: Final = (b"1", b"2", b"5", b"60", b"0", b"4294967295", b"")
+SIZES: Final = (0, 1, 2, 5, 19, 20, 21, 300, 7000, 65535, 65536, 2**32 - 1, 2**32)
+BOUNDS: Final = (b"0", b"1", b"3", b"255", b"256", b"257", b"4294967295", b"-1", b"+2x", b"18446744073709551616")
+TIMEOUTS: Final = (b"0", b"1", b"2", b"4", b"2147483647", b"2147483648", b"-1", b"1x")
+SECONDS: Final = (0.0, 0.000001, 0.5, 1.0, 1.5, 2.0, 4.0, 40.0, 1000.0, 2.0**32)
+COUNTS: Final = (2, 3, 16, 250, 300, 1001, 2500)
+
+BARE: Final = (
+    b"reserve", b"peek-ready", b"peek-delayed", b"peek-buried", b"stats", b"list-tubes", b"list-tube-used",
+    b"list-tubes-watched", b"quit", b"", b"reserve ", b"statsx", b"quit now", b"\0", b"a" * 222, b"a" * 223, b"a" * 500,
+)  # fmt: skip
+WITH_ID: Final = (b"delete", b"touch", b"peek", b"kick-job", b"reserve-job", b"stats-job")
+WITH_NAME: Final = (b"use", b"watch", b"ignore", b"stats-tube")
+
+_KNOWN: Final = dict(protocol.known)
+
+
+def one(data: bytes) -> None:
+    """Play the schedule *data*; raise AssertionError, or whatever the server raises, if something is wrong."""
+    protocol.known.clear()  # it outlives a run, and two runs of one schedule are to be the same
+    protocol.known.update(_KNOWN)
+    source = Source(data)
+    Wire(source).play(source)
+
+
+class Queue(Bench):
+    """A broker with its journal, which nobody uses but the clients of the schedule."""
+
+    def work(self, commands: int) -> None:
+        """Do nothing, where a Bench would have clients of its own do something in between."""
+
+
+class Talker:
+    """One client; `number` is its own among all that ever connected."""
+
+    def __init__(self, broker: Broker, number: int) -> None:
+        self.number = number
+        self.outbox = b""
+        self.line = b""
+        self.has_ended = False
+        self.session = Session(broker, self._on_wake)
+
+    def _on_wake(self) -> None:
+        assert self.session.is_woken
+
+
+class Wire:
+    """One run. Its first byte says what kind of run: see `__init__`."""
+
+    def __init__(self, source: Source) -> None:
+        kind = source.byte()
+        self.is_lazy = bool(kind & 1)  # who has more to do, or was woken, waits until the schedule says go
+        self.is_late = bool(kind & 2)  # time passes, and nobody ticks until the schedule says so
+        self.bench = Queue(Disk(), seeded(kind), is_memory_short=bool(kind & 16)) if kind & 4 else None
+        self.broker = self.bench.broker if self.bench is not None else make_broker()
+        self.broker.max_job_size = 20 if kind & 8 else 65535
+        self.broker.alarm = self._on_alarm
+        self.now = START
+        self.due: int | None = None
+        self.sent = 0
+        self.connected = 0
+        self.fetched: list[tuple[Job, Callable[[bytes | None], None]]] = []
+        if self.broker.bodies is not None:
+            self.broker.bodies.fetch = lambda job, deliver: self.fetched.append((job, deliver))
+        self.oracle = Oracle(START, self.broker.max_job_size)
+        if self.is_late or self.bench is not None:
+            self.oracle.model = None  # which knows neither lateness nor a disk
+        self.talkers = [self._connect() for _ in range(CLIENTS)]
+
+    def play(self, source: Source) -> None:
+        while source:
+            self._step(source)
+            if not self.is_lazy:
+                self._go_on_all()
+            if self.bench is not None:
+                self._commit()
+            if len(self.broker.jobs) < CHECKED_UP_TO:
+                self.broker.check()
+        self._finish()
+
+    # Steps
+
+    def _step(self, source: Source) -> None:
+        op = source.byte()
+        slot, kind = op >> 4 & 3, op & 15
+        talker = self.talkers[slot]
+        if kind < 6:
+            self._append_line(talker, source, is_sent=kind < 4)
+        elif kind == 6:
+            self._append(talker, source.take(source.byte()))
+        elif kind == 7:
+            self._send(talker, source.byte())
+        elif kind == 8:
+            self._append(talker, talker.line, source.pick(COUNTS))
+        elif kind in (9, 10):
+            self._advance(round(source.pick(SECONDS) * SECOND))
+        elif kind == 11:
+            self._end(talker)
+        elif kind == 12:
+            self._reconnect(slot)
+        elif kind == 13:
+            self._administer(source)
+        elif kind == 14:
+            self._break_disk(source)
+        else:
+            self._read_bodies()
+            self._go_on(talker)
+            self._tick()
+
+    def _append_line(self, talker: Talker, source: Source, is_sent: bool) -> None:
+        talker.line = line(source)
+        self._append(talker, talker.line)
+        if is_sent:
+            self._send(talker, 255)
+
+    def _append(self, talker: Talker, data: bytes, count: int = 1) -> None:
+        self.sent += len(data) * count
+        if self.sent <= SENT_AT_MOST:
+            talker.outbox += data * count
+
+    def _send(self, talker: Talker, size: int) -> None:
+        """Let *size* bytes of the outbox arrive, 255 for all, as a connection does: it finishes before it reads on."""
+        size = min(size if size < 255 else RECEIVE_AT_MOST, len(talker.outbox))
+        self._go_on(talker)
+        while talker.session.has_more:
+            self._go_on(talker)
+        session = talker.session
+        if not size or session.is_closing or talker.has_ended or not session.wants_input:
+            return
+        data, talker.outbox = talker.outbox[:size], talker.outbox[size:]
+        self.oracle.receive(talker.number, data)
+        self._took(talker, session.receive(data, self.now))
+
+    def _end(self, talker: Talker) -> None:
+        """The client has no more to send."""
+        self._go_on(talker)
+        while talker.session.has_more:
+            self._go_on(talker)
+        if talker.session.is_closing or talker.has_ended or not talker.session.wants_input:
+            return
+        talker.has_ended = True
+        self.oracle.receive_eof(talker.number)
+        self._took(talker, talker.session.receive_eof(self.now))
+
+    def _go_on(self, talker: Talker) -> None:
+        session = talker.session
+        if session.is_woken or session.has_more:
+            self._took(talker, session.resume(self.now))
+
+    def _go_on_all(self) -> None:
+        self._read_bodies()
+        while busy := [each for each in self.talkers if each.session.is_woken or each.session.has_more]:
+            for talker in busy:
+                self._go_on(talker)
+            self._read_bodies()
+
+    def _reconnect(self, slot: int) -> None:
+        """It breaks off, wherever it stands, and another comes."""
+        self._disconnect(self.talkers[slot])
+        self.talkers[slot] = self._connect()
+
+    def _connect(self) -> Talker:
+        self.connected += 1
+        talker = Talker(self.broker, self.connected)
+        self.oracle.connect(talker.number)
+        return talker
+
+    def _disconnect(self, talker: Talker) -> None:
+        talker.session.close(self.now)
+        self.oracle.disconnect(talker.number)
+
+    def _took(self, talker: Talker, out: bytes) -> None:
+        """Look at what a call has returned, and at what the session keeps."""
+        session = talker.session
+        largest = max(self.broker.max_job_size, 300 * (len(self.broker.tubes) + 20), 20_000)
+        assert len(out) <= OUTPUT_SLICE + largest + SMALL_REPLY * len(COMMAND_SLICE)
+        assert self.oracle.answered(talker.number, out) <= len(COMMAND_SLICE) + 1
+        self.oracle.rested(talker.number, session.is_waiting, session.has_more, session.is_closing)
+        if session.is_waiting or session.has_more or session.is_closing:
+            assert kept(session) <= INPUT_LIMIT + RECEIVE_AT_MOST
+        else:
+            assert kept(session) < MAX_LINE + 2 + self.broker.max_job_size
+
+    # Time
+
+    def _advance(self, nanoseconds: int) -> None:
+        until = min(self.now + nanoseconds, LATEST)
+        if self.oracle.model is not None:
+            try:
+                self.oracle.model.advance_to(until)
+            except Tie:
+                self.oracle.model = None
+        while not self.is_late and self.due is not None and self.due <= until:
+            self.now = max(self.now, self.due)
+            self._tick()
+        self.now = until
+
+    def _tick(self) -> None:
+        """Tick until nothing is due now. In time, that is where the schedule says so."""
+        for _ in range(TICKS_AT_MOST):
+            self.due = self.broker.tick(self.now)
+            if self.due is None or self.due > self.now:
+                return
+        raise AssertionError("time stands still")
+
+    def _on_alarm(self, when: int) -> None:
+        if self.due is None or when < self.due:
+            self.due = when
+
+    # The rest of the world
+
+    def _administer(self, source: Source) -> None:
+        """What the dashboard does."""
+        deed, is_forced, id = source.byte() % 7, bool(source.byte() & 1), source.byte() % 12
+        broker, model, now = self.broker, self.oracle.model, self.now
+        job = broker.jobs.get(id)
+        if deed == 0:
+            done = broker.delete_job(id, now, is_forced)
+            assert model is None or model.delete_job(id, is_forced) == done
+        elif deed == 1:
+            done = broker.bury_job(id, now, is_forced)
+            assert model is None or model.bury_job(id, is_forced) == done
+        elif deed == 2:
+            done = broker.release_job(id, now)
+            assert model is None or model.release_job(id) == done
+        elif deed == 3:
+            self._edit(source, id, is_forced)
+        elif deed == 4 and is_forced and source.byte() == 255:
+            broker.drain()
+            self.oracle.is_draining = True
+        elif deed == 5 and job is not None:
+            self.oracle.model = None
+            broker.clear(job.tube, job.state, source.byte(), broker.next_id, now) if job.holder is None else None
+        elif deed == 6:
+            self._put_by_admin(source)
+
+    def _edit(self, source: Source, id: int, is_forced: bool) -> None:
+        tube, pri = source.pick((None, b"default", b"a", b"elsewhere")), source.pick((None, 0, 1024))
+        delay, ttr = source.pick((None, 0, 3 * SECOND)), source.pick((None, 2 * SECOND))
+        job = self.broker.jobs.get(id)
+        if job is not None and job.body is None:
+            return  # it would be read back first
+        body = source.pick((None, None, b"edited", b"edited" * 1000)) if job is not None and not job.holder else None
+        done = self.broker.edit_job(
+            id, self.now, tube=tube, pri=pri, delay=delay, ttr=ttr, body=body, is_forced=is_forced
+        )
+        if EDITS[done] == "DONE" and body is not None:
+            self.oracle.edited(id, body)
+            if any(talker.session.is_woken for talker in self.talkers):
+                self.oracle.model = None  # it has no bodies, and one of these may get the former
+        if self.oracle.model is not None:
+            named = tube.decode() if tube is not None else None
+            assert self.oracle.model.edit_job(id, named, pri, delay, ttr, is_forced) == EDITS[done]
+
+    def _put_by_admin(self, source: Source) -> None:
+        self.oracle.model = None
+        body = b"by an admin"
+        delay = source.pick((0, SECOND))
+        id = self.broker.put_into(source.pick((b"default", b"elsewhere")), 5, delay, SECOND, body, self.now)
+        assert id not in self.oracle.bodies
+        if id:
+            self.oracle.bodies[id] = body
+
+    # The disk
+
+    def _commit(self) -> None:
+        """What the committer does between two turns."""
+        assert self.bench is not None
+        self.bench.now = self.now
+        if self.bench.commit():
+            self.bench.compact()
+            self.bench.keep_up()
+
+    def _read_bodies(self) -> None:
+        """What the loader does: read back what is waited for."""
+        if not self.fetched:
+            return
+        assert self.bench is not None
+        fetched, self.fetched = self.fetched, []
+        found: dict[int, bytes] = {}
+        jobs = [here for job, _ in fetched if (here := self.broker.jobs.get(job.id)) is not None]
+        found = {job.id: job.body for job in jobs if job.body is not None}
+        read = self.bench.binlog.read(jobs)
+        read.run()
+        assert not read.errors
+        self.bench.binlog.have_read(read, ())
+        for job, deliver in fetched:
+            deliver(found.get(job.id, read.bodies.get(job.id)))
+
+    def _break_disk(self, source: Source) -> None:
+        if self.bench is None:
+            return
+        disk, what = self.bench.disk, source.byte()
+        if what & 1:
+            disk.capacity = disk.used + 100 * (what >> 1)
+        elif what & 2:
+            disk.capacity = 2**62
+        else:
+            disk.before = Fault(1 + (what >> 3), errno.EIO, is_lasting=False, calls=("write", "sync"))
+
+    def _finish(self) -> None:
+        """All leave. What was served is in the journal, and nothing else is left of them."""
+        self._go_on_all()
+        for talker in self.talkers:
+            self._disconnect(talker)
+        self._tick()
+        self.broker.check()
+        bodies = {id: job.body for id, job in self.broker.jobs.items() if job.body is not None}
+        assert all(self.oracle.bodies[id] == body for id, body in bodies.items())
+        if self.bench is None:
+            assert not self.broker.clients and not self.broker.waiting_count
+            needed = {job.tube.name for job in self.broker.jobs.values()} | {b"default"}
+            assert set(self.broker.tubes) == needed
+            if self.oracle.model is not None:
+                model = {(job.id, job.state, job.tube, job.pri) for job in self.oracle.model.jobs.values()}
+                jobs = self.broker.jobs.values()
+                assert model == {(job.id, STATE_NAMES[job.state], job.tube.name.decode(), job.pri) for job in jobs}
+            return
+        self.bench.disk.before = lambda call: None
+        self._commit()
+        after = self.bench.disk.crash(Chance(seeded(1), 0.5))
+        again = Bench(after, seeded(2), self.now)
+        self.bench.history.check(again.broker, self.bench.safe, self.now)
+
+
+def line(source: Source) -> bytes:
+    """A command, whole and mostly well-formed."""
+    kind = source.byte()
+    if kind < 80:
+        return _put(source)
+    if kind < 130:
+        return source.pick(WITH_ID) + b" " + source.pick(IDS) + b"\r\n"
+    if kind < 160:
+        return source.pick(WITH_NAME) + b" " + source.pick(NAMES) + b"\r\n"
+    if kind < 200:
+        return source.pick(BARE) + b"\r\n"
+    if kind < 220:
+        return b"reserve-with-timeout %b\r\n" % source.pick(TIMEOUTS)
+    if kind < 232:
+        return b"release %b %b %b\r\n" % (source.pick(IDS), source.pick(PRIS), source.pick(DELAYS))
+    if kind < 240:
+        return b"bury %b %b\r\n" % (source.pick(IDS), source.pick(PRIS))
+    if kind < 248:
+        return b"kick %b\r\n" % source.pick(BOUNDS)
+    return b"pause-tube %b %b\r\n" % (source.pick(NAMES), source.pick(DELAYS))
+
+
+def _put(source: Source) -> bytes:
+    shape, size = source.byte(), source.pick(SIZES)
+    head = b"put %b %b %b %d" % (source.pick(PRIS), source.pick(DELAYS), source.pick(TTRS), size)
+    if shape < 8:
+        return head + b" x\r\n"
+    body = bytes([shape]) * min(size, 70_000)
+    if shape < 16:
+        return head + b"\r\n" + body + b"xy"
+    if shape < 24:
+        return head + b"\r\n" + body[: size // 2]
+    return head + b"\r\n" + body + b"\r\n"

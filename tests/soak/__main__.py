@@ -1,0 +1,388 @@
+"""`make soak`: a server under mixed load of real clients for as long as is wanted, and an account of every job.
+
+    python -m tests.soak [--seconds N] [--seed N] [--directory DIR]
+
+What is left in DIR: `report.json`, `report.html` with a chart of every figure over time, and the server's log. The exit
+code is 1 if anything was wrong. After a quarter of the time the server is stopped in order and started again; the
+steady phase, over which memory and file descriptors are to be flat, is the second half.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import pickle
+import secrets
+import shutil
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+from tests.daemon import REPOSITORY, environment
+from tests.soak import clients, plot
+from tests.soak.ledger import Ledger, audit
+from tests.soak.server import CHECKED
+
+PROCESSES: Final = (
+    ("producer", "producer", "worker", "worker", "leaver", "bulk"),
+    ("producer", "worker", "worker", "worker", "kicker", "pauser", "viewer", "stream", "stream"),
+)
+"""The roles, by process. Besides, one worker at a time is killed, and one client measures."""
+
+KILL_EVERY: Final = 3.0
+"""Seconds a victim lives."""
+
+SEGMENT_SIZE: Final = 262_144
+"""Bytes: small, so that segments come, are compacted and go all the time."""
+
+MEMORY_MAY_GROW: Final = 8 * 2**20
+"""Bytes between the begin of the steady phase and its end, by the medians of its first and last third. What is kept by
+design still grows then: an hour of history for each tube, addresses of workers that have gone; and the number of jobs
+that there are at a time goes up and down."""
+
+SETTLED_AFTER: Final = 600.0
+"""Seconds. In a shorter run what is kept by design is still being filled, so it may grow by three times as much."""
+
+FILES_MAY_GROW: Final = 5
+"""File descriptors beyond those of connections: segments of the journal come and go."""
+
+PATIENCE: Final = 60.0
+"""Seconds for whatever has to come about at the start or the end."""
+
+MIB: Final = 2**20
+
+
+class Server:
+    """The server, twice: `process` is the life that goes on. Both write to one log."""
+
+    def __init__(self, directory: Path) -> None:
+        self.port, self.web_port = _free_ports(2)
+        self.journal = directory / "journal"
+        self.log = directory / "server.log"
+        self.journal.mkdir()
+        self.process = self._start()
+
+    def restart(self) -> None:
+        """Stop it in order, and start it on what it leaves."""
+        self.stop()
+        self.process = self._start()
+
+    def stop(self) -> None:
+        """Stop it in order; raise AssertionError if it does not end so, or its invariants do not hold."""
+        said = self.log.read_text()
+        self.process.send_signal(signal.SIGTERM)
+        code = self.process.wait(PATIENCE)
+        new = self.log.read_text().removeprefix(said)
+        assert code == 0 and CHECKED in new, f"exit code {code}: {new[-3000:]}"
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        begins = self.log.stat().st_size if self.log.exists() else 0
+        with self.log.open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "tests.soak.server", "-l", "127.0.0.1", "-p", str(self.port), "-f", "50",
+                 "--web-port", str(self.web_port), "-b", str(self.journal), "-s", str(SEGMENT_SIZE)],
+                cwd=REPOSITORY, env=environment(), stdout=log, stderr=log,
+            )  # fmt: skip
+        try:
+            _eventually(lambda: b"\njobs: " in self.log.read_bytes()[begins:], "the server serves")
+        except AssertionError:
+            process.kill()
+            process.wait()
+            raise
+        return process
+
+
+class Sampler(threading.Thread):
+    """Each second, how the server is; and how long a client of its own waits for it."""
+
+    def __init__(self, server: Server) -> None:
+        super().__init__(daemon=True)
+        self.samples: list[dict[str, float]] = []
+        self.is_over = False
+        self._server = server
+        self._began = time.time()
+        self._last: dict[str, float] = {}
+
+    def run(self) -> None:
+        while not self.is_over:
+            try:
+                with socket.create_connection(("127.0.0.1", self._server.port), PATIENCE) as sock:
+                    self._watch(sock)
+            except (OSError, psutil.NoSuchProcess, ValueError):
+                time.sleep(0.2)  # it restarts
+
+    def now(self) -> float:
+        """Seconds since the beginning."""
+        return time.time() - self._began
+
+    def _watch(self, sock: socket.socket) -> None:
+        reader = sock.makefile("rb")
+        process = psutil.Process(self._server.process.pid)
+        process.cpu_percent()
+        self._last = {}
+        sock.sendall(b"use probe\r\nwatch probe\r\nignore default\r\n")
+        assert (
+            reader.readline() + reader.readline() + reader.readline() == b"USING probe\r\nWATCHING 2\r\nWATCHING 1\r\n"
+        )
+        while not self.is_over:
+            until, took = time.monotonic() + 1.0, []
+            while time.monotonic() < until:
+                took.append(_probe(sock, reader))
+                time.sleep(0.02)
+            sock.sendall(b"stats\r\n")
+            size = int(reader.readline().split()[1])
+            lines = reader.read(size + 2).decode().splitlines()
+            self._add(process, dict(line.split(": ") for line in lines if ": " in line), sorted(took))
+
+    def _add(self, process: psutil.Process, stats: dict[str, str], took: list[float]) -> None:
+        totals = {
+            "at": self.now(),
+            "puts": float(stats["cmd-put"]),
+            "reserves": float(stats["cmd-reserve-with-timeout"]),
+            "deletes": float(stats["cmd-delete"]),
+        }
+        sample = {
+            "at": totals["at"],
+            **{name: float(stats[f"current-jobs-{name}"]) for name in ("ready", "reserved", "delayed", "buried")},
+            "p50_ms": statistics.median(took) * 1000,
+            "p99_ms": took[int(len(took) * 0.99)] * 1000,
+            "rss_mib": process.memory_info().rss / MIB,
+            "fds": process.num_fds(),
+            "connections": float(stats["current-connections"]),
+            "journal_mib": _size(self._server.journal) / MIB,
+            "cpu_percent": process.cpu_percent(),
+        }
+        if self._last:
+            seconds = totals["at"] - self._last["at"]
+            for name in ("puts", "reserves", "deletes"):
+                sample[name] = (totals[name] - self._last[name]) / seconds
+        self._last = totals
+        self.samples.append(sample)
+
+
+def main() -> int:
+    """Soak as the arguments say."""
+    parser = argparse.ArgumentParser(prog="python -m tests.soak")
+    parser.add_argument("--seconds", type=float, default=3600.0)
+    parser.add_argument("--seed", type=int, default=secrets.randbelow(2**31))
+    parser.add_argument("--directory", type=Path, default=REPOSITORY / "build" / "soak")
+    options = parser.parse_args()
+    report = soak(options.seconds, options.seed, options.directory)
+    print(json.dumps({key: value for key, value in report.items() if key != "samples"}, indent=2))
+    return 1 if report["wrong"] else 0
+
+
+def soak(seconds: float, seed: int, directory: Path) -> dict[str, object]:
+    """Have a server used for *seconds*; leave a report in *directory*, and return it."""
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
+    print(f"seed {seed}, {seconds:.0f} s, in {directory}", flush=True)
+    server = Server(directory)
+    try:
+        return _soak(seconds, seed, directory, server)
+    finally:
+        server.process.kill()
+        server.process.wait()
+
+
+def _soak(seconds: float, seed: int, directory: Path, server: Server) -> dict[str, object]:
+    ledger = Ledger()
+    sampler = Sampler(server)
+    until = time.time() + seconds
+    players = _players(clients.Target(server.port, server.web_port, until), seed, directory)
+    sampler.start()
+    wrong = ledger.wrong
+    marks: list[tuple[float, str]] = []
+    kills = _kill_workers(server, until, lambda: _restart_at(until - seconds * 0.75, server, sampler, marks))
+    for player in players:
+        player.join(PATIENCE)
+        if player.exitcode != 0:
+            player.kill()
+            wrong.append(f"a process of clients has not ended: {player.exitcode}")
+    for number in range(len(players)):
+        result = directory / f"ledger-{number}"
+        if result.exists():
+            ledger.merge(pickle.loads(result.read_bytes()))  # noqa: S301  we have just written it
+            result.unlink()
+    sampler.is_over = True
+    sampler.join(PATIENCE)
+    figures = _figures(sampler.samples, seconds, wrong)
+    figures["fds at the end"] = _files_at_the_end(server, wrong)
+    sums = audit(ledger, _present(server))
+    try:
+        server.stop()
+    except AssertionError as error:
+        wrong.append(str(error))
+    _look_at_what_is_left(server, wrong)
+    report: dict[str, object] = {
+        "seconds": seconds,
+        "seed": seed,
+        "jobs": sums,
+        "workers killed": kills,
+        "deeds": dict(sorted(ledger.deeds.items())),
+        "figures": figures,
+        "wrong": wrong[:100],
+        "samples": sampler.samples,
+    }
+    (directory / "report.json").write_text(json.dumps(report, indent=1))
+    facts = [f"{name}: {report[name]}" for name in ("seconds", "jobs", "workers killed", "deeds", "figures", "wrong")]
+    (directory / "report.html").write_text(plot.page("A soak of Greenstalk Server", facts, sampler.samples, marks))
+    return report
+
+
+def _players(target: clients.Target, seed: int, directory: Path) -> list[BaseProcess]:
+    context = multiprocessing.get_context("spawn")
+    players: list[BaseProcess] = []
+    for number, roles in enumerate(PROCESSES):
+        result = directory / f"ledger-{number}"
+        player = context.Process(target=clients.run, args=(number, list(roles), target, seed, result))
+        player.start()
+        players.append(player)
+    return players
+
+
+def _restart_at(when: float, server: Server, sampler: Sampler, marks: list[tuple[float, str]]) -> None:
+    if not marks and time.time() > when:
+        marks.append((sampler.now(), "stopped in order, and started again"))
+        server.restart()
+
+
+def _kill_workers(server: Server, until: float, meanwhile: Callable[[], None]) -> int:
+    """Until then, kill one worker after the other in whatever it does; return how many."""
+    kills = 0
+    while time.time() < until:
+        with subprocess.Popen(
+            [sys.executable, "-m", "tests.soak.victim", str(server.port)], cwd=REPOSITORY, stderr=subprocess.DEVNULL
+        ) as victim:
+            time.sleep(min(KILL_EVERY, max(0.0, until - time.time())))
+            victim.kill()
+        kills += 1
+        meanwhile()
+    return kills
+
+
+def _figures(samples: list[dict[str, float]], seconds: float, wrong: list[str]) -> dict[str, object]:
+    """Of the steady phase; what is not flat in it is wrong."""
+    steady = [sample for sample in samples if sample["at"] > seconds / 2 and "puts" in sample]
+    third = len(steady) // 3
+    if not third:
+        wrong.append("there is no steady phase")
+        return {}
+
+    def grown(key: Callable[[dict[str, float]], float]) -> float:
+        return statistics.median(map(key, steady[-third:])) - statistics.median(map(key, steady[:third]))
+
+    memory = grown(lambda sample: sample["rss_mib"])
+    files = grown(lambda sample: sample["fds"] - sample["connections"])
+    if memory * MIB > MEMORY_MAY_GROW * (1 if seconds >= SETTLED_AFTER else 3):
+        wrong.append(f"memory has grown by {memory:.1f} MiB in the steady phase")
+    if files > FILES_MAY_GROW:
+        wrong.append(f"file descriptors have grown by {files:.0f} in the steady phase")
+    rates = {f"{name} a second": round(statistics.mean([s[name] for s in steady]), 1) for name in ("puts", "deletes")}
+    return rates | {
+        "memory grown, MiB": round(memory, 2),
+        "memory at most, MiB": round(max(s["rss_mib"] for s in samples), 1),
+        "file descriptors grown": files,
+        "p50, ms": round(statistics.median([s["p50_ms"] for s in steady]), 2),
+        "p99 of a second, median, ms": round(statistics.median([s["p99_ms"] for s in steady]), 2),
+        "p99 of a second, at most, ms": round(max(s["p99_ms"] for s in steady), 1),
+        "journal at most, MiB": round(max(s["journal_mib"] for s in samples), 2),
+        "CPU, percent": round(statistics.mean([s["cpu_percent"] for s in steady]), 1),
+    }
+
+
+def _files_at_the_end(server: Server, wrong: list[str]) -> int:
+    """When all clients have left no more are open than the server and its journal need by themselves."""
+    process, needed = psutil.Process(server.process.pid), 30
+    try:
+        _eventually(lambda: process.num_fds() <= needed and not process.net_connections("tcp")[2:], "all are closed")
+    except AssertionError:
+        wrong.append(
+            f"{process.num_fds()} file descriptors are open when all clients have left: {process.net_connections()}"
+        )
+    return int(process.num_fds())
+
+
+def _present(server: Server) -> dict[int, bytes]:
+    """Every job that there is, by looking at every id that may have been given."""
+    present: dict[int, bytes] = {}
+    with socket.create_connection(("127.0.0.1", server.port), PATIENCE) as sock, sock.makefile("rb") as reader:
+        sock.sendall(b"put 0 0 60 0\r\n\r\n")
+        last = int(reader.readline().split()[1])
+        sock.sendall(b"delete %d\r\n" % last)
+        assert reader.readline() == b"DELETED\r\n"
+        for begin in range(1, last, 200):
+            ids = range(begin, min(begin + 200, last))
+            sock.sendall(b"".join([b"peek %d\r\n" % id for id in ids]))
+            for id in ids:
+                words = reader.readline().split()
+                if words[0] == b"FOUND":
+                    assert int(words[1]) == id
+                    present[id] = reader.read(int(words[2]) + 2)[:-2]
+    return {id: body for id, body in present.items() if body != b"probe"}
+
+
+def _look_at_what_is_left(server: Server, wrong: list[str]) -> None:
+    said = server.log.read_text()
+    if "Traceback" in said or " error" in said.lower():
+        wrong.append(f"the log has errors: {server.log}")
+    checked = subprocess.run(
+        [sys.executable, "-m", "greenstalk_server", "journal", "check", str(server.journal)],
+        cwd=REPOSITORY, env=environment(), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if checked.returncode:
+        wrong.append(f"the journal is not sound: {checked.stdout[:2000]}{checked.stderr[:2000]}")
+
+
+def _probe(sock: socket.socket, reader: object) -> float:
+    """Seconds that putting, reserving and deleting a job take."""
+    read = reader.readline  # type: ignore[attr-defined]
+    began = time.perf_counter()
+    sock.sendall(b"put 0 0 60 5\r\nprobe\r\n")
+    read()
+    sock.sendall(b"reserve\r\n")
+    _, id, _ = read().split()
+    read()
+    sock.sendall(b"delete %b\r\n" % id)
+    read()
+    return time.perf_counter() - began
+
+
+def _size(directory: Path) -> int:
+    total = 0
+    for path in directory.iterdir():
+        try:
+            total += path.stat().st_size
+        except FileNotFoundError:  # compaction is at work
+            continue
+    return total
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [int(sock.getsockname()[1]) for sock in sockets]
+    for sock in sockets:
+        sock.close()
+    return ports
+
+
+def _eventually(is_so: Callable[[], bool], what: str) -> None:
+    until = time.monotonic() + PATIENCE
+    while not is_so():
+        assert time.monotonic() < until, f"still not: {what}"
+        time.sleep(0.05)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

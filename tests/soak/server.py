@@ -1,0 +1,26 @@
+"""The real command, in a process whose broker has to hold its invariants when it stops."""
+
+from __future__ import annotations
+
+import sys
+from typing import Final
+
+from greenstalk_server import cli
+from greenstalk_server.server import Server
+
+CHECKED: Final = "the broker's invariants hold"
+"""Said once the server has stopped, if they do."""
+
+_stop = Server.stop
+
+
+def _stop_and_check(server: Server) -> None:
+    server.broker.check()
+    _stop(server)
+    server.broker.check()
+    print(f"{CHECKED}, with {len(server.broker.jobs)} jobs", flush=True)
+
+
+if __name__ == "__main__":
+    Server.stop = _stop_and_check  # type: ignore[method-assign]
+    sys.exit(cli.main())

@@ -1,0 +1,71 @@
+"""A minute of what `make soak` does for an hour."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+
+import pytest
+
+from tests.soak.__main__ import soak
+from tests.soak.ledger import Ledger, audit, body_of, token_of
+
+SECONDS = 60.0
+
+
+@pytest.mark.timeout(400)
+def test_a_minute_under_mixed_load_loses_nothing(tmp_path: Path) -> None:
+    directory = tmp_path / "soak"
+    report = soak(SECONDS, secrets.randbelow(2**31), directory)
+    assert not report["wrong"], report
+    jobs = report["jobs"]
+    assert isinstance(jobs, dict) and jobs["deleted"] > 100
+    assert (directory / "report.html").read_text().count("<svg") == 7
+    assert (directory / "report.json").exists()
+
+
+def put(*ids: int) -> Ledger:
+    return Ledger(put={id: f"0.{id}" for id in ids})
+
+
+def test_a_body_tells_whose_it_is() -> None:
+    for size in (0, 1, 20, 1000):
+        body = body_of("1.2.3", size)
+        assert token_of(body) == "1.2.3"
+        assert token_of(body + b"x") is None
+        assert token_of(body[:-1]) is None
+    assert token_of(b"") is None
+    assert token_of(b"\xff:0:") is None
+
+
+def test_the_audit_agrees_where_put_is_deleted_and_present() -> None:
+    ledger = put(1, 2, 3)
+    ledger.deleted[1] = "0.1"
+    ledger.perhaps_deleted.add(2)
+    sums = audit(ledger, {3: body_of("0.3", 5)})
+    assert not ledger.wrong
+    assert sums == {"put": 3, "deleted": 1, "deleted, unanswered": 1, "present": 1}
+
+
+def test_the_audit_counts_a_put_without_an_answer_that_was_made() -> None:
+    ledger = Ledger(perhaps_put={"0.1", "0.2"})
+    assert audit(ledger, {7: body_of("0.1", 5)})["put"] == 1
+    assert not ledger.wrong
+
+
+@pytest.mark.parametrize(
+    ("present", "deleted", "said"),
+    [
+        ({}, {}, "job 1, 0.1, is lost"),
+        ({1: body_of("0.1", 5)}, {1: "0.1"}, "job 1 was deleted, and is there"),
+        ({1: b"another"}, {}, "job 1 has a body that nobody put"),
+        ({1: body_of("0.9", 5)}, {}, "job 1 is 0.9, and was put as 0.1"),
+        ({1: body_of("0.1", 5), 2: body_of("0.1", 5)}, {}, "job 2 is 0.1, and was put as None"),
+        ({1: body_of("0.1", 5)}, {5: "0.5"}, "job 5 was 0.5 when it was deleted, and was put as None"),
+    ],
+)
+def test_the_audit_sees_what_is_wrong(present: dict[int, bytes], deleted: dict[int, str], said: str) -> None:
+    ledger = put(1)
+    ledger.deleted = deleted
+    audit(ledger, present)
+    assert any(line.startswith(said) for line in ledger.wrong), ledger.wrong

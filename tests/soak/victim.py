@@ -1,0 +1,25 @@
+"""A worker that will be killed: it reserves, and keeps, buries, releases and touches jobs, but deletes none."""
+
+from __future__ import annotations
+
+import random
+import sys
+
+import greenstalk
+
+from tests.soak.clients import TUBES
+
+
+def main() -> None:
+    rng = random.Random()  # noqa: S311
+    with greenstalk.Client(("127.0.0.1", int(sys.argv[1])), encoding=None, watch=TUBES) as client:
+        while True:
+            try:
+                job = client.reserve(timeout=1)
+                rng.choice((client.bury, client.release, client.touch, lambda job: None))(job)
+            except (greenstalk.TimedOutError, greenstalk.DeadlineSoonError, greenstalk.NotFoundError):
+                pass
+
+
+if __name__ == "__main__":
+    main()
