@@ -29,6 +29,7 @@ from greenlet import getcurrent
 from greenstalk_server.job import SECOND
 from greenstalk_server.journal.binlog import Batch, Binlog, Sync
 from greenstalk_server.loader import LET_GO_AT_ONCE, Loader
+from greenstalk_server.session import TURN
 
 log = logging.getLogger(__name__)
 
@@ -83,6 +84,7 @@ class Committer:
 
     def start(self) -> None:
         """Begin. Does not switch."""
+        get_hub().threadpool  # noqa: B018  made while there is a file descriptor to import it with
         self._greenlets = [gevent.spawn(self._commit_forever), gevent.spawn(self._keep_up_forever)]
         if self.binlog.sync_interval is not None and self.binlog.sync_interval > 0:
             self._greenlets.append(gevent.spawn(self._sync_forever, self.binlog.sync_interval / SECOND))
@@ -262,7 +264,7 @@ class Committer:
                 get_hub().threadpool.apply(read.run)
                 self.binlog.have_read(read)
             while self.binlog.let_go(LET_GO_AT_ONCE):
-                gevent.sleep(0)
+                gevent.sleep(TURN)
             if self.binlog.compact(COMPACTION_SLICE) or read is not None:
                 gevent.sleep(IDLE_PAUSE)
                 self._upkeep_wanted.set()

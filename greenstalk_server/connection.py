@@ -28,8 +28,9 @@ from greenstalk_server.limits import Limited
 from greenstalk_server.listeners import describe_peer
 from greenstalk_server.session import Session
 
-RECEIVE_AT_MOST: Final = 65536
-"""Bytes read at once. With session.COMMAND_SLICE it bounds how long one connection holds the loop."""
+RECEIVE_AT_MOST: Final = 65536 + 4096
+"""Bytes read at once: the largest put of a default server, whole. With session.COMMAND_SLICE it bounds how long one
+connection holds the loop."""
 
 HELD_AT_MOST: Final = 16
 """Chunks whose replies wait for the journal, before a connection is read no further."""
@@ -57,6 +58,7 @@ class Connection:
         "_journal",
         "_limited",
         "_output_limit",
+        "_recv",
         "_released",
         "_sock",
         "_unsent",
@@ -79,6 +81,7 @@ class Connection:
     ) -> None:
         """Run in the greenlet that is to own *sock*. *refused* is as Session has it, *output_limit* as Limits."""
         self._sock: socket.socket = sock
+        self._recv: Callable[[int], bytes] = sock.recv
         self._clock: Clock = clock
         self._journal: Journal = broker.journal
         self._committer: Committer | None = committer
@@ -104,37 +107,69 @@ class Connection:
     def serve(self) -> None:
         """Converse until either side closes. Switches.
 
-        One io watcher stays active for good and its callback is this greenlet's own switch: a command costs
-        one recv that succeeds and one send, and no system call to wait. Measured against gevent's
-        socket.recv: 9.2 instead of 17.6 us of CPU a command. The Event is linked to the same switch.
+        One io watcher stays active for good, and its callback serves what has come: a command costs one recv that
+        succeeds and one send, and no system call to wait; nor a switch of greenlets, unless something has to wait.
+        Then, and when the Event is set, it is this greenlet's turn. CPU of a command with canned replies: 17.6 us by
+        gevent's socket.recv, 9.1 with a switch to this greenlet for each, 7.5 so.
         """
-        sleep, session, event, journal = get_hub().switch, self.session, self._event, self._journal
-        clock, recv = self._clock, self._sock.recv
-        self._watcher.start(self._greenlet.switch)
-        event.rawlink(self._greenlet.switch)
+        sleep, session, journal = get_hub().switch, self.session, self._journal
+        self._watcher.start(self._on_readable)
+        self._event.rawlink(self._greenlet.switch)
         while not (session.is_closing or self._is_stopping):
-            woken_by, promised = sleep(), journal.promised
-            if woken_by is event:
+            woken_by = sleep()
+            if woken_by is None:
+                return
+            if woken_by is self._event:
                 promised = journal.safe  # whoever has put the job it may have been given
                 out = self._on_event()
-            elif event.is_set():
-                continue  # its own wake-up is on the way; nothing may overtake it
+                has_promised = journal.promised != promised
             else:
-                try:
-                    data = recv(RECEIVE_AT_MOST)
-                except BlockingIOError:
-                    continue
-                except OSError as error:
-                    self.failure = error.errno or 0
+                out, has_promised = woken_by
+                if self._unsent and not self._send_unsent():
                     return
-                out = session.receive(data, clock()) if data else session.receive_eof(clock())
-            if out and not self._deliver(out, journal.promised != promised):
+            if out and not (self._deliver(out, has_promised) and (not self._unsent or self._send_unsent())):
                 return
-            if session.has_more and not self._serve_rest(journal.promised != promised and not out):
+            if session.has_more and not self._serve_rest(has_promised and not out):
                 return
-            if session.is_waiting and not session.wants_input:
-                self._watcher.stop()
+            self._watch_no_more_than_wanted()
         self._finish()
+
+    def _on_readable(self) -> None:
+        """Serve what has come, and have the greenlet do what may have to wait. Run by the loop; does not switch.
+
+        That is told None if the peer is gone, else a reply to deliver, and whether that promises anything.
+        """
+        if self._event.is_set():
+            return  # the greenlet's turn is on its way; nothing may overtake it
+        session, journal = self.session, self._journal
+        try:
+            data = self._recv(RECEIVE_AT_MOST)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self.failure = error.errno or 0
+            self._greenlet.switch(None)
+            return
+        promised = journal.promised
+        try:
+            out = session.receive(data, self._clock()) if data else session.receive_eof(self._clock())
+        except Exception as error:  # noqa: BLE001  it is raised in the greenlet
+            self._greenlet.throw(error)
+            return
+        has_promised = journal.promised != promised
+        if session.has_more or session.is_closing:
+            self._greenlet.switch((out, has_promised))
+        elif out and not self._deliver(out, has_promised):
+            self._greenlet.switch(None)
+        elif self._unsent:
+            self._greenlet.switch((b"", False))
+        elif session.is_waiting:
+            self._watch_no_more_than_wanted()
+
+    def _watch_no_more_than_wanted(self) -> None:
+        """Read no further while parked, once enough has come. Does not switch."""
+        if self.session.is_waiting and not self.session.wants_input:
+            self._watcher.stop()
 
     def stop(self) -> None:
         """Close once what is in hand is done. Does not switch."""
@@ -191,7 +226,7 @@ class Connection:
         elif self._unsent or self._is_stopping:
             self._event.set()
         elif was_full and not self._is_full() and self.session.wants_input:
-            self._watcher.start(self._greenlet.switch)
+            self._watcher.start(self._on_readable)
 
     # In the connection's own greenlet
 
@@ -203,11 +238,14 @@ class Connection:
             return b""  # the peer is gone, and the next recv will say so
         out = self.session.resume(self._clock()) if self.session.is_woken else b""
         if not self._watcher.active and self.session.wants_input and not self._is_full():
-            self._watcher.start(self._greenlet.switch)
+            self._watcher.start(self._on_readable)
         return out
 
     def _deliver(self, out: bytes, has_promised: bool) -> bool:
-        """Send *out*, or hold it until the journal has what it promises. False if the peer is gone. May switch."""
+        """Send *out*, or hold it until the journal has what it promises. False if the peer is gone. Does not switch.
+
+        What the peer does not take at once is `_unsent` then.
+        """
         committer = self._committer
         if committer is not None and (self._held or (has_promised and not committer.commit_for(self))):
             self._held.append((self._journal.promised, out))
@@ -225,7 +263,6 @@ class Connection:
             return False
         if sent < len(out):
             self._unsent = out[sent:]
-            return self._send_all() if self._is_busy else self._send_unsent()
         return True
 
     def _is_full(self) -> bool:
@@ -297,5 +334,5 @@ class Connection:
 
     def _end_busy(self) -> None:
         self._is_busy = False
-        self._watcher.start(self._greenlet.switch)
+        self._watcher.start(self._on_readable)
         self._event.rawlink(self._greenlet.switch)

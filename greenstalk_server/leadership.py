@@ -48,6 +48,7 @@ from greenstalk_server.journal.postgresql import (
 from greenstalk_server.journal.recovery import Recovery
 from greenstalk_server.options import Options
 from greenstalk_server.role import Role
+from greenstalk_server.session import TURN
 from greenstalk_server.startup import go_on, refuse_unfit
 
 log = logging.getLogger(__name__)
@@ -255,7 +256,7 @@ class Candidate(Generic[Q]):
             if len(rows) < FETCH_ROWS and _bytes_of(rows) < FETCH_BYTES:
                 self._read_at = asked_at
                 return
-            gevent.sleep(0)
+            gevent.sleep(TURN)
 
     def _forget_idle_tubes(self, recovery: Recovery) -> None:
         """Forget tubes whose jobs are gone, if they are many: a leader drops them, and nobody tells of it."""

@@ -21,6 +21,7 @@ from greenstalk_server.bodies import Bodies, held_bodies
 from greenstalk_server.broker import Broker
 from greenstalk_server.job import RESERVED, Job
 from greenstalk_server.journal.binlog import Binlog
+from greenstalk_server.session import TURN
 from greenstalk_server.tube import Tube
 
 AHEAD: Final = 512
@@ -104,7 +105,7 @@ class Loader:
         for id, deliver in asked:
             deliver(found.get(id))
         while self._binlog.let_go(LET_GO_AT_ONCE):
-            gevent.sleep(0)
+            gevent.sleep(TURN)
 
     def _next_of(self, tube: Tube) -> list[Job]:
         """The next jobs of *tube* whose bodies are on disk alone; and mark the one after which to come again."""

@@ -25,7 +25,7 @@ MIDDLE: Final = 1
 NEVER: Final = 1_000_000_000
 
 WORTH_A_TRIM: Final = 16 * 2**20
-"""Bytes that are free, and bytes that the process has grown by, before the heap is trimmed."""
+"""Bytes that have become free, before the heap is trimmed."""
 
 
 def collect_nothing() -> None:
@@ -75,18 +75,19 @@ class Heap:
         self._malloc_trim: Any = getattr(libc, "malloc_trim", None)
         if self._mallinfo is not None:
             self._mallinfo.restype = _MallInfo
-        self._least_resident: int = resident()
+        self._least_free: int = self._free()
 
     def give_back(self) -> None:
-        """Give free memory back to the system, if much is free and the process has grown: some ms then.
+        """Give free memory back to the system, if more of it has become free since the last time: some ms then.
 
-        Free blocks do not say whether the system has their pages; so it takes both.
+        Free blocks do not say whether the system has their pages; those of the last time it has, unless they were used.
         """
-        taken = resident()
-        is_worth_it = self._free() > WORTH_A_TRIM and taken > self._least_resident + WORTH_A_TRIM
-        if is_worth_it:
+        free = self._free()
+        if free > self._least_free + WORTH_A_TRIM:
             self._malloc_trim(0)
-        self._least_resident = resident() if is_worth_it else min(taken, self._least_resident)
+            self._least_free = free
+        else:
+            self._least_free = min(free, self._least_free)
 
     def _free(self) -> int:
         return int(self._mallinfo().fordblks) if self._mallinfo is not None else 0

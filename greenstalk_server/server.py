@@ -286,4 +286,4 @@ class Ticker:
             if left > 0:
                 self._sooner.wait(min(left / SECOND, SLEEP_AT_MOST))
             else:
-                gevent.sleep(0)
+                gevent.sleep(TURN)

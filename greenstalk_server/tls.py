@@ -35,7 +35,7 @@ class TlsSocket(ssl.SSLSocket):
 
     def recv(self, buflen: int = 1024, flags: int = 0) -> bytes:
         try:
-            return self.read(buflen)
+            return super().recv(buflen, flags)
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
             raise BlockingIOError from None
 
