@@ -15,12 +15,10 @@ from .errors import BenchError
 from .measure import DISTURBED_PERCENT, Bench
 from .modes import METRIC_LABELS, SUITES, Mode, select
 from .programs import build
-from .report import OURS, PEER, ModeResult, summary, table
-from .servers import Contender
+from .report import FLOOR, OURS, PEER, ModeResult, summary, table
+from .servers import OURS_COMMAND, Contender
 
-_OURS_COMMAND: Final = f"{shlex.quote(sys.executable)} -m greenstalk_server -l 127.0.0.1 -p {{port}} --no-web"
 _PEER_COMMAND: Final = "beanstalkd -l 127.0.0.1 -p {port}"
-_FLOOR: Final = "floor"
 _QUICK_ROUNDS, _QUICK_SECONDS = 1, 0.5
 
 
@@ -37,6 +35,8 @@ def main() -> int:
             choose_cpus(),
             _QUICK_SECONDS if options.quick else options.seconds,
             _QUICK_ROUNDS if options.quick else options.rounds,
+            options.attempts,
+            has_dashboard=not options.no_dashboard,
         )
     except BenchError as error:
         print(f"bench: {error}", file=sys.stderr)
@@ -67,10 +67,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--modes", default="core,durable", help="modes and suites, by comma (core,durable)")
     add("--rounds", type=_positive_int, default=3, help="turns for each server (3)")
     add("--seconds", type=_positive, default=2.0, help="per measurement, at most (2)")
+    add("--attempts", type=_positive_int, default=4, help="at a sample that others disturb (4)")
     add("--quick", action="store_true", help="one round of half a second")
-    add("--ours", metavar="CMD", default=_OURS_COMMAND, help="how ours is started")
+    add("--ours", metavar="CMD", default=OURS_COMMAND, help="how ours is started; {web}: its dashboard")
     add("--peer", metavar="CMD", default=_PEER_COMMAND, help="how its peer is started")
     add("--also", metavar="NAME=CMD", action="append", default=[], type=_named_command)
+    add("--no-dashboard", action="store_true", help="serve none; else ours has one, open in one tab all the while")
     add("--no-floor", action="store_true", help="leave out the canned replies")
     add("--json", metavar="FILE", type=Path, help="write all samples to FILE")
     return parser
@@ -105,11 +107,10 @@ def _modes(names: str) -> list[Mode]:
 
 
 def _contenders(options: argparse.Namespace) -> list[Contender]:
-    contenders = [Contender(OURS, options.ours), Contender(PEER, options.peer)]
-    contenders += options.also
+    contenders = [Contender(OURS, options.ours), *options.also, Contender(PEER, options.peer)]
     if not options.no_floor:
         floor = shlex.quote(str(build("floor")))
-        contenders.append(Contender(_FLOOR, f"{floor} {{port}} {{body}}", True))
+        contenders.append(Contender(FLOOR, f"{floor} {{port}} {{body}}", True))
     return contenders
 
 
@@ -139,6 +140,7 @@ def _headline(bench: Bench, contenders: list[Contender]) -> str:
     lines += [
         f"Python {platform.python_version()}, {platform.system()} {platform.release()}",
         str(bench.cpus),
+        "the dashboard of ours is open in one tab" if bench.has_dashboard else "without the dashboard",
         f"a measurement with more than {DISTURBED_PERCENT:g} % of a CPU used by others is repeated",
         f"median (lowest..highest) of {bench.rounds} rounds of {bench.seconds:g} s: the spread is the machine's noise",
     ]
@@ -150,6 +152,7 @@ def _write_json(path: Path, bench: Bench, contenders: list[Contender], results: 
         "python": platform.python_version(),
         "kernel": platform.release(),
         "cpus": str(bench.cpus),
+        "has_dashboard": bench.has_dashboard,
         "rounds": bench.rounds,
         "seconds": bench.seconds,
         "commands": {contender.name: contender.command for contender in contenders},

@@ -25,9 +25,10 @@ from .errors import BenchError
 from .generator import running_generator
 from .measure import Sample, speed
 from .modes import METRIC_LABELS, Metric, Mode
+from .onlooker import open_tab
 from .programs import build
-from .report import Figure
-from .servers import Contender, Server, free_port, running_server
+from .report import OURS, Figure
+from .servers import OURS_COMMAND, Contender, Server, running_server
 
 JOBS: Final = 1_000_000
 TUBES: Final = 2_000
@@ -62,7 +63,7 @@ class Dashboard:
     """The dashboard of a server under test, as a browser asks it."""
 
     def __init__(self, port: int) -> None:
-        self._port = port
+        self.port = port
 
     def get(self, path: str, **query: str) -> str:
         """The body of a page that has to be there."""
@@ -73,7 +74,7 @@ class Dashboard:
         return self._ask("POST", path, urlencode(form))[0]
 
     def _ask(self, method: str, path: str, body: str | None = None) -> tuple[str, str]:
-        host = f"127.0.0.1:{self._port}"
+        host = f"127.0.0.1:{self.port}"
         connection = HTTPConnection(host, timeout=30)
         headers = {"Origin": f"http://{host}", "Content-Type": "application/x-www-form-urlencoded"}
         try:
@@ -85,12 +86,6 @@ class Dashboard:
         if response.status not in (200, 303):
             raise BenchError(f"{method} {path}: {response.status} {response.reason}")
         return response.getheader("Location", ""), text
-
-    def open_tab(self, tab: dict[str, str]) -> socket.socket:
-        """A stream of events, as one visible tab has it."""
-        sock = socket.create_connection(("127.0.0.1", self._port), timeout=30)
-        sock.sendall(f"GET /events?{urlencode(tab)} HTTP/1.1\r\nHost: 127.0.0.1:{self._port}\r\n\r\n".encode())
-        return sock
 
 
 class Over(Exception):
@@ -104,7 +99,7 @@ class Onlookers:
         self._dashboard = dashboard
         self._is_over = threading.Event()
         self._threads = [threading.Thread(target=run) for run in (self._watch, self._search, self._change)]
-        self._tabs = [dashboard.open_tab(tab) for tab in TABS]
+        self._tabs = [open_tab(dashboard.port, **tab) for tab in TABS]
         self.received = 0
         self.begun = {"search": 0, "bulk": 0}
         self.error: Exception | None = None
@@ -175,12 +170,12 @@ class Onlookers:
 def main() -> int:
     """Run the benchmark; return its exit status: 0, or 1 if it failed."""
     options = _parser().parse_args()
-    cpus, web_port = choose_cpus(), free_port()
-    command = f"{sys.executable} -m greenstalk_server -l 127.0.0.1 -p {{port}} --web-port {web_port}"
+    cpus, ours = choose_cpus(), Contender(OURS, OURS_COMMAND)
     try:
-        with running_server(Contender("ours", command), CYCLE, "", cpus.server) as server:
+        with running_server(ours, CYCLE, "", cpus.server, has_dashboard=True) as server:
             _fill(server.port)
-            dashboard = Dashboard(web_port)
+            assert server.web_port is not None
+            dashboard = Dashboard(server.web_port)
             alone, watched = _rounds(cpus, server, dashboard, options.rounds, options.seconds)
             page_ms = _page_ms(server, dashboard)
     except BenchError as error:

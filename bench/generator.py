@@ -12,7 +12,7 @@ from typing import IO, Final
 from .cpus import started_on
 from .errors import BenchError
 
-_SETUP_SECONDS: Final = 120.0  # to fill a backlog, and to answer what is in flight
+_SETUP_SECONDS: Final = 300.0  # to fill a backlog, and to answer what is in flight, on a busy machine too
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,7 @@ class Outcome:
     p50_us: float
     p99_us: float
     p999_us: float
+    max_us: float
 
 
 class Generator:

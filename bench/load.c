@@ -48,9 +48,17 @@
 #define PER_SOURCE_ADDRESS 10000  /* connections, well below the ephemeral ports */
 #define BACKLOG_CONNECTIONS 4
 #define BACKLOG_DEPTH 100
+#define TUBE "tube-%06u"          /* the tubes of --tubes and --watch */
+#define NO_TUBE UINT32_MAX
+#define PACE_SHARE 20             /* --due: this part of the backlog shows how long all of it takes, */
+#define SLOWER_AT_MOST 3          /* or at most so many times as long, */
+#define DUE_ROOM (3 * SECOND)     /* and then there is some time left */
+#define TEXT_OF(number) #number
+#define TEXT(number) TEXT_OF(number)
+#define LOOK_EVERY (SECOND / 5)   /* probe: between two looks at what is still delayed */
 
-enum word { INSERTED, RESERVED, DELETED };
-static const char *const words[] = {"INSERTED", "RESERVED", "DELETED"};
+enum word { INSERTED, RESERVED, DELETED, USING, WATCHING, OK };
+static const char *const words[] = {"INSERTED", "RESERVED", "DELETED", "USING", "WATCHING", "OK"};
 
 struct buffer {
     char *data;
@@ -65,6 +73,7 @@ struct connection {
     uint64_t sent;         /* when the commands now unanswered were sent */
     uint64_t *ids;         /* drain: jobs reserved by this batch */
     unsigned reserved;     /* drain: how many of them */
+    unsigned tube, next_tube; /* tour: the one it watches, and the one it goes to */
     struct buffer in, out;
     struct connection *next_idle; /* fan: another producer with nothing to do */
 };
@@ -79,10 +88,10 @@ struct mode {
 static struct {
     const struct mode *mode;
     const char *host, *port, *unix_path;
-    unsigned connections, depth;
+    unsigned connections, depth, tubes, watch;
     uint64_t body, jobs, backlog, delay_seconds;
     double seconds, deadline_seconds;
-    bool stepwise;
+    bool stepwise, falls_due;
 } options = {
     .host = "127.0.0.1", .port = "11300", .body = 128, .deadline_seconds = 120,
 };
@@ -99,6 +108,7 @@ static struct {
     struct connection *idle_producers; /* fan */
     unsigned waiting_consumers;        /* fan: blocked, and no put under way for them */
     unsigned handing_over;             /* fan: puts sent whose job has not arrived */
+    uint64_t next_look;                /* probe */
 } run;
 
 struct outcome {
@@ -107,6 +117,8 @@ struct outcome {
 
 static int epoll_fd;
 static uint64_t deadline;
+static uint64_t due; /* with --due: when the first job of the backlog is, and the last one a second later */
+static uint64_t put_delay; /* seconds, of put_command */
 static char *put_command, *payload; /* payload: a body and its CRLF, in put_command */
 static size_t put_size, payload_size;
 
@@ -261,8 +273,38 @@ static void transmit(struct connection *connection, enum word expected, unsigned
     flush(connection);
 }
 
+static void build_put_command(uint64_t delay_seconds)
+{
+    char line[LINE_LIMIT];
+    int line_size = snprintf(line, sizeof line, "put %d %" PRIu64 " %d %" PRIu64 "\r\n",
+                             PRIORITY, delay_seconds, TTR_SECONDS, options.body);
+    put_delay = delay_seconds;
+    payload_size = options.body + 2;
+    put_size = (size_t)line_size + payload_size;
+    put_command = checked(realloc(put_command, put_size));
+    payload = put_command + line_size;
+    memcpy(put_command, line, (size_t)line_size);
+    for (uint64_t i = 0; i < options.body; i++)
+        payload[i] = (char)('a' + i % 26); /* floor.c answers with the same */
+    memcpy(payload + options.body, "\r\n", 2);
+}
+
+/* With --due all jobs of the backlog fall due within one second, whenever each is put: its delay
+ * is in whole seconds, and gets shorter by one with each that passes. */
+static uint64_t backlog_delay(void)
+{
+    uint64_t now = clock_now();
+    if (!options.falls_due)
+        return options.delay_seconds;
+    if (now >= due)
+        die("--due: the backlog took more than " TEXT(SLOWER_AT_MOST) " times as long as its start promised");
+    return (due - now) / SECOND + 1;
+}
+
 static void send_puts(struct connection *connection, unsigned count)
 {
+    if (due && put_delay && put_delay != backlog_delay())
+        build_put_command(backlog_delay());
     for (unsigned i = 0; i < count; i++)
         append(&connection->out, put_command, put_size);
     transmit(connection, INSERTED, count);
@@ -278,6 +320,14 @@ static void send_reserves(struct connection *connection, unsigned count)
             append(&connection->out, polling, sizeof polling - 1);
     }
     transmit(connection, RESERVED, count);
+}
+
+static void send_line(struct connection *connection, enum word expected, const char *format, unsigned tube)
+{
+    char line[LINE_LIMIT];
+    int size = snprintf(line, sizeof line, format, tube);
+    append(&connection->out, line, (size_t)size);
+    transmit(connection, expected, 1);
 }
 
 static void send_deletes(struct connection *connection, const uint64_t *ids, unsigned count)
@@ -319,14 +369,20 @@ static bool accept_line(struct cursor *line, enum word expected, uint64_t *id)
     uint64_t body = options.body;
     if (!accept_text(line, words[expected]))
         return false;
-    if (expected != DELETED && !(accept_text(line, " ") && accept_number(line, id)))
+    if (expected == USING && !accept_text(line, " tube-"))
+        return false;
+    if (expected != USING && expected != DELETED && !accept_text(line, " "))
+        return false;
+    if (expected != DELETED && !accept_number(line, id))
         return false;
     if (expected == RESERVED && !(accept_text(line, " ") && accept_number(line, &body)))
         return false;
     return body == options.body && accept_text(line, "\r\n");
 }
 
-/* The size of the reply at the head of *data*; 0 if more of it is to come, -1 if it is wrong. */
+static const char none_delayed[] = "\ncurrent-jobs-delayed: 0\n";
+
+/* The size of the reply at the head of *data*; of an OK *id* tells whether nothing is delayed; 0 if more of it is to come, -1 if it is wrong. */
 static ssize_t read_reply(enum word expected, const char *data, size_t size, uint64_t *id)
 {
     const char *newline = memchr(data, '\n', size);
@@ -336,6 +392,13 @@ static ssize_t read_reply(enum word expected, const char *data, size_t size, uin
     if (!accept_line(&line, expected, id))
         return -1;
     size_t line_size = (size_t)(line.at - data);
+    if (expected == OK) {
+        size_t whole = line_size + *id + 2;
+        if (size < whole)
+            return 0;
+        *id = memmem(data, whole, none_delayed, sizeof none_delayed - 1) != NULL;
+        return (ssize_t)whole;
+    }
     if (expected != RESERVED)
         return (ssize_t)line_size;
     if (size < line_size + payload_size)
@@ -457,9 +520,55 @@ static void step_cycle(struct connection *connection, uint64_t id)
     case RESERVED:
         send_deletes(connection, &id, 1);
         break;
-    case DELETED:
+    default:
         start_cycle(connection, 0);
         break;
+    }
+}
+
+/* Each connection goes round its share of --tubes: in each it puts a job, reserves one and deletes it. */
+static void start_tour(struct connection *connection, unsigned index)
+{
+    (void)index;
+    if (claim(1))
+        send_line(connection, USING, "use " TUBE "\r\n", connection->next_tube);
+}
+
+static void step_tour(struct connection *connection, uint64_t id)
+{
+    switch (connection->expected) {
+    case USING:
+        send_line(connection, WATCHING, "watch " TUBE "\r\n", connection->next_tube);
+        break;
+    case WATCHING:
+        if (id == 1) {
+            connection->tube = connection->next_tube;
+            send_puts(connection, 1);
+        } else if (connection->tube == NO_TUBE) {
+            send_line(connection, WATCHING, "ignore default\r\n", 0);
+        } else {
+            send_line(connection, WATCHING, "ignore " TUBE "\r\n", connection->tube);
+        }
+        break;
+    case DELETED:
+        connection->next_tube = (connection->tube + options.connections) % options.tubes;
+        start_tour(connection, 0);
+        break;
+    default:
+        step_cycle(connection, id);
+    }
+}
+
+/* A cycle that goes on until nothing is delayed any more in the default tube. */
+static void step_probe(struct connection *connection, uint64_t id)
+{
+    if (connection->expected == OK && id)
+        run.stop = run.now;
+    if (connection->expected == DELETED && run.now >= run.next_look) {
+        run.next_look = run.now + LOOK_EVERY;
+        send_line(connection, OK, "stats-tube default\r\n", 0);
+    } else {
+        step_cycle(connection, id);
     }
 }
 
@@ -518,7 +627,7 @@ static void step_fan(struct connection *connection, uint64_t id)
     case RESERVED:
         take_job(connection, id);
         break;
-    case DELETED:
+    default:
         await_job(connection);
         break;
     }
@@ -547,6 +656,8 @@ static const struct mode modes[] = {
     {"fan", 50, 1, start_fan, step_fan},
     {"idle", 10000, 1, start_idle, step_idle},
     {"preload", 4, 100, start_put, step_put},
+    {"tour", 50, 1, start_tour, step_tour},
+    {"probe", 1, 1, start_cycle, step_probe},
 };
 #define MODES (sizeof modes / sizeof *modes)
 
@@ -566,6 +677,11 @@ static bool is_mode(const char *name)
 static bool is_drain(void)
 {
     return options.mode->start == start_drain;
+}
+
+static bool is_batched(void)
+{
+    return is_drain() || options.mode->start == start_put;
 }
 
 /* ---- Opening and closing connections ---- */
@@ -659,12 +775,58 @@ static int open_blocking(unsigned index)
     return fd;
 }
 
-static struct connection *open_connections(unsigned count, unsigned depth)
+/* Send what is in *out*, and return once *count* replies of a line each, of any of *expected*, have come. */
+static void converse(int fd, struct buffer *out, unsigned count, const char *expected)
+{
+    char replies[READ_ROOM], first = '\n';
+    for (ssize_t sent; out->start < out->end; out->start += (size_t)sent)
+        if ((sent = send(fd, out->data + out->start, out->end - out->start, MSG_NOSIGNAL)) <= 0)
+            die("send: %s", strerror(errno));
+    while (count > 0) {
+        ssize_t received = recv(fd, replies, sizeof replies, 0);
+        if (received <= 0)
+            die("%u replies missing: %s", count, received ? strerror(errno) : "connection closed");
+        for (ssize_t i = 0; i < received; i++) {
+            if (first == '\n' && !strchr(expected, replies[i]))
+                die("set-up: a reply begins with %.*s", (int)(received - i), replies + i);
+            first = replies[i];
+            count -= first == '\n';
+        }
+    }
+}
+
+__attribute__((format(printf, 2, 3)))
+static void append_line(struct buffer *out, const char *format, ...)
+{
+    char line[LINE_LIMIT];
+    va_list arguments;
+    va_start(arguments, format);
+    append(out, line, (size_t)vsnprintf(line, sizeof line, format, arguments));
+    va_end(arguments);
+}
+
+/* Have connection number *index* watch --watch tubes, and use one of them. */
+static void watch_tubes(int fd, unsigned index)
+{
+    struct buffer out = {0};
+    for (unsigned tube = 0; tube < options.watch; tube++)
+        append_line(&out, "watch " TUBE "\r\n", tube);
+    append_line(&out, "ignore default\r\nuse " TUBE "\r\n",
+                (unsigned)((uint64_t)index * options.watch / options.connections));
+    converse(fd, &out, options.watch + 2, "WU");
+    free(out.data);
+}
+
+static struct connection *open_connections(unsigned count, unsigned depth, bool is_watching)
 {
     struct connection *connections = checked(calloc(count, sizeof *connections));
     for (unsigned i = 0; i < count; i++) {
         struct connection *connection = &connections[i];
         connection->fd = open_blocking(i);
+        connection->tube = NO_TUBE;
+        connection->next_tube = i;
+        if (is_watching)
+            watch_tubes(connection->fd, i);
         connection->ids = checked(calloc(depth, sizeof *connection->ids));
         if (fcntl(connection->fd, F_SETFL, O_NONBLOCK) < 0)
             die("fcntl: %s", strerror(errno));
@@ -741,29 +903,43 @@ static struct outcome measure(struct connection *connections, uint64_t jobs, dou
     };
 }
 
-static void build_put_command(uint64_t delay_seconds)
+/* Put the backlog into --tubes in turns. */
+static void fill_tubes(void)
 {
-    char line[LINE_LIMIT];
-    int line_size = snprintf(line, sizeof line, "put %d %" PRIu64 " %d %" PRIu64 "\r\n",
-                             PRIORITY, delay_seconds, TTR_SECONDS, options.body);
-    payload_size = options.body + 2;
-    put_size = (size_t)line_size + payload_size;
-    put_command = checked(realloc(put_command, put_size));
-    payload = put_command + line_size;
-    memcpy(put_command, line, (size_t)line_size);
-    for (uint64_t i = 0; i < options.body; i++)
-        payload[i] = (char)('a' + i % 26); /* floor.c answers with the same */
-    memcpy(payload + options.body, "\r\n", 2);
+    struct buffer out = {0};
+    int fd = open_blocking(0);
+    build_put_command(options.delay_seconds);
+    for (uint64_t job = 0; job < options.backlog; job++) {
+        append_line(&out, "use " TUBE "\r\n", (unsigned)(job % options.tubes));
+        append(&out, put_command, put_size);
+        if (job % BACKLOG_DEPTH == BACKLOG_DEPTH - 1)
+            converse(fd, &out, 2 * BACKLOG_DEPTH, "UI");
+    }
+    converse(fd, &out, (unsigned)(options.backlog % BACKLOG_DEPTH) * 2, "UI");
+    free(out.data);
+    close(fd);
+}
+
+static void put_jobs(struct connection *connections, uint64_t jobs)
+{
+    start_run(find_mode("preload"), BACKLOG_DEPTH, jobs, 0);
+    for (unsigned i = 0; i < BACKLOG_CONNECTIONS; i++)
+        run.mode->start(&connections[i], i);
+    run_until_quiet();
 }
 
 static void fill_backlog(void)
 {
-    struct connection *connections = open_connections(BACKLOG_CONNECTIONS, BACKLOG_DEPTH);
-    build_put_command(options.delay_seconds);
-    start_run(find_mode("preload"), BACKLOG_DEPTH, options.backlog, 0);
-    for (unsigned i = 0; i < BACKLOG_CONNECTIONS; i++)
-        run.mode->start(&connections[i], i);
-    run_until_quiet();
+    struct connection *connections = open_connections(BACKLOG_CONNECTIONS, BACKLOG_DEPTH, false);
+    if (options.falls_due) {
+        uint64_t began = clock_now();
+        build_put_command(0); /* these stay ready */
+        put_jobs(connections, options.backlog / PACE_SHARE);
+        uint64_t now = clock_now();
+        due = now + (now - began) * PACE_SHARE * SLOWER_AT_MOST + DUE_ROOM;
+    }
+    build_put_command(backlog_delay());
+    put_jobs(connections, options.backlog);
     close_connections(connections, BACKLOG_CONNECTIONS);
     forget_latencies();
 }
@@ -830,12 +1006,22 @@ static void await_driver(void)
     await_line();
 }
 
+/* Return shortly before the backlog falls due. */
+static void await_due(void)
+{
+    if (!options.falls_due)
+        return;
+    uint64_t now = clock_now(), left = due - SECOND / 2 > now ? due - SECOND / 2 - now : 0;
+    struct timespec rest = {.tv_sec = (time_t)(left / SECOND), .tv_nsec = (long)(left % SECOND)};
+    nanosleep(&rest, NULL);
+}
+
 /* Open the connections and block them in reserve, report, and hold them. */
 static void run_idle(void)
 {
     await_driver();
     uint64_t started = clock_now();
-    struct connection *connections = open_connections(options.connections, 1);
+    struct connection *connections = open_connections(options.connections, 1, options.watch > 0);
     measure(connections, UNLIMITED, 0);
     await_waiting();
     report((struct outcome){
@@ -850,10 +1036,13 @@ static void run_idle(void)
 static void run_load(void)
 {
     uint64_t jobs = is_drain() ? options.backlog : options.jobs;
-    if (options.backlog > 0)
+    if (options.backlog > 0 && options.tubes > 0)
+        fill_tubes();
+    else if (options.backlog > 0)
         fill_backlog();
     build_put_command(is_mode("preload") ? options.delay_seconds : 0);
-    struct connection *connections = open_connections(options.connections, options.depth);
+    struct connection *connections = open_connections(options.connections, options.depth, options.watch > 0);
+    await_due();
     await_driver();
     report(measure(connections, jobs, options.seconds));
     if (options.stepwise)
@@ -878,7 +1067,7 @@ static void usage(const char *complaint)
 {
     fprintf(stderr, "load: %s\n"
         "usage: load --mode MODE [options]\n"
-        "  --mode MODE      cycle put drain pipelined-put pipelined-drain fan idle preload\n"
+        "  --mode MODE      cycle put drain pipelined-put pipelined-drain fan idle preload tour probe\n"
         "  --host ADDRESS   an IPv4 address (127.0.0.1)\n"
         "  --port PORT      (11300)\n"
         "  --unix PATH      a unix socket, instead of host and port\n"
@@ -889,6 +1078,9 @@ static void usage(const char *complaint)
         "  --jobs N         measure N jobs at most\n"
         "  --backlog N      put N jobs before measuring; drain takes these and ends\n"
         "  --delay S        delay of the jobs of the backlog, or of preload\n"
+        "  --due            instead: they all fall due within one second, once all are put\n"
+        "  --tubes N        spread the backlog over N tubes; tour goes round them\n"
+        "  --watch N        each connection watches N of these tubes, not default, and uses one of them\n"
         "  --deadline S     give up after S seconds in all (120)\n"
         "  --stepwise       wait for a line on stdin before and after measuring\n",
         complaint);
@@ -913,6 +1105,8 @@ static const struct option long_options[] = {
     {"body", required_argument, NULL, 'b'},     {"seconds", required_argument, NULL, 's'},
     {"jobs", required_argument, NULL, 'j'},     {"backlog", required_argument, NULL, 'l'},
     {"delay", required_argument, NULL, 'y'},    {"deadline", required_argument, NULL, 'd'},
+    {"due", no_argument, NULL, 'e'},            {"tubes", required_argument, NULL, 't'},
+    {"watch", required_argument, NULL, 'a'},
     {"stepwise", no_argument, NULL, 'w'},       {NULL, 0, NULL, 0},
 };
 
@@ -930,6 +1124,9 @@ static void parse_option(int letter, const char *name)
     case 'j': options.jobs = (uint64_t)parse_number(name, optarg, 1, 1e12); break;
     case 'l': options.backlog = (uint64_t)parse_number(name, optarg, 1, 1e12); break;
     case 'y': options.delay_seconds = (uint64_t)parse_number(name, optarg, 0, UINT32_MAX); break;
+    case 'e': options.falls_due = true; break;
+    case 't': options.tubes = (unsigned)parse_number(name, optarg, 1, 1e6); break;
+    case 'a': options.watch = (unsigned)parse_number(name, optarg, 1, 1e5); break;
     case 'd': options.deadline_seconds = parse_number(name, optarg, 1, 1e6); break;
     case 'w': options.stepwise = true; break;
     default: usage("unknown option");
@@ -942,13 +1139,17 @@ static void check_options(void)
         usage("--mode: one of those below is needed");
     if (!options.connections)
         options.connections = options.mode->connections;
-    if (is_mode("cycle") || is_mode("fan") || !options.depth)
+    if (!is_batched() || !options.depth)
         options.depth = options.mode->depth;
     if (is_drain() && !options.backlog)
         usage("drain needs --backlog");
+    if (is_mode("tour") && options.tubes < 2 * options.connections)
+        usage("tour needs two --tubes for each connection at least");
+    if (is_mode("probe") && !(options.falls_due && options.backlog >= PACE_SHARE && options.watch))
+        usage("probe needs --due, --watch and a --backlog of " TEXT(PACE_SHARE) " or more");
     if (is_mode("fan") && (options.connections % 2 || options.backlog))
         usage("fan needs an even number of connections and no --backlog");
-    if (!is_drain() && !is_mode("idle") && !options.seconds && !options.jobs)
+    if (!is_drain() && !is_mode("idle") && !is_mode("probe") && !options.seconds && !options.jobs)
         usage("--seconds or --jobs is needed");
     if (!options.jobs)
         options.jobs = UNLIMITED;

@@ -17,13 +17,26 @@ Metric = Literal[
     "p50_us",
     "p99_us",
     "p999_us",
+    "p999_empty_us",
+    "p999_growth",
     "load_busy",
     "others_busy",
     "bytes_per_connection",
     "bytes_per_job",
+    "returned_percent",
     "restart_seconds",
+    "held_ms",
+    "held_before_ms",
 ]
-Unit = Literal["connection", "job"]
+Measurement = Literal[
+    "speed",  # CPU, throughput and latency
+    "growth",  # the same over the backlog, and its p99.9 beside that of the server before, empty
+    "due",  # how long one connection waits at most while the backlog falls due
+    "connection memory",
+    "job memory",
+    "returned memory",  # once the backlog is drained
+    "restart",  # on what the load has put
+]
 
 METRIC_LABELS: Final[dict[Metric, str]] = {
     "cpu_us": "µs of server CPU per command",
@@ -31,15 +44,20 @@ METRIC_LABELS: Final[dict[Metric, str]] = {
     "p50_us": "µs of latency, p50",
     "p99_us": "µs of latency, p99",
     "p999_us": "µs of latency, p99.9",
+    "p999_empty_us": "µs of latency, p99.9, empty",
+    "p999_growth": "p99.9 over that when empty",
     "load_busy": "% of a CPU used by the load",
     "others_busy": "% of a CPU used by others",
     "bytes_per_connection": "bytes per connection",
     "bytes_per_job": "bytes per job",
+    "returned_percent": "% of memory given back",
     "restart_seconds": "seconds until the first reply",
+    "held_ms": "ms until a reply, at most",
+    "held_before_ms": "the same, nothing falling due",
 }
 
 # These tell how far a sample can be trusted; to compare them would mean nothing.
-CONDITIONS: Final[tuple[Metric, ...]] = ("load_busy", "others_busy")
+CONDITIONS: Final[tuple[Metric, ...]] = ("load_busy", "others_busy", "held_before_ms")
 
 
 @dataclass(frozen=True)
@@ -64,20 +82,23 @@ class Mode:
     name: str
     load: str  # the load generator's --mode
     about: str
+    measurement: Measurement = "speed"
     connections: int = 50
     body: int = BODY
     jobs: int | None = None  # the measurement ends after so many jobs
     backlog: int | None = None  # jobs put before the measurement
     delay_seconds: int = 0  # of the backlog's jobs
-    memory_per: Unit | None = None  # measure memory rather than speed
-    restarts: bool = False  # measure a restart on what the load has put
+    falls_due: bool = False  # all of it is delayed, and falls due within one second
+    tubes: int = 0  # that the backlog is spread over
+    watch: int = 0  # tubes that each connection watches; 0: default alone
     has_floor: bool = False  # canned replies can serve it
     server_args: tuple[str, ...] = ()  # {dir} is a fresh directory
     targets: tuple[Target, ...] = ()
 
     @property
     def conditions(self) -> str:
-        parts = [f"{self.connections:,} connections", f"{self.body:,}-byte bodies"]
+        connections = "1 connection" if self.connections == 1 else f"{self.connections:,} connections"
+        parts = [connections, f"{self.body:,}-byte bodies"]
         if self.server_args:
             parts.append("server with " + " ".join(self.server_args))
         return ", ".join(parts)
@@ -91,14 +112,25 @@ class Mode:
             "--jobs": self.jobs,
             "--backlog": self.backlog,
             "--delay": self.delay_seconds or None,
-            "--seconds": None if self.memory_per or self.restarts else seconds,
+            "--tubes": self.tubes or None,
+            "--watch": self.watch or None,
+            "--seconds": seconds if self.measurement in ("speed", "growth") else None,
         }
         given = ((name, str(value)) for name, value in options.items() if value)
-        return [word for pair in given for word in pair]
+        return [*(word for pair in given for word in pair), *(["--due"] if self.falls_due else [])]
+
+    def on_an_empty_server(self) -> "Mode":
+        """The same load without its backlog."""
+        return replace(self, load="cycle", backlog=None, delay_seconds=0, falls_due=False, measurement="speed")
 
 
 def _cpu_at_most(bound: float) -> tuple[Target, ...]:
     return (Target("cpu_us", "at most", bound),)
+
+
+def _speed_at_most(cpu: float) -> tuple[Target, ...]:
+    """Bounds on CPU per command, and on latency."""
+    return (*_cpu_at_most(cpu), Target("p50_us", "at most", 1.1), Target("p99_us", "at most", 1.1))
 
 
 def _rate_at_least(bound: float) -> tuple[Target, ...]:
@@ -110,14 +142,14 @@ CYCLE: Final = Mode(
     "cycle",
     "put, reserve, delete; one command in flight",
     has_floor=True,
-    targets=_cpu_at_most(1.35),
+    targets=_speed_at_most(1.0),
 )
 PUT: Final = Mode(
     "put",
     "put",
     "put only; one command in flight",
     has_floor=True,
-    targets=_cpu_at_most(1.35),
+    targets=_speed_at_most(1.0),
 )
 DRAIN: Final = Mode(
     "drain",
@@ -125,13 +157,22 @@ DRAIN: Final = Mode(
     "reserve, delete; one command in flight",
     backlog=100_000,
     has_floor=True,
-    targets=_cpu_at_most(1.35),
+    targets=_speed_at_most(1.0),
 )
 FAN: Final = Mode(
     "fan",
     "fan",
     "half producers, half consumers blocked in reserve; one command in flight",
-    targets=_cpu_at_most(1.35),
+    targets=_speed_at_most(1.0),
+)
+PRELOAD: Final = Mode(
+    "preload",
+    "preload",
+    "200,000 ready jobs in a fresh server",
+    measurement="job memory",
+    connections=4,
+    jobs=200_000,
+    targets=(Target("bytes_per_job", "at most", 1.2),),
 )
 
 CORE: Final = (
@@ -145,7 +186,7 @@ CORE: Final = (
         "puts in batches of 100; latency is a batch's",
         connections=4,
         jobs=500_000,
-        targets=_rate_at_least(3),
+        targets=_rate_at_least(5),
     ),
     Mode(
         "pipelined-drain",
@@ -153,37 +194,28 @@ CORE: Final = (
         "reserves in batches of 50, then their deletes; latency is a batch's",
         connections=4,
         backlog=200_000,
-        targets=_rate_at_least(3),
+        targets=_rate_at_least(5),
     ),
     Mode(
         "idle",
         "idle",
         "connections blocked in reserve",
+        measurement="connection memory",
         connections=10_000,
-        memory_per="connection",
-        targets=(Target("bytes_per_connection", "at most", 12_000, absolute=True),),
+        targets=(Target("bytes_per_connection", "at most", 10_000, absolute=True),),
     ),
-    Mode(
-        "preload",
-        "preload",
-        "200,000 ready jobs in a fresh server",
-        connections=4,
-        jobs=200_000,
-        memory_per="job",
-    ),
+    PRELOAD,
 )
 
 
 def _at_other_scales() -> Iterable[Mode]:
     for mode in (CYCLE, PUT, DRAIN, FAN):
-        for connections in (1, 10, 500, 5_000):
-            if mode is FAN and connections == 1:
-                continue
+        for connections in (2 if mode is FAN else 1, 10, 500, 5_000):
             yield replace(
                 mode,
                 name=f"{mode.name}-{connections}",
                 connections=connections,
-                targets=_cpu_at_most(1.25 if connections == 1 else 1.1),
+                targets=_speed_at_most(1.25 if connections <= 2 else 1.1),
             )
 
 
@@ -197,15 +229,62 @@ def _over_a_backlog() -> Iterable[Mode]:
         yield replace(
             CYCLE,
             name=f"cycle-over-{label}",
-            about=f"{CYCLE.about}; over 1,000,000 {label} jobs",
+            about=f"{CYCLE.about}; over 1,000,000 {label} jobs, and before on the same server, empty",
+            measurement="growth",
             backlog=1_000_000,
             delay_seconds=delay,
             has_floor=False,
-            targets=(),
+            targets=(Target("p999_growth", "at most", 1.5, absolute=True),),
         )
 
 
-SCALE: Final = (*_at_other_scales(), *_with_larger_bodies(), *_over_a_backlog())
+def _with_many_tubes() -> Iterable[Mode]:
+    watching = "each connection watches 1,000 tubes and uses one of them"
+    base = replace(CYCLE, has_floor=False, targets=_cpu_at_most(1.1))
+    yield replace(base, name="cycle-watching", about=f"{CYCLE.about}; {watching}", watch=1_000)
+    yield replace(
+        base, name="cycle-watching-full", about=f"{CYCLE.about}; {watching}; each has jobs", watch=1_000, tubes=1_000,
+        backlog=10_000,
+    )  # fmt: skip
+    yield replace(base, name="fan-watching", load="fan", about=f"{FAN.about}; {watching}", watch=1_000)
+    yield replace(
+        base, name="cycle-among-tubes", about=f"{CYCLE.about}; on one of 10,000 tubes that have jobs", watch=1,
+        tubes=10_000, backlog=10_000,
+    )  # fmt: skip
+    yield replace(
+        base, name="tour", load="tour", about="use, watch, ignore, put, reserve, delete; then the next of 10,000 tubes",
+        tubes=10_000, backlog=10_000,
+    )  # fmt: skip
+
+
+SCALE: Final = (
+    *_at_other_scales(),
+    *_with_larger_bodies(),
+    *_over_a_backlog(),
+    *_with_many_tubes(),
+    replace(PRELOAD, name="preload-1k", body=1_024, targets=(Target("bytes_per_job", "at most", 1.1),)),
+    Mode(
+        "give-back",
+        "pipelined-drain",
+        "1,000,000 ready jobs, reserved and deleted",
+        measurement="returned memory",
+        connections=4,
+        body=1_024,
+        backlog=1_000_000,
+        targets=(Target("returned_percent", "at least", 90, absolute=True),),
+    ),
+    Mode(
+        "due",
+        "probe",
+        "cycle; 1,000,000 delayed jobs of another tube fall due within one second",
+        measurement="due",
+        connections=1,
+        backlog=1_000_000,
+        falls_due=True,
+        watch=1,
+        targets=(Target("held_ms", "at most", 10, absolute=True),),
+    ),
+)
 
 
 def _durable(mode: Mode, suffix: str, flags: tuple[str, ...], targets: tuple[Target, ...]) -> Mode:
@@ -221,8 +300,10 @@ def _durable(mode: Mode, suffix: str, flags: tuple[str, ...], targets: tuple[Tar
 _SYNCED: Final = ("-f", "0")
 
 DURABLE: Final = (
-    _durable(PUT, "synced", _SYNCED, _rate_at_least(5)),
-    _durable(CYCLE, "synced", _SYNCED, _rate_at_least(5)),
+    _durable(PUT, "synced", _SYNCED, _rate_at_least(6)),
+    _durable(CYCLE, "synced", _SYNCED, _rate_at_least(6)),
+    _durable(replace(PUT, connections=500), "synced-500", _SYNCED, _rate_at_least(7)),
+    _durable(replace(CYCLE, connections=500), "synced-500", _SYNCED, _rate_at_least(7)),
     _durable(replace(DRAIN, backlog=20_000), "synced", _SYNCED, _rate_at_least(5)),
     _durable(replace(PUT, connections=1), "synced-1", _SYNCED, _rate_at_least(0.9)),
     _durable(CYCLE, "lazily-synced", ("-f", "50"), _cpu_at_most(1.35)),
@@ -237,9 +318,9 @@ DURABLE: Final = (
         "restart",
         "preload",
         "1,000,000 ready jobs, a stop in order, and a start on the same directory",
+        measurement="restart",
         connections=4,
         jobs=1_000_000,
-        restarts=True,
         server_args=("-b", "{dir}"),
         targets=(Target("restart_seconds", "at most", 1.5),),
     ),

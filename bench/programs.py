@@ -25,10 +25,12 @@ def build(name: str) -> Path:
     program = make_build_dir() / name
     if program.exists() and program.stat().st_mtime > source.stat().st_mtime:
         return program
-    command = [_compiler(), *_FLAGS, "-o", str(program), str(source)]
+    partial = program.with_suffix(f".{os.getpid()}")  # others may be running it, or making it too
+    command = [_compiler(), *_FLAGS, "-o", str(partial), str(source)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise BenchError(f"{' '.join(command)} failed:\n{done.stderr}")
+    partial.replace(program)
     return program
 
 

@@ -1,6 +1,7 @@
 """The samples as tables, ratios and verdicts, for people; and as JSON."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import nan
 from statistics import median
 from typing import Final
 
@@ -11,6 +12,7 @@ _LABEL_WIDTH: Final = 30
 _COLUMN_WIDTH: Final = 28
 OURS: Final = "ours"
 PEER: Final = "beanstalkd"
+FLOOR: Final = "floor"
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class Verdict:
     mode: Mode
     target: Target
     value: float
+    others: dict[str, float] = field(default_factory=dict)  # of other builds of ours
 
     @property
     def is_reached(self) -> bool:
@@ -47,8 +50,13 @@ class Verdict:
         target = self.target
         times = "" if target.absolute else f" times {PEER}'s"
         word = "reached" if self.is_reached else "MISSED"
-        value = _number(self.value) if target.absolute else f"{self.value:.3f}"
-        return f"{word}: {METRIC_LABELS[target.metric]}: {value}{times}, to be {target.relation} {target.bound:,g}"
+        value = self._text(self.value)
+        others = "".join(f" ({name}: {self._text(value)})" for name, value in self.others.items())
+        bound = f"{target.relation} {target.bound:,g}"
+        return f"{word}: {METRIC_LABELS[target.metric]}: {value}{times}{others}, to be {bound}"
+
+    def _text(self, value: float) -> str:
+        return _number(value) if self.target.absolute else f"{value:.2f}"
 
 
 class ModeResult:
@@ -67,18 +75,28 @@ class ModeResult:
     def metrics(self) -> list[Metric]:
         return list(self.samples[OURS][0])
 
-    def ratio(self, metric: Metric) -> Figure:
-        """Ours to the peer's: of the medians, and its range over the rounds."""
-        ours, peer = self.values(OURS, metric), self.values(PEER, metric)
-        by_round = [mine / theirs for mine, theirs in zip(ours, peer, strict=True)]
-        return Figure(median(ours) / median(peer), min(by_round), max(by_round))
+    @property
+    def builds(self) -> list[str]:
+        """The columns that are ours or another build of it, all that the peer is compared with."""
+        return [name for name in self.samples if name not in (PEER, FLOOR)]
+
+    def ratio(self, metric: Metric, build: str = OURS) -> Figure:
+        """Ours, or another build of it, to the peer's: of the medians, and its range over the rounds."""
+        ours, peer = self.values(build, metric), self.values(PEER, metric)
+        by_round = [_quotient(mine, theirs) for mine, theirs in zip(ours, peer, strict=True)]
+        return Figure(_quotient(median(ours), median(peer)), min(by_round), max(by_round))
 
     def verdicts(self) -> list[Verdict]:
         return [self._verdict(target) for target in self.mode.targets]
 
     def _verdict(self, target: Target) -> Verdict:
-        ours = median(self.values(OURS, target.metric))
-        return Verdict(self.mode, target, ours if target.absolute else self.ratio(target.metric).middle)
+        values = {build: self._value(target, build) for build in self.builds}
+        return Verdict(self.mode, target, values.pop(OURS), values)
+
+    def _value(self, target: Target, build: str) -> float:
+        if target.absolute:
+            return median(self.values(build, target.metric))
+        return self.ratio(target.metric, build).middle
 
     def as_json(self) -> dict[str, object]:
         return {
@@ -96,6 +114,7 @@ class ModeResult:
                     "absolute": verdict.target.absolute,
                     "value": verdict.value,
                     "reached": verdict.is_reached,
+                    "others": verdict.others,
                 }
                 for verdict in self.verdicts()
             ],
@@ -109,12 +128,12 @@ def table(result: ModeResult) -> str:
     lines = [
         f"{mode.name}: {mode.about}",
         f"  {mode.conditions}",
-        _row("", [*columns, f"{OURS}/{PEER}"]),
+        _row("", [*columns, *(f"{build}/{PEER}" for build in result.builds)]),
     ]
     for metric in result.metrics():
         figures = [Figure.of(result.values(column, metric)) for column in columns]
         if metric not in CONDITIONS:
-            figures.append(result.ratio(metric))
+            figures += [result.ratio(metric, build) for build in result.builds]
         lines.append(_row(METRIC_LABELS[metric], [str(figure) for figure in figures]))
     lines += [f"  {verdict}" for verdict in result.verdicts()]
     return "\n".join(lines)
@@ -124,10 +143,23 @@ def summary(results: list[ModeResult], failed: list[Mode]) -> str:
     """How many targets are reached, and which modes miss theirs or *failed*."""
     verdicts = [verdict for result in results for verdict in result.verdicts()]
     missed = [verdict for verdict in verdicts if not verdict.is_reached]
-    lines = [f"{len(verdicts) - len(missed)} of {len(verdicts)} targets reached"]
+    lines = [f"{len(verdicts) - len(missed)} of {len(verdicts)} targets reached{_by_others(verdicts)}"]
     lines += [f"  {verdict.mode.name}: {verdict}" for verdict in missed]
     lines += [f"  {mode.name}: FAILED, see above" for mode in failed]
     return "\n".join(lines)
+
+
+def _by_others(verdicts: list[Verdict]) -> str:
+    """The same for other builds of ours, if there are some."""
+    reached: dict[str, int] = {}
+    for verdict in verdicts:
+        for build, value in verdict.others.items():
+            reached[build] = reached.get(build, 0) + verdict.target.is_reached_by(value)
+    return "".join(f"; {build}: {count}" for build, count in reached.items())
+
+
+def _quotient(mine: float, theirs: float) -> float:
+    return mine / theirs if theirs else nan
 
 
 def _row(label: str, cells: list[str]) -> str:

@@ -4,6 +4,7 @@ import os
 import shlex
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from .modes import Mode
 from .programs import make_build_dir
 
 REPOSITORY: Final = Path(__file__).parent.parent
+OURS_COMMAND: Final = f"{shlex.quote(sys.executable)} -m greenstalk_server -l 127.0.0.1 -p {{port}} {{web}}"
 _START_SECONDS: Final = 20.0
 _STOP_SECONDS: Final = 10.0
 _REPLY_SECONDS: Final = 60.0
@@ -30,7 +32,8 @@ _CPUCLOCK_SCHED: Final = 2  # Linux: a process's CPU clock is (~pid << 3) | 2, s
 class Contender:
     """A column of the table, and how to start its server.
 
-    *command* holds {port}, and may hold {body}, the mode's body size.
+    *command* holds {port}, and may hold {body}, the mode's body size, and {web}, which becomes the options
+    for a dashboard or for none.
     """
 
     name: str
@@ -40,8 +43,9 @@ class Contender:
     def takes_part_in(self, mode: Mode) -> bool:
         return mode.has_floor or not self.is_floor
 
-    def argv(self, mode: Mode, port: int, directory: str) -> list[str]:
-        words = shlex.split(self.command)
+    def argv(self, mode: Mode, port: int, directory: str, web_port: int | None) -> list[str]:
+        web = "--no-web" if web_port is None else f"--web-port {web_port}"
+        words = shlex.split(self.command.replace("{web}", web))
         if not self.is_floor:
             words += mode.server_args
         fields = {"{port}": str(port), "{body}": str(mode.body), "{dir}": directory}
@@ -53,8 +57,10 @@ class Contender:
 class Server:
     """A running server process, seen from outside."""
 
-    def __init__(self, pid: int, port: int) -> None:
+    def __init__(self, pid: int, port: int, web_port: int | None) -> None:
+        self.pid = pid
         self.port = port
+        self.web_port = web_port
         self._cpu_clock = (~pid << 3) | _CPUCLOCK_SCHED
         self._memory = Path("/proc") / str(pid) / "smaps_rollup"
 
@@ -78,14 +84,16 @@ class Server:
         sizes = {key: value.split()[0] for key, value in (ln.split(":") for ln in lines)}
         return (int(sizes["Private_Dirty"]) + int(sizes["Swap"])) * 1024
 
-    def settled_private_bytes(self) -> int:
-        """private_bytes(), once it no longer changes."""
-        deadline = time.monotonic() + _SETTLE_SECONDS
-        last, current = -1, self.private_bytes()
-        while current != last and time.monotonic() < deadline:
+    def settled_private_bytes(self, quiet_seconds: float = 0.25) -> int:
+        """private_bytes(), once it has not changed by more than a hundredth for *quiet_seconds*, or will not settle."""
+        deadline = time.monotonic() + _SETTLE_SECONDS + 2 * quiet_seconds
+        last, since = self.private_bytes(), time.monotonic()
+        while time.monotonic() < min(since + quiet_seconds, deadline):
             time.sleep(0.25)
-            last, current = current, self.private_bytes()
-        return current
+            current = self.private_bytes()
+            if abs(current - last) > last / 100:
+                last, since = current, time.monotonic()
+        return self.private_bytes()
 
 
 @contextmanager
@@ -96,11 +104,14 @@ def data_directory() -> Iterator[str]:
 
 
 @contextmanager
-def running_server(contender: Contender, mode: Mode, directory: str, cpu: int | None) -> Iterator[Server]:
+def running_server(
+    contender: Contender, mode: Mode, directory: str, cpu: int | None, *, has_dashboard: bool
+) -> Iterator[Server]:
     """A server of *contender*'s on *directory*, listening when the body starts."""
     with tempfile.TemporaryFile() as log:
         port = free_port()
-        argv = contender.argv(mode, port, directory)
+        web_port = free_port() if has_dashboard and "{web}" in contender.command else None
+        argv = contender.argv(mode, port, directory, web_port)
         try:
             with started_on(cpu):
                 process = subprocess.Popen(
@@ -114,7 +125,7 @@ def running_server(contender: Contender, mode: Mode, directory: str, cpu: int | 
             raise BenchError(f"{contender.name}: {argv[0]}: {error}") from error
         try:
             _await_listening(process, port)
-            yield Server(process.pid, port)
+            yield Server(process.pid, port, web_port)
         except BenchError as error:
             size = log.seek(0, os.SEEK_END)
             log.seek(max(0, size - _LOG_TAIL_BYTES))

@@ -1,0 +1,94 @@
+"""The load generator, on real servers: what it sends, and that it notices what is wrong."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+
+import greenstalk
+import pytest
+
+from bench.modes import SUITES, Mode
+from bench.programs import build
+from bench.servers import Contender, free_port, running_server
+
+FLOOR = Mode("floor", "cycle", "", body=100)
+
+
+def run(port: int, *options: str) -> subprocess.CompletedProcess[str]:
+    argv = [str(build("load")), "--port", str(port), "--deadline", "60", *options]
+    return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=90)
+
+
+def measured(port: int, *options: str) -> dict[str, float]:
+    done = run(port, *options)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def stats(port: int) -> dict[str, int | str]:
+    with greenstalk.Client(("127.0.0.1", port)) as client:
+        return client.stats()
+
+
+def test_a_tour_takes_six_commands_a_job_and_goes_round_all_tubes(port: int) -> None:
+    before = stats(port)
+    outcome = measured(port, "--mode", "tour", "--connections", "3", "--tubes", "9", "--backlog", "18", "--jobs", "30")
+    assert outcome["ops"] == 6 * 30
+    after = stats(port)
+    assert after["current-jobs-ready"] == before["current-jobs-ready"] + 18
+    assert after["cmd-delete"] == before["cmd-delete"] + 30
+    drain_tubes(port, 9)
+
+
+@pytest.mark.parametrize("mode", ["cycle", "fan"])
+def test_connections_watch_as_many_tubes_as_asked_for(port: int, mode: str) -> None:
+    before = stats(port)
+    measured(port, "--mode", mode, "--connections", "4", "--watch", "25", "--jobs", "40")
+    after = stats(port)
+    assert after["cmd-watch"] == before["cmd-watch"] + 4 * 25
+    assert after["cmd-ignore"] == before["cmd-ignore"] + 4
+    assert after["current-jobs-ready"] == before["current-jobs-ready"]
+
+
+def test_a_probe_ends_when_the_backlog_has_fallen_due(port: int) -> None:
+    outcome = measured(port, "--mode", "probe", "--watch", "1", "--due", "--backlog", "500")
+    assert outcome["ops"] > 0
+    left = stats(port)
+    assert left["current-jobs-delayed"] == 0 and left["current-jobs-ready"] == 500 + 25
+    with greenstalk.Client(("127.0.0.1", port), watch="default") as client:
+        for _ in range(525):
+            client.delete(client.reserve(timeout=0))
+
+
+@pytest.fixture
+def floor() -> Iterator[int]:
+    contender = Contender("floor", f"{build('floor')} {{port}} {{body}}", is_floor=True)
+    with running_server(contender, FLOOR, "", None, has_dashboard=False) as server:
+        yield server.port
+
+
+def test_canned_replies_do_for_a_cycle(floor: int) -> None:
+    assert measured(floor, "--mode", "cycle", "--body", "100", "--jobs", "20")["ops"] == 60
+
+
+def test_a_body_that_was_not_put_ends_it(floor: int) -> None:
+    done = run(floor, "--mode", "drain", "--body", "99", "--backlog", "20")
+    assert done.returncode == 1
+    assert "expected" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "mode", {mode.name: mode for suite in SUITES.values() for mode in suite}.values(), ids=lambda mode: mode.name
+)
+def test_it_takes_the_arguments_of_each_mode(mode: Mode) -> None:
+    done = run(free_port(), *mode.load_arguments(1.0))
+    assert done.returncode == 1 and "Connection refused" in done.stderr, "2 would be for arguments it does not take"
+
+
+def drain_tubes(port: int, tubes: int) -> None:
+    names = [f"tube-{number:06}" for number in range(tubes)]
+    with greenstalk.Client(("127.0.0.1", port), watch=names) as client:
+        while client.stats()["current-jobs-ready"]:
+            client.delete(client.reserve(timeout=0))
