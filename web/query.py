@@ -189,7 +189,16 @@ class Query:
     def body_test(self) -> BodyTest | None:
         """Return what is about bodies as a function; None if nothing is."""
         tests = [term.body_test() for term in self.terms if term.name == "body"]
-        return (lambda body: all(test(body) for test in tests)) if tests else None
+        if len(tests) < 2:
+            return tests[0] if tests else None
+
+        def all_hold(body: bytes) -> bool:
+            for test in tests:  # noqa: SIM110  as above
+                if not test(body):
+                    return False
+            return True
+
+        return all_hold
 
     def _exactly(self) -> list[tuple[str, str]]:
         return [

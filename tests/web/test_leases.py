@@ -410,7 +410,7 @@ def test_what_is_no_token_opens_nothing(queue: Queue, desk: Desk, deed: str) -> 
     tokens += [token[:at] + ("A" if token[at] != "A" else "B") + token[at + 1 :] for at in range(TOKEN_LENGTH)]
     for one in tokens:
         with pytest.raises(NoLease) as refusal:
-            DEEDS[deed](desk, Lease(first.job, one))
+            DEEDS[deed](desk, Lease(first.job, first.body, one))
         assert not isinstance(refusal.value, LeaseEnded), one
     assert desk.holds(first)
     assert desk.holds(second)

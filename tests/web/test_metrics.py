@@ -637,7 +637,8 @@ def test_it_is_inside_and_outside_of_a_prefix(queue: Queue) -> None:
 @pytest.fixture(scope="module")
 def exposition(tmp_path_factory: pytest.TempPathFactory) -> str:
     """What a real server with a journal says after some work, to who has the token; nobody else is let in."""
-    flags = ("-l", "127.0.0.1", "-p", "0", "--web-port", "0", "-f", "0", "-b", str(tmp_path_factory.mktemp("journal")))
+    flags = ["-l", "127.0.0.1", "-p", "0", "--web-port", "0", "--memory-limit", str(2**30)]
+    flags += ["-f", "0", "-b", str(tmp_path_factory.mktemp("journal"))]
     with Daemon(*flags, environ=environment(GREENSTALK_METRICS_TOKEN=TOKEN)) as daemon:
         daemon.ask(b"use mail\r\nput 0 0 60 5\r\nhello\r\n")
         daemon.ask(b"watch mail\r\nreserve\r\ndelete 1\r\n")

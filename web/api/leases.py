@@ -116,7 +116,8 @@ NO_LEASE: Final = {
 
 REFUSED: Final = {
     403: "You are a viewer, all is read-only, or bodies are hidden: without them there is nothing to work on.",
-    503: "Too many wait or have jobs out, the server stops, or the journal is late. Nothing was reserved.",
+    503: "Too many wait or have jobs out, the server stops, the journal is late, or the body of the only job is lost,"
+    " which was buried. Nothing was reserved.",
 }
 
 
