@@ -135,7 +135,7 @@ class History:
             job = broker.jobs.get(id)
             found = Look.of(job) if job is not None else None
             possible = [look.at(now) if look is not None else None for look in _since(entries, safe, None)]
-            assert found in possible or self._was_forgotten(found, possible), f"job {id}: {found}, and not one of {possible}"
+            assert found in possible or self._was_forgotten(found, possible), f"job {id}: {found} is none of {possible}"
         for name, pauses in self.pauses.items():
             tube = broker.tubes.get(name)
             ends = [end if end > now else 0 for end in _since(pauses, safe, 0)]
