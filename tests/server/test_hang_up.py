@@ -150,3 +150,34 @@ def test_replies_that_have_waited_for_the_journal_leave_before_later_ones() -> N
     pair.send(b"put 0 0 60 1\r\nx\r\n" + b"list-tube-used\r\n" * (len(COMMAND_SLICE) - 1) + b"watch other\r\n")
     assert pair.peer.recv(1 << 20) == b"INSERTED 1\r\n" + b"USING default\r\n" * 999 + b"WATCHING 2\r\n"
     pair.hang_up()
+
+
+class Broken(NullJournal):
+    """A journal that fails as nobody has foreseen."""
+
+    def put(self, job: Job) -> bool:
+        raise LookupError("of its own")
+
+
+class Noting(Pair):
+    """One that notes what ends the connection."""
+
+    error: Exception | None = None
+
+    def _serve(self, sock: socket.socket) -> None:
+        try:
+            super()._serve(sock)
+        except LookupError as error:
+            self.error = error
+
+
+def test_an_error_of_our_own_ends_that_connection_in_its_own_greenlet() -> None:
+    broker = Broker(FACTS, Broken())
+    pair, other = Noting(broker), Pair(broker)
+    pair.send(b"put 0 0 60 1\r\nx\r\n")
+    assert str(pair.error) == "of its own"
+    assert pair.is_at_end() and pair.client.is_closed
+    other.send(b"list-tube-used\r\n")
+    assert other.peer.recv(100) == b"USING default\r\n"
+    other.hang_up()
+    pair.peer.close()
