@@ -1,7 +1,7 @@
 """Which bodies are in memory, and which on disk alone, when there is a limit to memory.
 
 A journal has every body on disk anyway. So once jobs take more memory than they may, bodies are let go (see
-Binlog.spill), the newest first, since they are wanted last; and read back when their jobs are reserved, or looked at.
+Binlog.let_go), the newest first, since they are wanted last; and read back when their jobs are reserved, or looked at.
 This counts them, and says when memory is short. Pure.
 """
 
@@ -40,7 +40,7 @@ class Bodies:
     margin          bytes before the limit that bodies begin to be let go, as that takes its time.
     is_exhausted    all was let go that could be, and memory is still short.
     back            jobs whose bodies were read back, and may go first when memory is short.
-    ahead           those whose bodies were read ahead, and stay until they are reserved, `ahead_bytes` in all.
+    ahead           those whose bodies were read ahead, and stay until reserved, or in the way; `ahead_bytes` in all.
     marks           ids of jobs with whose reservation `read_ahead` is called, with their tube.
     fetch           begins to read back the body of a job, and calls what it is given with that, or None if it is lost.
     look            the bodies of jobs by id, which stay on disk alone if they are; without lost ones. Switches.
@@ -52,7 +52,7 @@ class Bodies:
         self.margin: int = limit // 16
         self.marks: set[int] = set()
         self.back: dict[Job, None] = {}
-        self.ahead: set[Job] = set()
+        self.ahead: dict[Job, None] = {}
         self.ahead_bytes: int = 0
         self.in_memory: int = 0
         self.on_disk: int = 0
@@ -127,13 +127,25 @@ class Bodies:
         self.in_memory += job.size
         self.on_disk -= job.size
         if is_ahead and job.state == READY:
-            self.ahead.add(job)
+            self.ahead[job] = None
             self.ahead_bytes += job.size
         else:
             self.back[job] = None
 
+    def make_way(self, size: int) -> None:
+        """Let some bodies that were read ahead, *size* bytes, go as all others may: those that stay for longest."""
+        going = []
+        for job in self.ahead:
+            if size <= 0:
+                break
+            going.append(job)
+            size -= job.size
+        for job in going:
+            self._end_ahead(job)
+            self.back[job] = None
+
     def _end_ahead(self, job: Job) -> None:
-        self.ahead.discard(job)
+        del self.ahead[job]
         self.ahead_bytes -= job.size
 
 

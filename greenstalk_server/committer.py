@@ -27,7 +27,7 @@ from gevent.lock import BoundedSemaphore
 from greenlet import getcurrent
 
 from greenstalk_server.job import SECOND
-from greenstalk_server.journal.binlog import Batch, Binlog, Sync
+from greenstalk_server.journal.binlog import READ_AT_ONCE, Batch, Binlog, Sync
 from greenstalk_server.loader import LET_GO_AT_ONCE, Loader
 from greenstalk_server.session import TURN
 
@@ -192,7 +192,7 @@ class Committer:
         if self.binlog.has_unsynced:
             self._sync_wanted.set()
         is_behind = self._compact(batch)
-        if self.binlog.let_go(LET_GO_AT_ONCE) or is_behind or self.binlog.wants_upkeep:
+        if self.binlog.let_go(LET_GO_AT_ONCE) or is_behind or self.binlog.wants_bodies or self.binlog.wants_upkeep:
             self._upkeep_wanted.set()
         return True
 
@@ -263,9 +263,10 @@ class Committer:
             if read is not None:
                 get_hub().threadpool.apply(read.run)
                 self.binlog.have_read(read)
+            is_behind = self.binlog.compact(COMPACTION_SLICE if read is None else READ_AT_ONCE)
             while self.binlog.let_go(LET_GO_AT_ONCE):
                 gevent.sleep(TURN)
-            if self.binlog.compact(COMPACTION_SLICE) or read is not None:
+            if is_behind or self.binlog.wants_bodies:
                 gevent.sleep(IDLE_PAUSE)
                 self._upkeep_wanted.set()
             if self.binlog.has_records:

@@ -26,13 +26,16 @@ from greenstalk_server.tube import Tube
 
 AHEAD: Final = 512
 AHEAD_BYTES: Final = 2**22
-"""Jobs, and bytes of their bodies, that are read ahead of a tube's reserves."""
+"""Jobs, and bytes of their bodies, that are read ahead of a tube's reserves; fewer bytes where the limit is low."""
 
 LET_GO_AT_ONCE: Final = 2000
 """Jobs looked at, of which bodies are let go, in about a millisecond."""
 
 AHEAD_OF_ALL: Final = 2**24
-"""Bytes that were read ahead, for all tubes, after which no more are."""
+"""Bytes that were read ahead, for all tubes, after which no more are; and an eighth of the limit, as they stay."""
+
+MAKES_WAY: Final = 64
+"""Of what is read ahead of a tube, the part that makes way each time then: a tube may have nobody any more."""
 
 TRIES: Final = 3
 """A segment may go while it is read; its jobs are in another then."""
@@ -48,6 +51,8 @@ class Loader:
         self._tubes: dict[Tube, None] = {}
         self._wanted: Event = Event()
         self._bodies: Bodies = bodies
+        self._ahead_bytes: int = min(AHEAD_BYTES, bodies.limit // 32)
+        self._ahead_of_all: int = min(AHEAD_OF_ALL, bodies.limit // 8)
         bodies.fetch = self.fetch
         bodies.look = self.look
         bodies.read_ahead = self.read_ahead
@@ -111,13 +116,14 @@ class Loader:
         """The next jobs of *tube* whose bodies are on disk alone; and mark the one after which to come again."""
         found: list[Job] = []
         size = 0
-        if self._bodies.ahead_bytes > AHEAD_OF_ALL:
+        if self._bodies.ahead_bytes > self._ahead_of_all:
+            self._bodies.make_way(self._ahead_bytes // MAKES_WAY)
             return found
         for job in islice(tube.ready.walk(), AHEAD):
             if job.body is None:
                 found.append(job)
                 size += job.size
-            if size > AHEAD_BYTES:
+            if size > self._ahead_bytes:
                 break
         if found:
             self._bodies.marks.add(found[len(found) // 2].id)

@@ -29,8 +29,8 @@ class Watch:
     users   how many clients watch these.
 
     An entry is the key of a job, pri << 64 | id, a number that no other has, and the job's tube; it counts while it is
-    that of its tube in `_keys`. Invariants: each of the tubes that has ready jobs has a key no larger than its first
-    job's, or is in `_paused`; and at most 2 * keys + SLACK entries.
+    that of its tube in `_keys`. Invariant: each of the tubes that has ready jobs has a key no larger than its first
+    job's, or is in `_paused`. There are at most 2 * keys + SLACK entries after `note`.
     """
 
     __slots__ = ("_entries", "_keys", "_paused", "_serial", "tubes", "users")
@@ -61,8 +61,7 @@ class Watch:
             self._keys[tube] = key
             self._push(key, tube)
             if len(self._entries) > 2 * len(self._keys) + SLACK:
-                self._entries = [entry for entry in self._entries if self._keys.get(entry[2]) == entry[0]]
-                heapify(self._entries)
+                self._sweep()
 
     def first(self, now: int) -> Job | None:
         """The job with the smallest (pri, id) of all tubes that are not paused at *now*; None if there is none."""
@@ -88,7 +87,7 @@ class Watch:
 
     def check(self) -> None:
         """Assert its invariants. O(everything): for tests."""
-        assert self.users > 0 and len(self._entries) <= 2 * len(self._keys) + SLACK
+        assert self.users > 0
         standing = {(key, tube) for key, _, tube in self._entries}
         assert all((key, tube) in standing for tube, key in self._keys.items())
         for tube in self.tubes:
@@ -104,6 +103,12 @@ class Watch:
             job = tube.ready.first()
             if job is not None:
                 self.note(job)
+
+    def _sweep(self) -> None:
+        """Leave one entry for each tube; there may be several, if its first job has come and gone."""
+        live = {tube: (key, serial, tube) for key, serial, tube in self._entries if self._keys.get(tube) == key}
+        self._entries = list(live.values())
+        heapify(self._entries)
 
     def _push(self, key: int, tube: Tube) -> None:
         self._serial += 1

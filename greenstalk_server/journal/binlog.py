@@ -25,6 +25,7 @@ import errno
 import logging
 import os
 import time
+from array import array
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -58,15 +59,18 @@ SPARE_SEGMENTS: Final = 1.5
 UNFINISHED: Final = 3
 """Segments, about, whose bodies stay in memory until they are on disk whole."""
 
-READ_AT_ONCE: Final = 256
-"""Jobs whose bodies are read back for compaction in one go."""
+READ_AT_ONCE: Final = 2**18
+"""Bytes of a budget of compaction whose bodies are read back in one go."""
+
+ANEW_AT_MOST: Final = 2**24
+"""Bytes of bodies, of jobs that are on disk whole, that are in memory to be recorded anew after a failure."""
 
 GAP_AT_MOST: Final = 65536
 LOT_AT_MOST: Final = 4 * 2**20
 """Bytes between two records that are read in one go, and in all of such a lot."""
 
-LOOK_COST: Final = 16
-"""Bytes of a budget that compaction pays for looking at a job that has gone."""
+LOOK_COST: Final = 64
+"""Bytes of a budget that compaction pays for looking at a job that has gone, which takes about a microsecond."""
 
 
 class Batch:
@@ -186,7 +190,9 @@ class Read:
     def run(self) -> None:
         """Do it. Blocks; never raises OSError."""
         for number, (segment, sizes) in self._wanted.items():
-            records = [(segment.starts[at], *sizes[id], id) for id, at in _positions(segment, sizes).items()]
+            positions = _positions(segment, sizes)
+            records = [(segment.starts[at], *sizes[id], id) for id, at in positions.items()]
+            self.errors.update({id: f"{name_of(number)} has no record of it" for id in sizes if id not in positions})
             try:
                 head = self._files.read_at(name_of(number), 0, record.SEGMENT_HEADER_SIZE)
                 seed = record.seed_of(record.decode_segment_header(head).salt)
@@ -219,9 +225,7 @@ class Upkeep:
 
     __slots__ = ("_files", "_is_never_synced", "_to_make", "_to_remove", "error", "made", "not_removed")
 
-    def __init__(
-        self, files: Files, to_make: list[Segment], to_remove: list[Segment], is_never_synced: bool
-    ) -> None:
+    def __init__(self, files: Files, to_make: list[Segment], to_remove: list[Segment], is_never_synced: bool) -> None:
         self._files: Files = files
         self._is_never_synced: bool = is_never_synced
         self._to_make: list[Segment] = to_make
@@ -315,7 +319,7 @@ class Binlog:
         self._to_record_anew: set[int] = set()
         self._tubes_to_record_anew: set[bytes] = set()
         self._bodies: Bodies | None = None
-        self._to_let_go: list[int] = []
+        self._to_let_go: deque[int] = deque()
         self._let_go_of: int = 0
         self._let_go_before: int = 0
         self._wants_read: list[Job] = []
@@ -504,7 +508,8 @@ class Binlog:
             self._unsafe.remove(segment)
             segment.touched = None
             self._finished_bytes += segment.used
-            self._to_let_go.append(segment.number)
+            if self._bodies is not None:
+                self._to_let_go.append(segment.number)
         if self.trouble is not None:
             log.warning("journal: writes work again; what the failed ones had to hold is recorded anew")
             self.trouble = None
@@ -548,10 +553,19 @@ class Binlog:
         self._unsafe = [self._current]
 
     def read_to_record_anew(self) -> Read | None:
-        """What reads back the bodies that `record_anew` wants, to be run and reported before; None if it wants none."""
+        """What reads back the bodies that `record_anew` wants, to be run and reported before; None if it wants none.
+
+        It goes without some if there are many; of those jobs only the last event is recorded anew.
+        """
         ids = self._to_record_anew.union(self._current.touched or ()) - self._lost
-        jobs = [job for id in ids if (job := self._jobs.get(id)) is not None and job.body is None]
-        return self.read(jobs) if jobs else None
+        jobs = [job for id in ids if (job := self._jobs.get(id)) is not None and self._is_finished(job.segment)]
+        size = sum([job.size for job in jobs if job.body is not None])
+        wanted = []
+        for job in jobs:
+            if job.body is None and size < ANEW_AT_MOST:
+                wanted.append(job)
+                size += job.size
+        return self.read(wanted) if wanted else None
 
     def record_anew(self) -> None:
         """Put into a fresh segment all that the failed ones had to hold, for the next batch to write."""
@@ -564,7 +578,7 @@ class Binlog:
             self._add_pause(tube, self._room(record.pause_size(tube)))
         for id in sorted(self._to_record_anew):
             job = self._jobs.get(id)
-            if job is not None and job.body is None:  # lost; and what was recorded of it before is on disk
+            if job is not None and job.body is None:  # what was recorded of it before is on disk
                 self._add_change(job)
             elif job is not None:
                 self._forget_copy(job)
@@ -580,7 +594,7 @@ class Binlog:
         If nothing of it is known to be on disk, it may go once all of it is recorded anew.
         """
         segment.chunks.clear()
-        segment.touched = None
+        segment.touched = array("Q")
         if segment.is_proven:
             if segment.first_sequence > self._on_disk:
                 self._superseded.append(segment)
@@ -722,6 +736,8 @@ class Binlog:
         """Count the newest JOB record of *job* as dead, and as room to be won back."""
         self.bytes_died += record.recorded_size(job)
         self._forget_copy(job)
+        if self._lost:
+            self._lost.discard(job.id)
 
     def _forget_copy(self, job: Job) -> None:
         """Count the newest JOB record of *job* as dead."""
@@ -792,7 +808,7 @@ class Binlog:
     def _is_finished(self, number: int) -> bool:
         """Whether the segment *number* is there, and on disk whole."""
         segment = self._segments.get(number)
-        return segment is not None and segment not in self._unsafe
+        return segment is not None and segment.touched is None
 
     def read(self, jobs: Iterable[Job]) -> Read:
         """What reads back the bodies of those of *jobs* that are on disk alone."""
@@ -826,8 +842,16 @@ class Binlog:
                 log.error("journal: the body of job %d cannot be read back: %s", id, reason)
                 self._lost.add(id)
 
+    @property
+    def wants_bodies(self) -> bool:
+        """Whether compaction waits for bodies to be read back."""
+        return bool(self._wants_read)
+
     def read_for_compaction(self) -> Read | None:
-        """What reads back the bodies that compaction waits for; None if it waits for none."""
+        """What reads back the bodies that compaction waits for; None if it waits for none.
+
+        Once that is reported, `compact` is to be called with READ_AT_ONCE, before they are let go again.
+        """
         wanted, self._wants_read = self._wants_read, []
         return self.read(wanted) if wanted else None
 
@@ -845,8 +869,8 @@ class Binlog:
                 self._condemn(oldest)
             elif self.is_full and self._condemned:
                 return False  # the room left takes one segment's copy; first the one before has to go
-            elif self._wants_compaction() and self._has_next(oldest):
-                budget -= self._migrate_next(oldest)
+            elif self._wants_compaction() and (cost := self._migrate_next(oldest)):
+                budget -= cost
             else:
                 return False
         return True
@@ -856,34 +880,43 @@ class Binlog:
         dead = self._bytes_recorded() - self._live_bytes
         return dead > self._live_bytes or (self.is_full and dead > self._max_size // 8)
 
-    def _has_next(self, oldest: Segment) -> bool:
-        """Whether the body of the next job of *oldest* is in memory, or it has gone; else have it read back."""
-        if self._bodies is None or self._bodies.on_disk == 0:
-            return True
-        next_ones = []
-        for at in range(oldest.cursor, min(len(oldest.ids), oldest.cursor + READ_AT_ONCE)):
-            job = self._jobs.get(oldest.ids[at])
-            if job is not None and job.segment == oldest.number:
-                if job.body is not None:
-                    break
-                next_ones.append(job)
-        if next_ones and next_ones[0].id == oldest.ids[oldest.cursor] and next_ones[0].id not in self._lost:
-            self._wants_read = next_ones
-        return not next_ones or next_ones[0].id != oldest.ids[oldest.cursor]
-
     def _migrate_next(self, oldest: Segment) -> int:
-        """Look at the next job of *oldest*, copy it to the newest segment if it is live; return what it cost."""
+        """Look at the next job of *oldest*, copy it to the newest segment if it is live; return what it cost.
+
+        That is nothing if its body has to be read back before.
+        """
         job = self._jobs.get(oldest.ids[oldest.cursor])
-        oldest.cursor += 1
         if job is None or job.segment != oldest.number:
+            oldest.cursor += 1
             return LOOK_COST
+        if job.body is None:
+            self._wants_read = [] if job.id in self._lost else self._next_on_disk(oldest)
+            return 0
+        oldest.cursor += 1
         self._forget_copy(job)
         self._records_migrated += 1
         return self._add_copy(job)
 
+    def _next_on_disk(self, oldest: Segment) -> list[Job]:
+        """The jobs of *oldest* on disk alone that compaction comes to with the next READ_AT_ONCE bytes of a budget."""
+        found, cost = [], 0
+        for at in range(oldest.cursor, len(oldest.ids)):
+            if cost >= READ_AT_ONCE:
+                break
+            job = self._jobs.get(oldest.ids[at])
+            if job is None or job.segment != oldest.number:
+                cost += LOOK_COST
+                continue
+            cost += record.recorded_size(job)
+            if job.body is None and job.id not in self._lost:
+                found.append(job)
+        return found
+
     def _condemn(self, segment: Segment) -> None:
         """Have *segment*, the oldest or superseded, removed once the copies of its jobs are on disk."""
         del self._segments[segment.number]
+        if self._to_let_go and self._to_let_go[0] == segment.number:
+            self._to_let_go.popleft()
         self._finished_bytes -= segment.used
         self._condemned.append((self._sequence, segment))
 

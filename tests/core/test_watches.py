@@ -88,6 +88,29 @@ def test_there_are_no_more_watches_than_a_put_can_bear() -> None:
     world.broker.check()
 
 
+def test_a_job_that_comes_first_again_and_again_leaves_bounded_rests() -> None:
+    """Each time after a more urgent one has come and gone, while there is a lot besides that goes then."""
+    jobs: dict[int, Job] = {}
+    tubes = [Tube(name, jobs) for name in NAMES]
+    watch = Watch(frozenset(tubes))
+
+    def add(tube: Tube, pri: int) -> Job:
+        job = Job(len(jobs) + 1, tube, b"", pri, 0, 1, 0)
+        jobs[job.id] = job
+        tube.add_ready(job)
+        return job
+
+    others, least = [add(tube, 1) for tube in tubes[1:]], add(tubes[0], 2)
+    for _ in range(SLACK + 2 * FEW):
+        tubes[0].remove_ready(add(tubes[0], 0))
+        assert watch.first(0) is others[0]
+    for other in others:
+        other.tube.remove_ready(other)
+    assert watch.first(0) is least
+    add(tubes[1], 3)
+    assert len(watch._entries) <= 2 * len(watch._keys) + SLACK
+
+
 def test_a_tube_whose_first_job_changes_for_ever_leaves_bounded_rests() -> None:
     jobs: dict[int, Job] = {}
     tubes = [Tube(name, jobs) for name in NAMES]

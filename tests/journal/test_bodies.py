@@ -9,8 +9,11 @@ from random import Random
 
 import pytest
 
+from greenstalk_server import loader
 from greenstalk_server.bodies import SMALL, Bodies, held_body
-from greenstalk_server.job import SECOND, Job
+from greenstalk_server.job import READY, SECOND, Job
+from greenstalk_server.journal import binlog
+from greenstalk_server.journal.binlog import READ_AT_ONCE
 from greenstalk_server.journal.segment import name_of
 from tests.core.world import START, make_broker
 from tests.journal.disk import Chance, Disk, Fault, nothing, seeded
@@ -181,6 +184,55 @@ def test_a_job_edited_in_its_own_segment_is_read_back_as_it_is_now() -> None:
     assert read.bodies == {1: b"1+" + bytes(900)}
 
 
+def test_what_was_read_ahead_for_nobody_makes_way_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody reserves from the first tube any more; so in the end jobs of the second are read ahead."""
+    monkeypatch.setattr(loader, "AHEAD_OF_ALL", 5000)
+    monkeypatch.setattr(loader, "AHEAD_BYTES", 64 * 900)
+    bench = filled(40)
+    bodies, tube, client = bench.broker.bodies, bench.broker.jobs[1].tube, bench.clients[0]
+    assert bodies is not None
+    reader = loader.Loader(bench.broker, bench.binlog, bodies)
+    jobs = on_disk(bench)
+    read_back(bench, jobs[:8], are_ahead=True)
+    before = bodies.ahead_bytes
+    assert before > 5000 and reader._next_of(tube) == []
+    assert before - 2000 < bodies.ahead_bytes < before
+    while bodies.ahead_bytes > 5000:
+        assert reader._next_of(tube) == []
+    bench.binlog.let_go(1000)
+    assert [job.body is None for job in jobs[:8]] == [True] * 3 + [False] * 5
+    assert reader._next_of(tube)[:3] == jobs[:3]
+    for job in jobs:
+        bench.broker.delete(client, job.id, bench.now)
+    assert bodies.ahead_bytes == 0 and not bodies.ahead and not bodies.back and not bodies.marks
+    bench.broker.check()
+
+
+def test_little_is_read_ahead_where_the_limit_is_low() -> None:
+    """What is read ahead stays, so puts would be refused for its sake."""
+    bench = filled(60)
+    bodies = bench.broker.bodies
+    assert bodies is not None
+    bodies.limit = 40_000
+    reader, tube = loader.Loader(bench.broker, bench.binlog, bodies), bench.broker.jobs[1].tube
+    while found := reader._next_of(tube):
+        read_back(bench, found, are_ahead=True)
+    assert 40_000 / 16 < bodies.ahead_bytes < 40_000 / 4
+
+
+def test_a_lost_body_that_was_replaced_is_lost_no_more() -> None:
+    """Else compaction would wait for it for ever."""
+    bench = filled(60)
+    job = on_disk(bench)[0]
+    data = bench.disk._names[name_of(job.segment)].cached
+    data[data.index(b"%d:" % job.id + bytes(900))] ^= 1
+    read_back(bench, [job])
+    assert job.id in bench.binlog._lost
+    assert bench.broker.edit_job(job.id, bench.now, body=b"anew") == 0
+    assert not bench.binlog._lost
+    bench.broker.check()
+
+
 @pytest.mark.parametrize("part", ["header", "fields", "body"])
 def test_a_damaged_record_is_no_body(part: str) -> None:
     bench = filled(60)
@@ -211,6 +263,115 @@ def test_a_file_that_cannot_be_read_is_no_body_and_others_are() -> None:
     read.run()
     assert read.errors.keys() == {job.id for job in jobs if job.segment == number}
     assert read.bodies.keys() == {job.id for job in jobs if job.segment != number} != set()
+
+
+def test_a_body_whose_copy_was_not_written_stays() -> None:
+    """The file of the copy is there, and full for good, but nobody knows what it holds."""
+    bench = filled(60)
+    job = on_disk(bench)[0]
+    bench.binlog._begin_segment(0)
+    assert bench.put(100) and bench.commit()  # so something was promised on that file, and it stays
+    read_back(bench, [job])
+    assert bench.broker.bodies is not None and job in bench.broker.bodies.back
+    bench.binlog._migrate_next(bench.binlog._segments[job.segment])
+    bench.binlog.failed(OSError(errno.EIO, "Input/output error"))
+    bench.binlog.let_go(1000)
+    assert held_body(job) == b"%d:" % job.id + bytes(900)
+    assert bench.commit()
+    bench.broker.check()
+    bench.check_after_crash(bench.disk.crash(Chance(bench.random, 0.5)))
+
+
+def test_a_failure_reads_back_no_more_than_memory_bears(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All were kicked, and the file that tells of it is in doubt; of those not read back that alone is told again."""
+    bench = filled(0)
+    bench.binlog._max_size = 2**20
+    for _ in range(60):
+        assert bench.broker.put(bench.clients[0], bench.broker.allocate_id(), 0, 9 * SECOND, SECOND, bytes(900), 1)
+        bench.commit()
+    bench.binlog._begin_segment(0)
+    bench.commit()
+    bench.binlog.let_go(1000)
+    assert len(on_disk(bench)) == 60
+    for id in range(1, 61):
+        assert bench.broker.kick_job(id, bench.now)
+    bench.commit()
+    monkeypatch.setattr(binlog, "ANEW_AT_MOST", 9000)
+    bench.binlog.failed(OSError(errno.EIO, "Input/output error"))
+    assert bench.commit()
+    assert len(on_disk(bench)) == 50
+    bench.broker.check()
+    found = recovered(bench.disk.crash(Chance(bench.random, 0.0)), START)
+    assert [(job.state, job.kicks, job.size) for job in found.jobs.values()] == [(READY, 1, 900)] * 60
+
+
+def test_a_body_that_its_file_does_not_know_of_is_lost() -> None:
+    bench = filled(60)
+    job, other = on_disk(bench)[:2]
+    del bench.binlog._segments[job.segment].ids[:1]
+    assert job.segment == other.segment
+    read = bench.binlog.read([job])
+    read.run()
+    assert read.errors == {job.id: f"{name_of(job.segment)} has no record of it"}
+
+
+# Compaction
+
+
+class Counted(dict[int, Job]):
+    """Jobs, and how often one was looked for."""
+
+    looks = 0
+
+    def get(self, id: int, default: Job | None = None) -> Job | None:  # type: ignore[override]
+        self.looks += 1
+        return super().get(id, default)
+
+
+def test_compaction_passes_by_those_gone_in_one_look_each() -> None:
+    bench = filled(0)
+    bench.binlog._begin_segment(2**21)
+    for _ in range(3000):
+        assert bench.broker.put(bench.clients[0], bench.broker.allocate_id(), 0, 0, SECOND, bytes(100), 1)
+    bench.commit()
+    bench.binlog._begin_segment(0)
+    bench.commit()
+    bench.binlog.let_go(10_000)
+    for id in range(1, 3000):
+        bench.broker.delete(None, id, bench.now)
+    bench.commit()
+    bench.keep_up()
+    jobs = bench.binlog._jobs = Counted(bench.broker.jobs)
+    assert not bench.binlog.compact(10**6)
+    assert bench.binlog.wants_bodies
+    assert 3000 <= jobs.looks < 3 * 3000
+
+
+def test_compaction_reads_back_no_more_than_it_copies_in_one_go() -> None:
+    bench = filled(0, size=READ_AT_ONCE // 4)
+    bench.binlog._max_size = 4 * READ_AT_ONCE
+    for _ in range(64):
+        bench.broker.put(bench.clients[0], bench.broker.allocate_id(), 0, 0, SECOND, bytes(READ_AT_ONCE // 4), 1)
+        bench.commit()
+        bench.keep_up()
+    bench.binlog.let_go(1000)
+    for id in range(1, 61):
+        if id % 3:
+            bench.broker.delete(None, id, bench.now)
+    bench.commit()
+    copied = bench.binlog.stats().records_migrated
+    assert not bench.binlog.compact(64 * READ_AT_ONCE) and bench.binlog.wants_bodies
+    read = bench.binlog.read_for_compaction()
+    assert read is not None and 1 <= len(read.jobs) <= 4
+    read.run()
+    bench.binlog.have_read(read)
+    bench.binlog.compact(READ_AT_ONCE)
+    assert bench.binlog.stats().records_migrated == copied + len(read.jobs)
+    bench.binlog.let_go(1000)
+    bench.broker.check()
+
+
+# The limit
 
 
 def test_puts_are_refused_once_there_is_nothing_more_to_let_go() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -145,6 +146,26 @@ def test_a_waiting_worker_gets_a_job_whose_body_is_on_disk(filled: tuple[Daemon,
         worker.sock.sendall(b"reserve\r\n")
         assert talk.line(b"release %d 0 0\r\n" % id) == b"RELEASED"
         assert worker.job() == (b"RESERVED", id, body_of(id))
+
+
+def test_files_of_few_jobs_are_compacted_though_memory_is_short(filled: tuple[Daemon, Talk], tmp_path: Path) -> None:
+    """What is read back to be copied is not let go again before."""
+    talk = filled[1]
+    for id in range(COUNT + 1, 3 * COUNT):
+        assert talk.put(id) == b"INSERTED %d" % id
+        assert talk.line(b"delete %d\r\n" % id) == b"DELETED"
+    deadline = time.monotonic() + PATIENCE
+    while size_of(tmp_path) > 2.5 * COUNT * SIZE:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert talk.on_disk() > COUNT * SIZE / 4
+    for id in range(1, COUNT + 1):
+        assert talk.job(b"peek %d\r\n" % id) == (b"FOUND", id, body_of(id))
+
+
+def size_of(directory: Path) -> int:
+    """Bytes of the journal's files."""
+    return sum(path.stat().st_size for path in directory.glob("journal.*"))
 
 
 def test_a_restart_under_the_limit_serves_all(filled: tuple[Daemon, Talk], tmp_path: Path) -> None:
