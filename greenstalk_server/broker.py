@@ -498,11 +498,17 @@ class Broker:
         return DONE
 
     def put_into(self, name: bytes, pri: int, delay: int, ttr: int, body: bytes, now: int) -> int:
-        """Add a job, as `put` does, to the tube *name*; return its id, or 0 if the journal has no room for it."""
-        tube, id = self.tube(name), self.allocate_id()
-        if self.put(Client(tube, _nobody), id, pri, delay, ttr, body, now):
+        """Add a job, as `put` does, to the tube *name*; return its id, or 0 where `put` returns False.
+
+        Neither is there a job where the tube would be one more than there may be.
+        """
+        client = Client(self._default, _nobody)
+        if not self._may_need(name, client):
+            return 0
+        client.used, id = self.tube(name), self.allocate_id()
+        if self.put(client, id, pri, delay, ttr, body, now):
             return id
-        self._drop_if_unneeded(tube)
+        self._drop_if_unneeded(client.used)
         return 0
 
     def clear(self, tube: Tube, state: int, bound: int, below: int, now: int) -> int:

@@ -20,7 +20,7 @@ from greenstalk_server.access import Grants
 from greenstalk_server.broker import DEFAULT_TUBE, Broker
 from greenstalk_server.job import SECOND, Job
 from greenstalk_server.protocol import Command
-from greenstalk_server.session import COMMAND_SLICE, HANDLERS, TURN, Session
+from greenstalk_server.session import COMMAND_SLICE, HANDLERS, TUBE_WEIGHT, TURN, Session
 
 REFUSED: Final = protocol.UnknownCommand.reply
 
@@ -190,6 +190,7 @@ class RestrictedSession(Session):
         assert self._grants is not None
         grants = self._grants
         self._broker.counters.cmd_list_tubes += 1
+        self._out_size += TUBE_WEIGHT * len(self._broker.tubes)  # each is looked at, though few may be told
         return self._sized(protocol.name_list([name for name in self._broker.tubes if grants.may_something(name)]))
 
 

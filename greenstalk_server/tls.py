@@ -114,7 +114,7 @@ class Certificates:
         _warn_of_others(self._key, self._look(self._key, key_field))
         try:
             context.load_cert_chain(self._cert, self._key, _no_password)
-        except (ssl.SSLError, ValueError) as error:
+        except (OSError, ValueError) as error:
             where = f"{self._options.named('tls_cert')} {self._cert}"
             message = f"{where}: {reason_of(error)}; it must be a certificate, with its key"
             raise StartError(message, EXIT_USAGE) from error
@@ -122,7 +122,7 @@ class Certificates:
             self._look(self._client_ca, "tls_client_ca")
             try:
                 context.load_verify_locations(self._client_ca)
-            except ssl.SSLError as error:
+            except OSError as error:
                 where = f"{self._options.named('tls_client_ca')} {self._client_ca}"
                 raise StartError(f"{where}: {reason_of(error)}; it must be certificates in PEM", EXIT_USAGE) from error
             context.verify_mode = ssl.CERT_REQUIRED

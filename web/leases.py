@@ -179,7 +179,7 @@ class Leases:
     # One reserve
 
     def _connect(self, ask: Ask, woken: Event) -> Client:
-        """The client of a reserve, which watches what *ask* says."""
+        """The client of a reserve, which watches what *ask* says; raise Refused if it may not watch so many."""
         broker = self._broker
         client = broker.connect(woken.set)
         client.reserved = _Held(client.number, self._note_emptied)
@@ -187,7 +187,10 @@ class Leases:
         client.name, client.address, client.connected_at = ask.worker, ask.address, self._clock()
         client.hang_up = partial(self._hang_up, client.number)
         for name in ask.tubes:
-            broker.watch(client, name)
+            if not broker.watch(client, name):
+                broker.disconnect(client, self._clock())
+                assert broker.bounds is not None
+                raise Refused(f"A limit of the server is reached: {broker.bounds.reached}.")
         if DEFAULT_TUBE not in ask.tubes:
             broker.ignore(client, DEFAULT_TUBE)
         broker.note_worker(client)

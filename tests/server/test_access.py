@@ -13,6 +13,7 @@ import pytest
 
 from greenstalk_server.access import Grants, grants, read_rules
 from greenstalk_server.broker import Broker
+from greenstalk_server.job import SECOND
 from greenstalk_server.restricted import RestrictedSession
 from tests.core.world import START, make_broker
 from tests.daemon import PATIENCE, Daemon, environment, run
@@ -139,6 +140,17 @@ def test_list_tubes_tells_those_that_concern_the_client(broker: Broker) -> None:
     talk = Guarded(broker, consume="mail")
     assert talk.send(b"list-tubes\r\n") == b"OK 11\r\n---\n- mail\n\r\n"
     assert Guarded(broker).send(b"list-tubes\r\n") == b"OK 4\r\n---\n\r\n"
+
+
+def test_list_tubes_costs_what_it_looks_at(broker: Broker) -> None:
+    """Of many tubes few may be told; however often it is asked for at once, others have their turn in between."""
+    for number in range(2000):
+        broker.put_into(b"%d" % number, 0, 0, 60 * SECOND, b"", START)
+    talk = Guarded(broker, consume="mail")
+    told = b"OK 11\r\n---\n- mail\n\r\n"
+    assert talk.session.receive(b"list-tubes\r\n" * 3, START) == told
+    assert talk.session.has_more
+    assert talk.session.resume(START) + talk.session.resume(START) == told * 2
 
 
 def test_malformed_commands_are_answered_as_ever(broker: Broker) -> None:

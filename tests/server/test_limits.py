@@ -113,15 +113,33 @@ def test_a_put_over_http_is_told_which_limit() -> None:
     with Daemon(*LOOPBACK, "--max-tube-jobs", "1") as server:
         url = f"{server.dashboard}api/v1/jobs"
         for status, is_told in ((201, False), (507, True)):
-            body = json.dumps({"tube": "mail", "body": "x"}).encode()
-            request = Request(url, body, {"Content-Type": "application/json"})  # noqa: S310  our own
-            try:
-                answer = urlopen(request, timeout=PATIENCE)  # noqa: S310
-            except HTTPError as error:
-                answer = error
-            with answer:
-                assert answer.status == status
-                assert (b"limit of the server is reached: tube_jobs" in answer.read()) == is_told
+            answered, told = posted(url, {"tube": "mail", "body": "x"})
+            assert answered == status
+            assert ("limit of the server is reached: tube_jobs" in told) == is_told
+
+
+@pytest.mark.parametrize("limit", ["tubes", "watched"])
+def test_over_http_there_are_no_more_tubes_either(limit: str) -> None:
+    """Who may not watch the tube that it asks for is refused; it is not given a job of `default`."""
+    with Daemon(*LOOPBACK, f"--max-{limit}", "1") as server, Peer(server) as peer:
+        assert peer.ask(b"put 0 0 60 1\r\nx") == b"INSERTED 1"
+        if limit == "tubes":
+            status, told = posted(f"{server.dashboard}api/v1/jobs", {"tube": "mail", "body": "x"})
+            assert status == 507 and "limit of the server is reached: tubes" in told
+        status, told = posted(f"{server.dashboard}api/v1/reserve", {"tubes": ["mail"]})
+        assert status == 503 and f"limit of the server is reached: {limit}" in told
+        assert posted(f"{server.dashboard}api/v1/reserve", {"tubes": ["default"]})[0] == 200
+        assert limits_of(server)[limit] == (2 if limit == "tubes" else 1)
+
+
+def posted(url: str, facts: dict[str, object]) -> tuple[int, str]:
+    request = Request(url, json.dumps(facts).encode(), {"Content-Type": "application/json"})  # noqa: S310  our own
+    try:
+        answer = urlopen(request, timeout=PATIENCE)  # noqa: S310
+    except HTTPError as error:
+        answer = error
+    with answer:
+        return answer.status, answer.read().decode()
 
 
 # Commands in a second

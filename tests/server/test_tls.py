@@ -6,6 +6,7 @@ import re
 import signal
 import socket
 import ssl
+import struct
 import subprocess
 import sys
 import time
@@ -207,6 +208,21 @@ def test_who_speaks_no_tls_is_turned_out(mutual: Daemon, said: bytes) -> None:
         assert b"USING" not in peer.read_to_end()
 
 
+def test_who_breaks_off_before_the_handshake_costs_a_line(certificates: Path) -> None:
+    """Connections are reset while they wait to be accepted, some with bytes sent: for Python they never were."""
+    with Daemon(*flags(certificates), "-l", "127.0.0.1", "-p", "0") as daemon:
+        port = secured_port(daemon)
+        daemon.process.send_signal(signal.SIGSTOP)
+        for number in range(20):
+            with socket.create_connection(("127.0.0.1", port), PATIENCE) as sock:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                sock.sendall(bytes(number))
+        daemon.process.send_signal(signal.SIGCONT)
+        assert not refused(port, context(certificates, "mail-1"))
+        code, said = daemon.stop()
+    assert code == 0 and "Traceback" not in said and "limit=handshake" in said
+
+
 # The certificate, read anew
 
 
@@ -270,6 +286,27 @@ def test_a_start_with_a_bad_certificate_says_what_is_wrong(certificates: Path, t
         assert caught.value.exit_code == 5 and message in str(caught.value)
     done = run("-l", "127.0.0.1", "-p", "0", "--no-web", "--tls-cert", cert)
     assert done.returncode == 5 and f"greenstalk-server: --tls-cert {cert}: " in done.stderr
+
+
+class _Removed(Certificates):
+    """Has a file called gone.pem removed between a look at it and its reading, as a renewal may."""
+
+    def _look(self, path: str, field: str) -> int:
+        mode = super()._look(path, field)
+        if path.endswith("/gone.pem"):
+            Path(path).unlink()
+        return mode
+
+
+@pytest.mark.parametrize("gone", ["--tls-key", "--tls-client-ca"])
+def test_a_file_that_goes_while_it_is_read_is_told_as_any_other(certificates: Path, tmp_path: Path, gone: str) -> None:
+    names = {"--tls-cert": "server.pem", "--tls-key": "server.key", "--tls-client-ca": "authority.pem"}
+    files = {flag: certificates / name for flag, name in names.items()}
+    content = files[gone].read_bytes()
+    files[gone] = tmp_path / "gone.pem"
+    files[gone].write_bytes(content)
+    with pytest.raises(StartError, match="No such file or directory"):
+        _Removed(parsed(*(str(part) for item in files.items() for part in item)))
 
 
 def parsed(*arguments: str) -> Options:
