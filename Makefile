@@ -9,6 +9,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PACKAGING := pyproject.toml greenstalk_server/__init__.py
 COMPILED := build/compiled
+# Those of the server's tests that concern the core, and the loop around it.
+ON_COMPILED := bad_clients.py greenstalk.py hang_up.py many.py memory_limit.py
 # An environment in which the compiled build stands before the source.
 WITH_COMPILED := PYTHONSAFEPATH=1 PYTHONPATH=$(COMPILED):.
 
@@ -39,13 +41,9 @@ compiled: $(COMPILED)/.made  ## set up, then compile the core with mypyc into bu
 
 test-compiled: $(COMPILED)/.made  ## the same, then run the core's tests against that build
 	@$(call need,beanstalkd,beanstalkd)
-	@$(call need,openssl,openssl)
-	@$(call need,socat,socat)
-	@$(call need,stunnel,stunnel4)
-	@$(call need,faketime,faketime)
 	$(WITH_COMPILED) $(BIN)/python -c 'from greenstalk_server import broker as it; assert it.__file__.endswith(".so"), it.__file__'
 	$(WITH_COMPILED) $(BIN)/python -m pytest -o pythonpath= -n 2 --dist loadfile --max-worker-restart 0 \
-	  tests/core tests/wire tests/server tests/conformance
+	  tests/core tests/wire tests/conformance $(addprefix tests/server/test_,$(ON_COMPILED))
 
 check: $(VENV)/.installed-dev  ## set up, then lint, check types and the import rule
 	$(BIN)/ruff check

@@ -21,6 +21,7 @@ from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 import gevent
+import gevent.threadpool  # gevent would do it when it is wanted, and may lack the right or a descriptor then
 from gevent import get_hub
 from gevent.event import Event
 from gevent.lock import BoundedSemaphore
@@ -84,7 +85,7 @@ class Committer:
 
     def start(self) -> None:
         """Begin. Does not switch."""
-        get_hub().threadpool  # noqa: B018  made while there is a file descriptor to import it with
+        get_hub().threadpool  # noqa: B018  made while there is a file descriptor for it
         self._greenlets = [gevent.spawn(self._commit_forever), gevent.spawn(self._keep_up_forever)]
         if self.binlog.sync_interval is not None and self.binlog.sync_interval > 0:
             self._greenlets.append(gevent.spawn(self._sync_forever, self.binlog.sync_interval / SECOND))

@@ -41,6 +41,9 @@ SMALL_TUBE: Final = 5000
 """Jobs of a tube that is looked through by itself, since its ids can be told in about a millisecond."""
 
 
+AT_LEAST: Final = 8
+"""Jobs that such a look goes by, however long that takes."""
+
 LOOK: Final = 0.002
 """Seconds that the list of a tube's page may be looked through; a body of a MiB takes half of it."""
 
@@ -251,7 +254,9 @@ def list_matching(broker: Broker, tube: Tube, state: int, query: Query, now: int
     is_match, body_test, looked_at = query.test(), query.body_test(), 0
     found, on_disk, size = list[Job](), list[Job](), 0
     for job in in_order(broker, tube, state):
-        if looked_at == DEEPEST or len(found) - len(on_disk) == PAGE or time.perf_counter() > until:
+        if looked_at == DEEPEST or len(found) - len(on_disk) == PAGE:
+            break
+        if looked_at >= AT_LEAST and time.perf_counter() > until:
             break
         if len(on_disk) == LOT or size >= LOT_BYTES:
             break
