@@ -83,8 +83,6 @@ class _Patient:
 class _Plain(StreamServer):  # type: ignore[misc]
     """Accepts plain non-blocking sockets: gevent's own would add two watchers each that nobody uses."""
 
-    max_accept = 100
-
     def do_read(self) -> tuple[socket.socket, object] | None:
         try:
             fd, address = self.socket._accept()
@@ -101,9 +99,13 @@ class _Plain(StreamServer):  # type: ignore[misc]
 class Acceptor(_Patient, _Plain):
     """Accepts clients of the beanstalk protocol, each for a greenlet that runs *handle* with its socket and address."""
 
-    def __init__(self, listener: socket.socket, handle: Callable[[socket.socket, object], None], files: Files) -> None:
+    def __init__(
+        self, listener: socket.socket, handle: Callable[[socket.socket, object], None], files: Files, at_once: int
+    ) -> None:
+        """*at_once* are accepted at most, before others have their turn."""
         super().__init__(listener, handle, spawn=gevent.spawn_raw)
         self.files: Files = files
+        self.max_accept: int = at_once
 
 
 class WebServer(_Patient, WSGIServer):  # type: ignore[misc]

@@ -88,7 +88,8 @@ class Server:
         for listener in listeners:
             notice_dead_peers(listener.sock, limits.dead_peer_timeout)
         self._acceptors: list[Acceptor] = [
-            Acceptor(listener.sock, partial(self._handle, listener), files) for listener in listeners
+            Acceptor(listener.sock, partial(self._handle, listener), files, _accepted_at_once(listener))
+            for listener in listeners
         ]
         self._ticker: Ticker = Ticker(broker, clock)
         broker.timed_out = _on_time_out
@@ -229,6 +230,11 @@ class Server:
             return Session
         granted = grants(self._rules, listener.name, names) if self._rules else None
         return partial(RestrictedSession, grants=granted, rate=limits.rate, now=self.clock())
+
+
+def _accepted_at_once(listener: Listener) -> int:
+    """Connections, before others have their turn: a handshake takes some ms."""
+    return 10 if listener.is_tls else 100
 
 
 def _fields(client: Client) -> dict[str, object]:

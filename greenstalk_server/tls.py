@@ -1,8 +1,12 @@
 """TLS on the port of the beanstalk protocol: the certificate, read anew on demand, and sockets that speak it.
 
-A `TlsSocket` is non-blocking, and behaves as a plain one does: it sends what it is given or raises BlockingIOError, and
-what it has received it gives out whole, up to 16 KiB, the most that one record holds. OpenSSL reads one record at a
-time, so nothing waits within it that the system would not announce: the watcher of a plain socket does for it.
+A `TlsSocket` is non-blocking, and behaves as a plain one does. OpenSSL never sees the socket: left to itself it would
+read on for as long as the peer sends records that hold no data, such as KeyUpdate, and hold the loop for seconds. It
+gets what has come in portions, and one `recv` takes one portion.
+
+The loop is told by the system alone that there is something to read, so nothing may wait within: a `recv` gives out
+all that its portion holds, whatever follows the handshake is left with the system, and the end is announced as that of
+a plain socket is, also if it came by TLS alone.
 
 TLS 1.2 and 1.3, without renegotiation and compression, with OpenSSL's own choice of ciphers.
 """
@@ -29,33 +33,147 @@ log = logging.getLogger(__name__)
 _NAMES: Final = ("DNS", "URI", "email")
 """Kinds of alternative names in a certificate that name a client."""
 
+RECORD: Final = 16384
+"""Bytes of data in one record, at most."""
 
-class TlsSocket(ssl.SSLSocket):
-    """One connection; as a plain non-blocking socket, once `do_handshake` is through."""
+PORTION: Final = RECORD + 5 + 256
+"""Bytes given to OpenSSL at once: the longest record of TLS 1.3, or some 600 that hold no data, which take 10 ms."""
 
-    def recv(self, buflen: int = 1024, flags: int = 0) -> bytes:
+SENT_AT_ONCE: Final = 65536
+"""Bytes encrypted at once."""
+
+UNREAD_AT_MOST: Final = 2 * SENT_AT_ONCE
+"""Bytes, encrypted, that a peer who has TLS answer may leave unread: what is sent at once, and the answers."""
+
+
+class TlsSocket(socket.socket):
+    """One connection; as a plain non-blocking socket, once `shake` is through."""
+
+    def __init__(self, sock: socket.socket, context: ssl.SSLContext) -> None:
+        """Take over *sock*, which is non-blocking and was accepted; the handshake is still to come."""
+        super().__init__(sock.family, sock.type, sock.proto, sock.detach())
+        self.setblocking(False)
+        self._incoming: ssl.MemoryBIO = ssl.MemoryBIO()
+        self._outgoing: ssl.MemoryBIO = ssl.MemoryBIO()
+        self._tls: ssl.SSLObject = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+        self._leaving: bytes = b""  # encrypted; goes before what is in _outgoing
+        self._encrypted: int = 0  # bytes given to `send` that it has encrypted, and not yet told of
+        self._is_over: bool = False
+        self._failure: OSError | None = None  # how it is over, if badly
+
+    def shake(self) -> bool:
+        """Go on with the handshake as far as one portion of what has come goes; say if it is through, or raise OSError.
+
+        What it has to say, also at its end, is for `answer` to send.
+        """
         try:
-            return super().recv(buflen, flags)
-        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
-            raise BlockingIOError from None
+            came = super().recv(PORTION, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        if not came:
+            raise ConnectionAbortedError("the client has left")
+        self._incoming.write(came)
+        try:
+            self._tls.do_handshake()
+        except ssl.SSLWantReadError:
+            is_through = False
+        else:
+            is_through = True
+        not_taken = len(self._incoming.read())  # OpenSSL takes whole records, and none after the handshake's last
+        super().recv(len(came) - not_taken)
+        return is_through
+
+    def recv(self, buflen: int = 0, flags: int = 0) -> bytes:
+        """Return all that a portion of what has come holds, whatever *buflen* is: less than two portions."""
+        if not self._is_over:
+            came = super().recv(PORTION)
+            if not came:
+                return came  # and the system will say so again
+            data = self._decrypt(came)
+            self.answer()
+            if len(self._leaving) + self._outgoing.pending > UNREAD_AT_MOST:
+                self._end(ConnectionAbortedError("the client has TLS answer, and does not read it"))
+            if data:
+                return data
+            if not self._is_over:
+                raise BlockingIOError
+        if self._failure is not None:
+            raise self._failure
+        return b""
 
     def send(self, data: Any, flags: int = 0) -> int:
         """Send *data*; if BlockingIOError is raised it has to be sent again, with or without more behind it."""
+        if not self._flush():
+            raise BlockingIOError
+        if not self._encrypted:
+            self._encrypted = self._encrypt(data)
+            if not self._flush():
+                raise BlockingIOError
+        sent, self._encrypted = self._encrypted, 0
+        return sent
+
+    def answer(self) -> bool:
+        """Send what TLS has to say by itself; say if it has left. If the peer is gone the next recv will say so."""
         try:
-            return self.write(data)
-        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
-            raise BlockingIOError from None
+            return self._flush()
+        except OSError:
+            return True
 
     def close(self) -> None:
         with suppress(OSError, ValueError):  # the peer need not be there any more to be told
-            self.unwrap()
+            self._tls.unwrap()
+        self.answer()
         super().close()
 
     def peer_names(self) -> list[str]:
         """The names in the client's certificate, the common one first; none without a certificate."""
-        found: Any = self.getpeercert() or {}
+        found: Any = self._tls.getpeercert() or {}
         common = [value for part in found.get("subject", ()) for key, value in part if key == "commonName"]
         return common + [value for kind, value in found.get("subjectAltName", ()) if kind in _NAMES]
+
+    def _decrypt(self, came: bytes) -> bytes:
+        parts: list[bytes] = []
+        self._incoming.write(came)
+        try:
+            while self._incoming.pending:
+                part = self._tls.read(RECORD)
+                if not part:
+                    self._end(None)
+                    break
+                parts.append(part)
+        except ssl.SSLWantReadError:
+            pass
+        except ssl.SSLError as error:
+            self._end(error)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _encrypt(self, data: bytes) -> int:
+        """Have as much of *data* leave as may at once, and return how much. Nothing else is leaving."""
+        view = memoryview(data)[:SENT_AT_ONCE]
+        records: list[bytes] = []
+        size = 0
+        while size < len(view):
+            size += self._tls.write(view[size : size + RECORD])
+            records.append(self._outgoing.read())  # one at a time: OpenSSL keeps a buffer as large as ever was needed
+        self._leaving = b"".join(records)
+        return size
+
+    def _flush(self) -> bool:
+        """Send what is encrypted; say if all has left, or raise OSError."""
+        while self._leaving or self._outgoing.pending:
+            self._leaving = self._leaving or self._outgoing.read()
+            try:
+                sent = super().send(self._leaving)
+            except BlockingIOError:
+                return False
+            self._leaving = self._leaving[sent:]
+        return True
+
+    def _end(self, failure: OSError | None) -> None:
+        """Give out no more, and have the system announce it: there need not come anything that it would tell of."""
+        self._is_over, self._failure = True, failure
+        with suppress(OSError):  # it is gone already, and that is announced too
+            self.shutdown(socket.SHUT_RD)
 
 
 def shake_hands(certificates: Certificates, sock: socket.socket, timeout: float) -> TlsSocket:
@@ -63,18 +181,16 @@ def shake_hands(certificates: Certificates, sock: socket.socket, timeout: float)
     secured = certificates.wrap(sock)
     try:
         with Timeout(timeout, TimeoutError("the handshake took too long")):
-            while True:
-                try:
-                    secured.do_handshake()
-                except ssl.SSLWantReadError:
-                    wait_read(secured.fileno())
-                except ssl.SSLWantWriteError:
+            is_through = False
+            while not is_through:
+                wait_read(secured.fileno())
+                is_through = secured.shake()
+                while not secured.answer():
                     wait_write(secured.fileno())
-                else:
-                    return secured
     except BaseException:
         secured.close()
         raise
+    return secured
 
 
 class Certificates:
@@ -89,11 +205,9 @@ class Certificates:
         self._client_ca: str | None = options.tls_client_ca
         self._context: ssl.SSLContext = self._read()
 
-    def wrap(self, sock: Any) -> TlsSocket:
+    def wrap(self, sock: socket.socket) -> TlsSocket:
         """Take over *sock*, which was accepted; the handshake is still to come."""
-        wrapped = self._context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
-        assert isinstance(wrapped, TlsSocket)
-        return wrapped
+        return TlsSocket(sock, self._context)
 
     def reload(self) -> None:
         """Read the files anew, for connections from now on; if one is not sound, say so and go on as before."""
@@ -106,7 +220,6 @@ class Certificates:
 
     def _read(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.sslsocket_class = TlsSocket
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
         key_field = "tls_key" if self._options.tls_key is not None else "tls_cert"

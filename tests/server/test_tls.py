@@ -1,7 +1,8 @@
-"""TLS on the beanstalk port: clients by the ssl module, stunnel and socat; certificates read anew; bad handshakes."""
+"""TLS on the beanstalk port: clients by ssl, stunnel and socat; certificates read anew; bad handshakes, floods."""
 
 from __future__ import annotations
 
+import fcntl
 import re
 import signal
 import socket
@@ -9,24 +10,30 @@ import ssl
 import struct
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
+import gevent
 import greenstalk
 import pytest
 
 from greenstalk_server.command_line import parse
 from greenstalk_server.exits import StartError
 from greenstalk_server.options import Options, UsageError
-from greenstalk_server.tls import Certificates
+from greenstalk_server.tls import PORTION, Certificates, TlsSocket, shake_hands
 from tests.daemon import COMMAND, PATIENCE, Daemon, ask, run
 from tests.server.peer import Peer, eventually
-from tests.server.secured import PAGE, connect, context, make_certificates
+from tests.server.secured import KEY_UPDATE_SIZE, PAGE, InMemory, KeyUpdater, connect, context, make_certificates
 
 BODY = bytes(range(256)) * 240
 """60 KiB: four records of TLS."""
+
+LARGE = BODY * 18
+"""More than a MiB."""
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +53,7 @@ def mutual(certificates: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     """A server with TLS for clients with certificates, and beside it a plain port and a Unix socket."""
     path = tmp_path_factory.mktemp("unix") / "queue"
     where = ("-l", "127.0.0.1", "-l", "plain:127.0.0.1:0", "-l", f"unix:{path}", "-p", "0")
-    with Daemon(*flags(certificates), *where, "--log-level", "debug") as daemon:
+    with Daemon(*flags(certificates), *where, "-z", str(len(LARGE)), "--log-level", "debug") as daemon:
         yield daemon
         code, said = daemon.stop()
         assert code == 0
@@ -102,6 +109,17 @@ def test_a_client_library_by_tls_beside_a_plain_one_and_a_unix_one(
         assert worker.stats_tube("mail")["current-jobs-ready"] == 0
 
 
+def test_large_bodies_go_both_ways(mutual: Daemon, certificates: Path) -> None:
+    secured = connect(secured_port(mutual), context(certificates, "mail-1"))
+    with greenstalk.Client(secured, encoding=None, use="large", watch="large") as queue:
+        for number in range(5):
+            queue.put(b"%d" % number + LARGE[1:])
+        for number in range(5):
+            job = queue.reserve(timeout=0)
+            assert job.body == b"%d" % number + LARGE[1:]
+            queue.delete(job)
+
+
 def test_replies_wait_for_a_reader_that_is_slow_and_come_whole(mutual: Daemon, certificates: Path) -> None:
     """More than any buffer on the way holds, in the server, in OpenSSL, and in the system."""
     count = 300
@@ -154,6 +172,156 @@ def test_a_worker_that_leaves_gives_its_job_back(mutual: Daemon, certificates: P
             sock.unwrap()
     with socket.create_connection(("127.0.0.1", plain_port(mutual)), PATIENCE) as plain:
         eventually(lambda: ask(plain, b"delete %b\r\n" % id) == b"DELETED", "it is nobody's")
+
+
+# Where records and what the system tells of do not go together
+
+
+@contextmanager
+def in_memory(daemon: Daemon, certificates: Path) -> Iterator[InMemory]:
+    with socket.create_connection(("127.0.0.1", secured_port(daemon)), PATIENCE) as sock:
+        yield InMemory(sock, context(certificates, "mail-1"))
+
+
+def test_a_command_may_come_with_the_end_of_the_handshake(mutual: Daemon, certificates: Path) -> None:
+    """All of it in one segment, that of which the system tells once; and nothing is sent after it."""
+    with in_memory(mutual, certificates) as client:
+        last = client.shake()
+        client.sock.sendall(last + client.encrypt(b"list-tube-used\r\nquit\r\n"))
+        assert client.read_to_end() == b"USING default\r\n"
+
+
+def test_who_ends_tls_alone_is_answered_and_told_of_the_end(mutual: Daemon, certificates: Path) -> None:
+    """Its end comes in one segment with the last command, and the socket stays open."""
+    with in_memory(mutual, certificates) as client:
+        client.sock.sendall(client.shake())
+        client.sock.sendall(client.encrypt(b"list-tube-used\r\n", ends=True))
+        assert client.read_to_end() == b"USING default\r\n"
+        assert client.sock.recv(1) == b""
+
+
+def test_what_came_before_a_broken_record_is_answered(mutual: Daemon, certificates: Path) -> None:
+    with in_memory(mutual, certificates) as client:
+        client.sock.sendall(client.shake())
+        broken = b"\x17\3\3\0\x20" + bytes(32)
+        client.sock.sendall(client.encrypt(b"list-tube-used\r\n") + broken)
+        with pytest.raises(ssl.SSLError, match="ALERT_BAD_RECORD_MAC"):
+            client.read_to_end()
+        assert client.tls.pending() == 0
+
+
+def test_a_half_closed_connection_is_answered(mutual: Daemon, certificates: Path) -> None:
+    with in_memory(mutual, certificates) as client:
+        client.sock.sendall(client.shake())
+        client.sock.sendall(client.encrypt(b"list-tube-used\r\n"))
+        client.sock.shutdown(socket.SHUT_WR)
+        assert client.read_to_end() == b"USING default\r\n"
+
+
+def tcp_pair() -> tuple[socket.socket, socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
+        theirs = socket.create_connection(listener.getsockname(), PATIENCE)
+        return listener.accept()[0], theirs
+
+
+@contextmanager
+def updating(
+    certificates: Path, pair: tuple[socket.socket, socket.socket]
+) -> Iterator[tuple[KeyUpdater, socket.socket, TlsSocket]]:
+    """A client that updates keys, its socket, and the server's."""
+    ours, theirs = pair
+    ours.setblocking(False)
+    theirs.settimeout(None)
+    with theirs, ThreadPoolExecutor(1) as pool:
+        connecting = pool.submit(KeyUpdater, theirs)
+        options = parsed(*flags(certificates, client_ca=False))
+        with closing(shake_hands(Certificates(options), ours, PATIENCE)) as served:
+            client = connecting.result(PATIENCE)
+            theirs.setblocking(False)
+            yield client, theirs, served
+            client.close()
+
+
+def waiting(sock: socket.socket) -> int:
+    """Bytes that the system has for *sock*."""
+    return int(struct.unpack("i", fcntl.ioctl(sock, termios.FIONREAD, bytes(4)))[0])
+
+
+def test_one_read_takes_a_bounded_portion_of_a_flood_of_key_updates(certificates: Path) -> None:
+    """They hold no data, and OpenSSL would go on for as long as they come."""
+    count = 2000
+    with updating(certificates, tcp_pair()) as (client, _, served):
+        assert all(client.update() for _ in range(count))
+        left = count * KEY_UPDATE_SIZE
+        eventually(lambda: waiting(served) == left, "the flood has come")
+        while left:
+            with pytest.raises(BlockingIOError):
+                served.recv()
+            assert max(left - PORTION, 0) <= waiting(served) < left
+            left = waiting(served)
+        assert client.write(b"list-tube-used\r\n")
+        assert received(served) == b"list-tube-used\r\n"
+        assert served.send(b"USING default\r\n") == 15
+        assert client.read() == b"USING default\r\n"
+
+
+def test_updates_of_keys_that_are_asked_for_are_answered(certificates: Path) -> None:
+    with updating(certificates, tcp_pair()) as (client, theirs, served):
+        eventually(lambda: waiting(theirs), "the server's tickets have come")
+        before = waiting(theirs)
+        assert client.update(asks_for_one=True) and client.write(b"list-tube-used\r\n")
+        assert received(served) == b"list-tube-used\r\n"
+        assert served.send(b"USING default\r\n") == 15
+        eventually(lambda: waiting(theirs) == before + KEY_UPDATE_SIZE + 22 + 15, "the answer, and the reply")
+        assert client.read() == b"USING default\r\n"
+
+
+def test_who_asks_for_updates_of_keys_and_does_not_read_them_is_turned_out(certificates: Path) -> None:
+    with updating(certificates, socket.socketpair()) as (client, _, served):
+
+        def read_flood() -> None:
+            while True:
+                client.update(asks_for_one=True)
+                with suppress(BlockingIOError):
+                    served.recv()
+
+        with pytest.raises(ConnectionAbortedError, match="does not read"):
+            read_flood()
+        with pytest.raises(ConnectionAbortedError):
+            served.recv()
+
+
+def test_what_is_sent_is_told_once_the_system_has_it(certificates: Path) -> None:
+    """What does not fit is sent again by the caller, with more behind it: each byte arrives once, and none is lost."""
+    with updating(certificates, tcp_pair()) as (client, _, served):
+        served.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        unsent, sent, refused = LARGE, 0, 0
+        got = b""
+        while unsent:
+            try:
+                count = served.send(unsent)
+            except BlockingIOError:
+                refused += 1
+                if refused == 1:
+                    unsent += b"and more"
+                got += client.read()
+            else:
+                unsent = unsent[count:]
+                sent += count
+        while len(got) < sent:
+            got += client.read()
+        assert refused and got == LARGE + b"and more"
+
+
+def received(served: TlsSocket) -> bytes:
+    """What comes next; wait for it."""
+    with gevent.Timeout(PATIENCE):
+        while True:
+            try:
+                return served.recv()
+            except BlockingIOError:
+                gevent.sleep(0.001)
 
 
 # Who is let in
