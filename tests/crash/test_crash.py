@@ -10,7 +10,7 @@ import pytest
 from tests.crash.rounds import Rounds
 
 SEED = 20
-ROUNDS = 20
+ROUNDS = 12
 
 
 def test_a_killed_server_has_lost_nothing_acknowledged(tmp_path: Path) -> None:
