@@ -353,13 +353,13 @@ def ids(jobs: list[ModelJob]) -> list[int]:
 
 
 class TestBroker(BrokerMachine.TestCase):  # type: ignore[misc, valid-type]
-    settings = settings(max_examples=120, stateful_step_count=50, deadline=None)
+    settings = settings(max_examples=80, stateful_step_count=50, deadline=None)
 
 
 class TestBrokerThatFindsTwoTubesMany(BrokerMachine.TestCase):  # type: ignore[misc, valid-type]
     """Clients share watches (see watches); in the compiled build, which knows no other FEW, it repeats the above."""
 
-    settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
+    settings = settings(max_examples=40, stateful_step_count=50, deadline=None)
 
     def setUp(self) -> None:
         patched = patch.object(broker, "FEW", 1)

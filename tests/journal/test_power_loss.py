@@ -96,7 +96,7 @@ def restarted(bench: Bench, random: Random) -> Bench:
 @pytest.mark.parametrize("is_lasting", [False, True], ids=["once", "lasting"])
 def test_any_call_may_fail_and_nothing_acknowledged_is_lost(sync_interval: int, code: int, is_lasting: bool) -> None:
     """Calls fail, once or for some turns; then service goes on as before, and power is lost at last."""
-    for at in range(1, 160, 2 if sync_interval == 0 else 5):
+    for at in range(1, 160, 4 if sync_interval == 0 else 8):
         random = seeded(at)
         disk = Disk()
         disk.random = random
