@@ -14,7 +14,7 @@ import stat
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -44,7 +44,7 @@ from greenstalk_server.command_line import (
 )
 from greenstalk_server.committer import Committer
 from greenstalk_server.exits import EXIT_OK, EXIT_USAGE, StartError
-from greenstalk_server.journal import NullJournal
+from greenstalk_server.journal import Journal, NullJournal
 from greenstalk_server.journal.binlog import Binlog
 from greenstalk_server.journal.files import Directory
 from greenstalk_server.journal.lock import DirectoryLock
@@ -160,7 +160,7 @@ def _run(options: Options, environ: Mapping[str, str]) -> None:
         if options.binlog_dir is not None:
             at_exit.callback(DirectoryLock(options.binlog_dir).close)
         serve = _serve if options.journal is None else _serve_in_turn
-        serve(options, environ, listeners, web_listener, certificates, files)
+        serve(options, environ, _Place(listeners, web_listener, certificates, files))
 
 
 def _open(options: Options, environ: Mapping[str, str]) -> Iterator[Listener]:
@@ -168,72 +168,81 @@ def _open(options: Options, environ: Mapping[str, str]) -> Iterator[Listener]:
     return open_listeners(options, environ, is_serving=options.journal is None)
 
 
-def _serve(
-    options: Options,
-    environ: Mapping[str, str],
-    listeners: Sequence[Listener],
-    web_listener: socket.socket | None,
-    certificates: Certificates | None,
-    most_files: int,
-) -> None:
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where to serve: sockets that are bound, with what certificates, and how many descriptors there may be."""
+
+    listeners: Sequence[Listener]
+    web: socket.socket | None
+    certificates: Certificates | None
+    most_files: int
+
+
+def _serve(options: Options, environ: Mapping[str, str], place: _Place) -> None:
     """Serve on sockets that are bound, until SIGTERM or SIGINT; then stop in order."""
     collect_nothing()
     clock = steady_clock()
     limits = _limits(options)
     broker, committer = _queue(options, clock, limits)
-    files = Files(most_files, broker.limited)
-    server = Server(
-        broker,
-        listeners,
-        clock,
-        committer,
-        files=files,
-        limits=limits,
-        rules=options.access,
-        certificates=certificates,
-    )
+    files = Files(place.most_files, broker.limited)
+    server = _server(options, limits, place, broker, clock, committer, files)
     web_server: WebServer | None = None
-    if web_listener is not None:
+    if place.web is not None:
         commit = partial(committer.wait, WEB_COMMIT_TIMEOUT) if committer is not None else None
-        app = create_app(broker, clock, _web_options(options, _where(listeners)), commit=commit)
+        app = create_app(broker, clock, _web_options(options, _where(place.listeners)), commit=commit)
         warm_up(app)
-        web_server = _web_server(app, web_listener, options, files)
+        web_server = _web_server(app, place.web, options, files)
     stopping = Event()
-    _handle_signals(server.drain, stopping.set, options, certificates)
+    _handle_signals(server.drain, stopping.set, options, place.certificates)
     keep_collections_short()
     server.start()
     if web_server is not None:
         web_server.start()
-    _announce(options, listeners, web_listener)
+    _announce(options, place.listeners, place.web)
     tell_manager(READY, environ)
     stopping.wait()
     tell_manager(STOPPING, environ)
     _stop(server, web_server)
 
 
-def _serve_in_turn(
+def _server(
     options: Options,
-    environ: Mapping[str, str],
-    listeners: Sequence[Listener],
-    web_listener: socket.socket | None,
-    certificates: Certificates | None,
-    most_files: int,
-) -> None:
+    limits: Limits,
+    place: _Place,
+    broker: Broker,
+    clock: Clock,
+    committer: Committer | None,
+    files: Files,
+) -> Server:
+    """What serves *broker* at *place*."""
+    return Server(
+        broker,
+        place.listeners,
+        clock,
+        committer,
+        files=files,
+        limits=limits,
+        rules=options.access,
+        certificates=place.certificates,
+    )
+
+
+def _serve_in_turn(options: Options, environ: Mapping[str, str], place: _Place) -> None:
     """The same with a journal that others may lead: stand by until this server does."""
     collect_nothing()
     leadership = _shared("leadership")
     limits = _limits(options)
-    seat = leadership.seat(options, describe(listeners[0].sock))
-    web_options = _web_options(options, _where(listeners))
+    seat = leadership.seat(options, describe(place.listeners[0].sock))
+    web_options = _web_options(options, _where(place.listeners))
     candidate = leadership.Candidate(seat, partial(_Shared, options, limits, web_options), options.strict_recovery)
     turn = leadership.Turn(candidate)
     web_server: WebServer | None = None
-    if web_listener is not None:
+    if place.web is not None:
         waiting = create_standby_app(candidate.role, seat.name, steady_clock(), web_options)
-        web_server = _web_server(waiting, web_listener, options, Files(most_files, Limited()))
+        web_server = _web_server(waiting, place.web, options, Files(place.most_files, Limited()))
         web_server.start()
-    _handle_signals(turn.drain, turn.end, options, certificates)
-    _announce(options, listeners, web_listener)
+    _handle_signals(turn.drain, turn.end, options, place.certificates)
+    _announce(options, place.listeners, place.web)
     tell_manager(READY, environ)
     if not turn.begin():
         tell_manager(STOPPING, environ)
@@ -241,20 +250,11 @@ def _serve_in_turn(
             web_server.stop(timeout=WEB_STOP_TIMEOUT)
         return
     shared = candidate.queue
-    files = Files(most_files, shared.broker.limited)
-    server = Server(
-        shared.broker,
-        listeners,
-        candidate.clock,
-        shared.committer,
-        files=files,
-        limits=limits,
-        rules=options.access,
-        certificates=certificates,
-    )
-    turn.drain = server.drain
+    files = Files(place.most_files, shared.broker.limited)
+    server = _server(options, limits, place, shared.broker, candidate.clock, shared.committer, files)
+    turn.server_drain = server.drain
     keep_collections_short()
-    for listener in listeners:
+    for listener in place.listeners:
         listener.listen()
     server.start()
     if web_server is not None:
@@ -382,24 +382,22 @@ def _refuse_unknown_listeners(options: Options, listeners: Sequence[Listener]) -
 
 def _queue(options: Options, clock: Clock, limits: Limits) -> tuple[Broker, Committer | None]:
     """The broker, with the jobs of the journal if there is one, and the committer of that."""
-    facts = server_facts(started_at=clock())
     if options.binlog_dir is None:
-        broker = Broker(facts, NullJournal(options.binlog_max_size), options.max_job_size)
-        broker.bounds = bounds(limits, broker.limited)
-        broker.bodies = _bodies(options, can_let_go=False)
-        return broker, None
+        return _broker(options, clock, limits, NullJournal(options.binlog_max_size), can_let_go=False), None
     files = Directory(options.binlog_dir)
     binlog = Binlog(files, options.binlog_max_size, options.sync_interval_ns, os.urandom)
-    broker = Broker(facts, binlog, options.max_job_size)
-    broker.bounds = bounds(limits, broker.limited)
-    broker.bodies = _bodies(options, can_let_go=True)
+    broker = _broker(options, clock, limits, binlog, can_let_go=True)
     recover(files, broker, binlog, clock(), is_strict=options.strict_recovery)
     return broker, Committer(binlog, Loader(broker, binlog, broker.bodies) if broker.bodies is not None else None)
 
 
-def _bodies(options: Options, *, can_let_go: bool) -> Bodies | None:
-    """Which bodies are in memory, if there is a limit: what the process takes so far is not for jobs."""
-    return Bodies(max(0, options.memory_limit - resident()), can_let_go) if options.memory_limit else None
+def _broker(options: Options, clock: Clock, limits: Limits, journal: Journal, *, can_let_go: bool) -> Broker:
+    """A broker, new and empty, within its limits; *can_let_go*: bodies can be read back from *journal*."""
+    broker = Broker(server_facts(started_at=clock()), journal, options.max_job_size)
+    broker.bounds = bounds(limits, broker.limited)
+    if options.memory_limit:  # what the process takes so far is not for jobs
+        broker.bodies = Bodies(max(0, options.memory_limit - resident()), can_let_go)
+    return broker
 
 
 class _Shared:
@@ -409,9 +407,7 @@ class _Shared:
         """A broker, new and empty, whose journal is in *rows*."""
         self.rows: Rows = rows
         self.binlog: SharedBinlog = _shared("leadership").SharedBinlog(rows, options.binlog_max_size, 0, os.urandom)
-        self.broker: Broker = Broker(server_facts(started_at=clock()), self.binlog, options.max_job_size)
-        self.broker.bounds = bounds(limits, self.broker.limited)
-        self.broker.bodies = _bodies(options, can_let_go=False)
+        self.broker: Broker = _broker(options, clock, limits, self.binlog, can_let_go=False)
         self.committer: Committer = Committer(self.binlog)
         self.app: Flask | None = None
         self._has_web: bool = options.web_enabled

@@ -311,13 +311,13 @@ class Turn:
 
     stopping    set when it is to stop, for whatever reason.
     is_last     somebody has asked the process to end.
-    drain       what a signal to drain does; set by whoever has a server.
+    server_drain    what draining is, once there is a server.
     """
 
     def __init__(self, candidate: Candidate[Any]) -> None:
         self.stopping: Event = Event()
         self.is_last: bool = False
-        self.drain: Callable[[], None] = _nothing_to_drain
+        self.server_drain: Callable[[], None] = _nothing_to_drain
         self._candidate: Candidate[Any] = candidate
         self._inherited: list[int] = [os.dup(fd) for fd in _inherited_fds()]  # a server that stops closes its own
 
@@ -333,6 +333,10 @@ class Turn:
         jobs = len(self._candidate.queue.broker.jobs)
         log.info("active: epoch %d, %d jobs", lead.epoch, jobs)
         return True
+
+    def drain(self) -> None:
+        """Refuse puts from now on, if this server leads. Does not switch."""
+        self.server_drain()
 
     def end(self) -> None:
         """Have the process end in order. Does not switch."""

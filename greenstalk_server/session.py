@@ -302,7 +302,7 @@ class Session:
             self._out_size += self._weight
         job = broker.reserve(client, now)
         if job is not None:
-            return self._reserved(job)
+            return self._bring(job, is_peek=False)
         outcome = broker.wait(client, now if self._is_eof else until, now)
         if outcome == outcomes.WAITING:
             self.is_waiting = True
@@ -311,16 +311,20 @@ class Session:
 
     def _outcome(self, outcome: Job | int | None, now: int) -> bytes | None:
         if isinstance(outcome, Job):
-            return self._reserved(outcome)
+            return self._bring(outcome, is_peek=False)
         return protocol.DEADLINE_SOON if outcome == outcomes.DEADLINE_SOON else protocol.TIMED_OUT
 
-    def _reserved(self, job: Job) -> bytes | None:
+    def _bring(self, job: Job, is_peek: bool) -> bytes | None:
+        """The reply with *job*, reserved or, if *is_peek*, found; None if it has to wait for the body."""
         body = job.body
         if body is None:
-            self._await_body(job, is_peek=False)
+            self._await_body(job, is_peek)
             return None
+        return self._with(job, body, is_peek)
+
+    def _with(self, job: Job, body: bytes, is_peek: bool) -> bytes:
         self._out_size += len(body)
-        return protocol.reserved(job.id, body)
+        return protocol.found(job.id, body) if is_peek else protocol.reserved(job.id, body)
 
     def _await_body(self, job: Job, is_peek: bool) -> None:
         """Park until the body of *job* is read back."""
@@ -343,21 +347,19 @@ class Session:
         job, body = self._awaited, self._body
         assert job is not None
         self._awaited = self._body = None
-        if body is None:
-            if job.id not in self._broker.jobs:
-                return protocol.NOT_FOUND
-            if not self._is_peek:
-                self._broker.bury(self.client, job.id, job.pri, now)  # or it would be served again and again
-            return protocol.INTERNAL_ERROR
-        self._out_size += len(body)
-        return protocol.found(job.id, body) if self._is_peek else protocol.reserved(job.id, body)
+        if body is not None:
+            return self._with(job, body, self._is_peek)
+        if self._is_peek:
+            return protocol.INTERNAL_ERROR if job.id in self._broker.jobs else protocol.NOT_FOUND
+        self._broker.bury(self.client, job.id, job.pri, now)  # or it would be served again and again
+        return protocol.INTERNAL_ERROR
 
     def _reserve_job(self, command: Command, now: int) -> bytes | None:
         job = self._broker.reserve_job(self.client, command[1], now)
         if job is None:
             return protocol.NOT_FOUND
         self._broker.note_worker(self.client)
-        return self._reserved(job)
+        return self._bring(job, is_peek=False)
 
     def _delete(self, command: Command, now: int) -> bytes:
         self._broker.counters.cmd_delete += 1
@@ -396,12 +398,7 @@ class Session:
     def _found(self, job: Job | None) -> bytes | None:
         if job is None:
             return protocol.NOT_FOUND
-        body = job.body
-        if body is None:
-            self._await_body(job, is_peek=True)
-            return None
-        self._out_size += len(body)
-        return protocol.found(job.id, body)
+        return self._bring(job, is_peek=True)
 
     def _begin_kick(self, command: Command, now: int) -> bytes | None:
         self._broker.counters.cmd_kick += 1

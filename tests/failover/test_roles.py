@@ -72,6 +72,14 @@ def test_a_stop_in_order_lets_the_standby_lead_at_once(nodes: Nodes) -> None:
     assert run_command(standby, "handover").returncode == 10
 
 
+def test_an_active_server_drains_when_it_is_told_so(alone: Node) -> None:
+    with connect(alone) as sock:
+        assert ask(sock, PUT) == b"INSERTED 1"
+        alone.signal(signal.SIGUSR1)
+        wait_until(lambda: ask(sock, PUT) == b"DRAINING", lambda: alone.said)
+        assert ask(sock, b"reserve-with-timeout 0\r\n") == b"RESERVED 1 1"
+
+
 def test_replies_wait_while_the_database_is_away_for_less_than_a_lease(alone: Node, cluster: Cluster) -> None:
     """It ends in order and comes back, with clients that put, reserve and delete at that time: none of them notices."""
     with connect(alone) as sock, connect(alone) as other:
