@@ -832,7 +832,8 @@ class Broker:
             if job.state == RESERVED:
                 places[job.id] = places.get(job.id, 0) + 1
                 assert job.key == NO_KEY and job.holder is not None and job.holder.reserved[job.id] is job
-                assert 0 < job.holder.timer_at <= job.deadline
+                timer_at = job.holder.timer_at  # of one that has gone, when the next of what it held is given back
+                assert timer_at > 0 and (timer_at <= job.deadline or job.holder.is_closed)
         assert places == dict.fromkeys(self.jobs, 1)
         body_bytes = dict.fromkeys(self.tubes.values(), 0)
         for job in self.jobs.values():

@@ -429,21 +429,24 @@ def test_job_whose_body_is_lost_is_buried_when_a_worker_reserves_it_over_http(
 
 def test_figures_tell_what_is_where(queue: DiskQueue, client: FlaskClient, program: Program) -> None:
     queue.put_away("mail", body(1), body(2))
-    queue.broker.put_into(b"mail", 0, 0, SECOND, b"near", queue.now)
-    away = 2 * len(body(1))
     [filler] = [job for job in queue.broker.jobs.values() if job.tube.name == b"filler"]
-    queue.broker.delete_job(filler.id, queue.now)
+    queue.broker.put_into(b"mail", 0, 0, SECOND, b"near", queue.now)
+    assert queue.commit()
+    with gevent.Timeout(PATIENCE):
+        while filler.body is not None:
+            gevent.sleep(0.001)
+    away = 2 * len(body(1)) + SEGMENT
     fields = client.get("/live?page=overview").json["fields"]
-    assert fields["bodies_on_disk"] == f"{away}\xa0bytes of 2 jobs"
+    assert fields["bodies_on_disk"] == f"{away / 1000:.1f}\xa0kB of 3 jobs"
     assert fields["bodies_in_memory"] == "4\xa0bytes of 1 job"
-    assert (fields["memory_limit"], fields["memory_taken"]) == ("268\xa0MB", "868\xa0bytes")
+    assert (fields["memory_limit"], fields["memory_taken"]) == ("268\xa0MB", f"{queue.bodies.taken / 1000:.1f}\xa0kB")
     told = program.get("/server")
     assert told["bodies"] == {
         "limit": LIMIT,
-        "taken": 868,
+        "taken": queue.bodies.taken,
         "in_memory": 1,
         "bytes_in_memory": 4,
-        "on_disk": 2,
+        "on_disk": 3,
         "bytes_on_disk": away,
         "is_full": False,
     }
@@ -454,9 +457,9 @@ def test_figures_tell_what_is_where(queue: DiskQueue, client: FlaskClient, progr
         'greenstalk_body_bytes{where="memory"} 4.0',
         f'greenstalk_body_bytes{{where="disk"}} {away}.0',
         'greenstalk_bodies{where="memory"} 1.0',
-        'greenstalk_bodies{where="disk"} 2.0',
+        'greenstalk_bodies{where="disk"} 3.0',
         "greenstalk_memory_limit_bytes 2.68435456e+08",
-        "greenstalk_memory_taken_bytes 868.0",
+        f"greenstalk_memory_taken_bytes {queue.bodies.taken}.0",
         "greenstalk_memory_full 0.0",
     ):
         assert f"\n{line}\n" in metrics
