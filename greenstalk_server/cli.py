@@ -22,7 +22,6 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Final
 
 import gevent
-from flask import Flask
 from gevent.event import Event
 
 from greenstalk_server import __version__, configuration, logs
@@ -75,16 +74,15 @@ from greenstalk_server.role import Role
 from greenstalk_server.server import Server
 from greenstalk_server.startup import recover
 from greenstalk_server.tls import Certificates
-from web import WebOptions, create_app, create_standby_app, warm_up
 
 if TYPE_CHECKING:
+    from flask import Flask
+
+    from greenstalk_server.dashboard import Dashboard
     from greenstalk_server.journal.postgresql import Rows, SharedBinlog
 
 WEB_STOP_TIMEOUT: Final = 1.0
 """Seconds that a request in hand has left at a stop; an idle kept-alive connection takes them all."""
-
-WEB_COMMIT_TIMEOUT: Final = 5.0
-"""Seconds that a change made on the dashboard waits for the disk, before its page says that the disk fails."""
 
 LONGEST_PASSWORD: Final = 1000
 """Bytes of a password in a file."""
@@ -155,12 +153,13 @@ def _run(options: Options, environ: Mapping[str, str]) -> None:
         listeners = [at_exit.enter_context(listener) for listener in _open(options, environ)]
         _refuse_unknown_listeners(options, listeners)
         web_listener = at_exit.enter_context(open_web_listener(options)) if options.web_enabled else None
+        dashboard = _dashboard(web_listener, options, listeners) if web_listener is not None else None
         if options.user is not None:
             drop_privileges(options.user)
         if options.binlog_dir is not None:
             at_exit.callback(DirectoryLock(options.binlog_dir).close)
         serve = _serve if options.journal is None else _serve_in_turn
-        serve(options, environ, _Place(listeners, web_listener, certificates, files))
+        serve(options, environ, _Place(listeners, dashboard, certificates, files))
 
 
 def _open(options: Options, environ: Mapping[str, str]) -> Iterator[Listener]:
@@ -168,12 +167,19 @@ def _open(options: Options, environ: Mapping[str, str]) -> Iterator[Listener]:
     return open_listeners(options, environ, is_serving=options.journal is None)
 
 
+def _dashboard(listener: socket.socket, options: Options, listeners: Sequence[Listener]) -> Dashboard:
+    from greenstalk_server.dashboard import Dashboard  # noqa: PLC0415 Flask is half of a start
+
+    where = next((one for one in listeners if not one.is_tls), listeners[0])
+    return Dashboard(listener, options, describe(where.sock))
+
+
 @dataclass(frozen=True, slots=True)
 class _Place:
     """Where to serve: sockets that are bound, with what certificates, and how many descriptors there may be."""
 
     listeners: Sequence[Listener]
-    web: socket.socket | None
+    dashboard: Dashboard | None
     certificates: Certificates | None
     most_files: int
 
@@ -187,18 +193,15 @@ def _serve(options: Options, environ: Mapping[str, str], place: _Place) -> None:
     files = Files(place.most_files, broker.limited)
     server = _server(options, limits, place, broker, clock, committer, files)
     web_server: WebServer | None = None
-    if place.web is not None:
-        commit = partial(committer.wait, WEB_COMMIT_TIMEOUT) if committer is not None else None
-        app = create_app(broker, clock, _web_options(options, _where(place.listeners)), commit=commit)
-        warm_up(app)
-        web_server = _web_server(app, place.web, options, files)
+    if place.dashboard is not None:
+        web_server = place.dashboard.server(place.dashboard.app(broker, clock, committer), files)
     stopping = Event()
     _handle_signals(server.drain, stopping.set, options, place.certificates)
     keep_collections_short()
     server.start()
     if web_server is not None:
         web_server.start()
-    _announce(options, place.listeners, place.web)
+    _announce(options, place)
     tell_manager(READY, environ)
     stopping.wait()
     tell_manager(STOPPING, environ)
@@ -233,16 +236,15 @@ def _serve_in_turn(options: Options, environ: Mapping[str, str], place: _Place) 
     leadership = _shared("leadership")
     limits = _limits(options)
     seat = leadership.seat(options, describe(place.listeners[0].sock))
-    web_options = _web_options(options, _where(place.listeners))
-    candidate = leadership.Candidate(seat, partial(_Shared, options, limits, web_options), options.strict_recovery)
+    candidate = leadership.Candidate(seat, partial(_Shared, options, limits, place.dashboard), options.strict_recovery)
     turn = leadership.Turn(candidate)
     web_server: WebServer | None = None
-    if place.web is not None:
-        waiting = create_standby_app(candidate.role, seat.name, steady_clock(), web_options)
-        web_server = _web_server(waiting, place.web, options, Files(place.most_files, Limited()))
+    if place.dashboard is not None:
+        waiting = place.dashboard.standby_app(candidate.role, seat.name, steady_clock())
+        web_server = place.dashboard.server(waiting, Files(place.most_files, Limited()))
         web_server.start()
     _handle_signals(turn.drain, turn.end, options, place.certificates)
-    _announce(options, place.listeners, place.web)
+    _announce(options, place)
     tell_manager(READY, environ)
     if not turn.begin():
         tell_manager(STOPPING, environ)
@@ -283,11 +285,6 @@ def _journal_name() -> str:
     return os.environ.get("GREENSTALK_JOURNAL_NAME") or str(defaults()["journal_name"])
 
 
-def _where(listeners: Sequence[Listener]) -> str:
-    """Where the examples of the dashboard connect to."""
-    return describe(next((one for one in listeners if not one.is_tls), listeners[0]).sock)
-
-
 def _handle_signals(
     drain: Callable[[], None], stop: Callable[[], None], options: Options, certificates: Certificates | None
 ) -> None:
@@ -309,25 +306,6 @@ def _handle_signals(
 
 def _note_hangup() -> None:
     log.info("SIGHUP is ignored: there is no log file to open anew, and new options need a restart")
-
-
-def _web_options(options: Options, where: str) -> WebOptions:
-    """What concerns the dashboard, of a queue that listens at *where*."""
-    return WebOptions(
-        user=options.web_user,
-        password=options.web_password,
-        viewer_password=options.viewer_password,
-        api_token=options.api_token,
-        api_viewer_token=options.api_viewer_token,
-        metrics_token=options.metrics_token,
-        is_read_only=options.read_only,
-        hides_bodies=options.hide_bodies,
-        hosts=[options.web_host],
-        url_prefix=options.url_prefix,
-        trusted_proxies=options.trusted_proxies,
-        directory=options.binlog_dir,
-        beanstalk=where,
-    )
 
 
 def _with_password(options: Options) -> Options:
@@ -403,23 +381,20 @@ def _broker(options: Options, clock: Clock, limits: Limits, journal: Journal, *,
 class _Shared:
     """What a leader serves, and a standby has ready."""
 
-    def __init__(self, options: Options, limits: Limits, web_options: WebOptions, rows: Rows, clock: Clock) -> None:
+    def __init__(self, options: Options, limits: Limits, dashboard: Dashboard | None, rows: Rows, clock: Clock) -> None:
         """A broker, new and empty, whose journal is in *rows*."""
         self.rows: Rows = rows
         self.binlog: SharedBinlog = _shared("leadership").SharedBinlog(rows, options.binlog_max_size, 0, os.urandom)
         self.broker: Broker = _broker(options, clock, limits, self.binlog, can_let_go=False)
         self.committer: Committer = Committer(self.binlog)
         self.app: Flask | None = None
-        self._has_web: bool = options.web_enabled
-        self._web_options: WebOptions = web_options
+        self._dashboard: Dashboard | None = dashboard
         self._clock: Clock = clock
 
     def prepare(self, role: Callable[[], Role]) -> None:
         """Make the dashboard, unless it is there: 0.3 s that a takeover should not take."""
-        if self.app is None and self._has_web:
-            commit = partial(self.committer.wait, WEB_COMMIT_TIMEOUT)
-            self.app = create_app(self.broker, self._clock, self._web_options, commit=commit, role=role)
-            warm_up(self.app)
+        if self.app is None and self._dashboard is not None:
+            self.app = self._dashboard.app(self.broker, self._clock, self.committer, role)
 
 
 def _stop(server: Server, web_server: WebServer | None, release: Callable[[], None] | None = None) -> None:
@@ -438,24 +413,10 @@ def _stop(server: Server, web_server: WebServer | None, release: Callable[[], No
     log.info("stopped")
 
 
-def _web_server(app: Flask, web_listener: socket.socket, options: Options, files: Files) -> WebServer:
-    """Return an HTTP server of *app*, not started."""
-    server = WebServer(
-        web_listener,
-        app,
-        log=None,  # logs.RequestHandler logs requests
-        error_log=logs.web_errors,
-        handler_class=logs.RequestHandler,
-        environ={"SERVER_NAME": options.web_host},  # else gevent asks the DNS for one
-    )
-    server.files = files
-    return server
-
-
-def _announce(options: Options, listeners: Sequence[Listener], web_listener: socket.socket | None) -> None:
+def _announce(options: Options, place: _Place) -> None:
     """Say version, where both listen, and whether jobs survive a restart: in the first lines, or in one of the log."""
-    where = f"http://{describe(web_listener)}{options.url_prefix}/" if web_listener is not None else "off (--no-web)"
-    beanstalk = ", ".join([listener.described() for listener in listeners])
+    where = place.dashboard.address if place.dashboard is not None else "off (--no-web)"
+    beanstalk = ", ".join([listener.described() for listener in place.listeners])
     facts = {"beanstalk": beanstalk, "dashboard": where, "jobs": _survival(options)}
     if options.log_format == "json":
         log.info("serving", extra={"version": __version__, "pid": os.getpid(), **facts})
