@@ -151,7 +151,7 @@ def _run(options: Options, environ: Mapping[str, str]) -> None:
     files = raise_file_limit()
     with ExitStack() as at_exit:
         listeners = [at_exit.enter_context(listener) for listener in _open(options, environ)]
-        _refuse_unknown_listeners(options, listeners)
+        _refuse_rules_for_nobody(options, listeners)
         web_listener = at_exit.enter_context(open_web_listener(options)) if options.web_enabled else None
         dashboard = _dashboard(web_listener, options, listeners) if web_listener is not None else None
         if options.user is not None:
@@ -349,10 +349,13 @@ def _limits(options: Options) -> Limits:
     )
 
 
-def _refuse_unknown_listeners(options: Options, listeners: Sequence[Listener]) -> None:
-    """Raise UsageError if a rule is for a listener that there is not: it would grant nothing to anybody."""
+def _refuse_rules_for_nobody(options: Options, listeners: Sequence[Listener]) -> None:
+    """Raise UsageError if a rule is for a listener that there is not, or for names that no client can prove."""
     names = [listener.name for listener in listeners]
     for rule in options.access:
+        if rule.client is not None and options.tls_client_ca is None:
+            name, ca = options.named("access"), options.named("tls_client_ca")
+            raise UsageError(f"{name}: client {shown(rule.client)}: no client has a name without {ca}")
         if rule.listener is not None and rule.listener not in names:
             known = ", ".join(map(shown, names))
             raise UsageError(f"{options.named('access')}: listener {shown(rule.listener)}: must be one of {known}")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from ipaddress import IPv6Address, ip_address, ip_network
 from typing import Final
 
 from greenstalk_server.tube import Tube
@@ -146,6 +147,19 @@ def bounds(limits: Limits, limited: Limited) -> Bounds | None:
     return Bounds(limits, limited) if is_any else None
 
 
+def counted_as(address: str) -> str:
+    """What *address* counts as: of IPv6, the network of 64 bits, all of which one host can have."""
+    if ":" not in address:
+        return address
+    try:
+        parsed = ip_address(address)
+    except ValueError:  # of a proxy with a notation of its own
+        return address
+    if not isinstance(parsed, IPv6Address):
+        return address
+    return str(parsed.ipv4_mapped or ip_network((parsed, 64), strict=False))
+
+
 class Admission:
     """How many connections are open, in all and by address, and whether there may be one more."""
 
@@ -156,6 +170,7 @@ class Admission:
 
     def enter(self, host: str) -> str | None:
         """Count a connection from *host*, which is empty for a Unix socket; or return the limit that forbids it."""
+        host = counted_as(host)
         limits, of_host = self._limits, self._by_address.get(host, 0)
         if limits.connections and self._count >= limits.connections:
             return "connections"
@@ -167,6 +182,7 @@ class Admission:
 
     def leave(self, host: str) -> None:
         """Undo an `enter` that let *host* in."""
+        host = counted_as(host)
         self._count -= 1
         self._by_address[host] -= 1
         if not self._by_address[host]:

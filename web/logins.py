@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
-from ipaddress import IPv6Address, ip_address, ip_network
 from typing import Final
 
 from greenstalk_server.clock import Clock
 from greenstalk_server.job import SECOND
+from greenstalk_server.limits import counted_as
 
 FAILURES: Final = 10
 WITHIN: Final = 60 * SECOND
@@ -37,13 +37,13 @@ class Logins:
 
     def seconds_locked(self, address: str) -> int:
         """For how many more seconds *address* is refused, rounded up; 0 if it is not."""
-        failures = self._failures.get(_key(address))
+        failures = self._failures.get(counted_as(address))
         left = failures.locked_until - self._clock() if failures is not None else 0
         return -(-left // SECOND) if left > 0 else 0
 
     def fail(self, address: str) -> bool:
         """Note that a login from *address* has failed; tell whether that locks it out."""
-        key, now = _key(address), self._clock()
+        key, now = counted_as(address), self._clock()
         failures = self._failures.setdefault(key, _Failures())
         self._failures.move_to_end(key)
         if len(self._failures) > ADDRESSES_AT_MOST:
@@ -54,14 +54,3 @@ class Logins:
         failures.times.clear()
         failures.locked_until = now + LOCKED_FOR
         return True
-
-
-def _key(address: str) -> str:
-    """Return what counts as one address: of IPv6 the network of 64 bits, all of which one host can have."""
-    try:
-        parsed = ip_address(address)
-    except ValueError:  # of a proxy with a notation of its own
-        return address
-    if not isinstance(parsed, IPv6Address):
-        return address
-    return str(parsed.ipv4_mapped or ip_network((parsed, 64), strict=False))

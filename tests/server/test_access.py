@@ -184,12 +184,19 @@ def test_rules_for_a_listener_and_for_names_add_up() -> None:
     assert not grants(RULES, "0.0.0.0", ["xmail-1", "mail", "example.com\n"]).may_consume(b"mail")
 
 
-def test_a_wrong_rule_ends_the_start(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("rule", "error"),
+    [
+        ('listener = "127.0.0.2"', "listener 127.0.0.2: must be one of 127.0.0.1"),
+        ('client = "mail-*"', "client mail-*: no client has a name without --tls-client-ca"),
+    ],
+)
+def test_a_rule_that_is_for_nobody_ends_the_start(tmp_path: Path, rule: str, error: str) -> None:
     path = tmp_path / "greenstalk.toml"
-    path.write_text('listen = "127.0.0.1"\n[[access]]\nlistener = "127.0.0.2"\n')
+    path.write_text(f'listen = "127.0.0.1"\n[[access]]\n{rule}\n')
     done = run("--config", str(path), "-p", "0", "--no-web")
     assert done.returncode == 5
-    assert f"{path}:2: access: listener 127.0.0.2: must be one of 127.0.0.1" in done.stderr
+    assert f"{path}:2: access: {error}" in done.stderr
 
 
 # A real server with the example of docs/security.md, and a real client library

@@ -1,0 +1,36 @@
+"""How many connections there may be, and what counts as one address."""
+
+from __future__ import annotations
+
+import pytest
+
+from greenstalk_server.limits import Admission, Limits
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "are_one"),
+    [
+        ("192.0.2.1", "192.0.2.1", True),
+        ("192.0.2.1", "192.0.2.2", False),
+        ("2001:db8::1", "2001:db8::ffff:2", True),
+        ("2001:db8::1", "2001:db8:0:1::1", False),
+        ("::ffff:192.0.2.1", "192.0.2.1", True),
+        ("fe80::1%eth0", "fe80::2%eth0", True),
+        ("", "", False),
+    ],
+)
+def test_of_one_address_come_no_more_than_may(one: str, other: str, are_one: bool) -> None:
+    admission = Admission(Limits(connections_per_address=1))
+    assert admission.enter(one) is None
+    assert admission.enter(other) == ("connections_per_address" if are_one else None)
+    admission.leave(one)
+    if not are_one:
+        admission.leave(other)
+    assert admission.enter(other) is None
+
+
+def test_in_all_come_no_more_than_may() -> None:
+    admission = Admission(Limits(connections=2))
+    assert [admission.enter(f"192.0.2.{number}") for number in range(3)] == [None, None, "connections"]
+    admission.leave("192.0.2.0")
+    assert [admission.enter("") for _ in range(2)] == [None, "connections"]
