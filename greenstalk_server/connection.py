@@ -12,6 +12,7 @@ from __future__ import annotations
 import select
 import socket
 from collections.abc import Callable
+from itertools import count
 from typing import Any, Final
 
 import gevent
@@ -26,6 +27,7 @@ from greenstalk_server.committer import Committer
 from greenstalk_server.journal import Journal
 from greenstalk_server.limits import Limited
 from greenstalk_server.listeners import describe_peer
+from greenstalk_server.memory import after_slice
 from greenstalk_server.session import Session
 
 RECEIVE_AT_MOST: Final = 65536 + 4096
@@ -276,7 +278,10 @@ class Connection:
         """
         session, journal = self.session, self._journal
         self._begin_busy()
-        while session.has_more:
+        for number in count(1):
+            if not session.has_more:
+                break
+            after_slice(number)
             gevent.sleep(session.pause)
             if self._unsent and not self._send_all():  # what the journal has let go meanwhile comes first
                 return False

@@ -12,7 +12,7 @@ import logging
 import socket
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import islice
+from itertools import count, islice
 from typing import Any, Final
 
 import gevent
@@ -30,7 +30,7 @@ from greenstalk_server.connection import Connection
 from greenstalk_server.job import SECOND, Job
 from greenstalk_server.limits import Admission, Limits
 from greenstalk_server.listeners import Listener, describe_peer, notice_dead_peers
-from greenstalk_server.memory import Heap
+from greenstalk_server.memory import Heap, after_slice
 from greenstalk_server.oversight import Complaints, overstayed
 from greenstalk_server.restricted import RestrictedSession
 from greenstalk_server.session import TURN, Session
@@ -282,7 +282,7 @@ class Ticker:
             self._sooner.set()
 
     def _run(self) -> None:
-        while True:
+        for number in count(1):
             self._sooner.clear()
             self._due = self._broker.tick(self._clock())
             if self._due is None:
@@ -292,4 +292,5 @@ class Ticker:
             if left > 0:
                 self._sooner.wait(min(left / SECOND, SLEEP_AT_MOST))
             else:
+                after_slice(number)
                 gevent.sleep(TURN)
