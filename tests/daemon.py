@@ -18,7 +18,7 @@ from typing import Self
 REPOSITORY = Path(__file__).resolve().parent.parent
 COMMAND = (sys.executable, "-m", "greenstalk_server")
 LAST_OF_FIRST_LINES = "jobs: "
-PATIENCE = 20.0
+PATIENCE = 60.0
 """Seconds that anything here may take on a slow machine."""
 
 

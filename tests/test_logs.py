@@ -94,8 +94,10 @@ def test_as_json_every_line_is_an_event(json_server: subprocess.Popen[bytes]) ->
         ask(sock, b"put 0 0 1 2\r\nhi\r\n")
         ask(sock, b"reserve\r\n")
         assert log.event("job timed out").items() >= {**of_it, "job": 2, "tube": "mail"}.items()
+        ask(sock, b"delete 2\r\n")
+        ask(sock, b"put 0 0 60 2\r\nhi\r\n")
         ask(sock, b"reserve\r\n")
-    assert log.event("disconnected").items() >= {**of_it, "jobs": [2]}.items()
+    assert log.event("disconnected").items() >= {**of_it, "jobs": [3]}.items()
 
     with urllib.request.urlopen(f"{serving['dashboard']}healthz?secret=1", timeout=PATIENCE) as answer:  # noqa: S310
         assert answer.status == 200

@@ -40,7 +40,7 @@ GZIP: Final = b"\x1f\x8b\x08"
 ZLIB_FIRST: Final = 0x78
 """The first byte of zlib's format, for deflate with a window of 32 KiB; with the second it makes a multiple of 31."""
 
-_BASE64: Final = re.compile(rb"[A-Za-z0-9+/\r\n]{8,}={0,2}\s*")
+_BASE64: Final = re.compile(rb"[A-Za-z0-9+/\r\n]{8,}+={0,2}\s*")
 _CONTROL: Final = bytes([*range(9), 11, *range(14, 27), *range(28, 32), 127])
 _TOKEN: Final = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{},:]|[^\s\[\]{},:"]+')
 _ASCII: Final = bytes(byte if 32 <= byte < 127 else ord(".") for byte in range(256))

@@ -5,17 +5,13 @@ How long the others wait is measured by `python -m tests.hostile`: a busy machin
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 
-from greenstalk_server.broker import SLICE
 from tests.daemon import REPOSITORY, Daemon
 from tests.hostile.clients import NAMES, READY, SILENT, allow_files
 from tests.server.peer import MIB, Peer, connections, eventually, open_files, rss
@@ -84,56 +80,3 @@ def test_others_are_served_and_nothing_is_left(server: Daemon, name: str) -> Non
         stats = good.stats()
         assert (stats["current-waiting"], stats["current-jobs-reserved"]) == ("0", "0")
         assert int(stats["current-tubes"]) <= 2 + int(stats["current-jobs-ready"])
-
-
-# Turns: counted, not timed
-
-TUBES = 2000
-SLICES = 100
-
-
-@pytest.mark.parametrize(
-    ("command", "count"),
-    [(b"list-tubes", 3 * SLICES), (b"reserve-with-timeout 0", 5 * SLICES), (b"stats", SLICES)],
-    ids=["list-tubes", "reserve", "stats"],
-)
-def test_who_pipelines_what_takes_long_lets_others_have_their_turns(server: Daemon, command: bytes, count: int) -> None:
-    """The loop looks at its sockets after each slice, not after fifty; and a slice is one by what it costs."""
-    with Peer(server) as greedy, Peer(server) as good:
-        for begin in range(0, TUBES, 500):
-            greedy.send(b"".join([b"watch tube-%d\r\n" % number for number in range(begin, begin + 500)]))
-            for _ in range(500):
-                greedy.read_line()
-        reading = threading.Thread(target=_read_replies, args=(greedy, command, count))
-        reading.start()
-        turns = 0
-        while reading.is_alive():
-            assert good.ask(b"list-tube-used") == b"USING default"
-            turns += 1
-        assert turns > SLICES / 10
-
-
-def _read_replies(peer: Peer, command: bytes, count: int) -> None:
-    peer.send((command + b"\r\n") * count)
-    for _ in range(count):
-        words = peer.read_line().split()
-        if words[0] == b"OK":
-            peer.read(int(words[1]) + 2)
-
-
-def test_many_jobs_due_at_once_leave_turns_to_others(server: Daemon) -> None:
-    """So somebody who asks sees their number grow step by step."""
-    with Peer(server) as peer:
-        peer.send(b"use late\r\n")
-        assert peer.read_line() == b"USING late"
-        for _ in range(SLICES):
-            peer.send(b"put 0 3 60 0\r\n\r\n" * SLICE)
-            for _ in range(SLICE):
-                assert peer.read_line().startswith(b"INSERTED")
-        server.process.send_signal(signal.SIGSTOP)  # else they would fall due one after the other, as they were put
-        time.sleep(3.0)
-        server.process.send_signal(signal.SIGCONT)
-        seen = set()
-        while (ready := int(peer.stats(b"stats-tube late")["current-jobs-ready"])) < SLICE * SLICES:
-            seen.add(ready)
-        assert len(seen) > SLICES / 10

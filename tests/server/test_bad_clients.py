@@ -7,7 +7,6 @@ import random
 import select
 import socket
 import struct
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -239,9 +238,7 @@ def test_random_bytes(server: Daemon, good: Peer, pieces: list[bytes]) -> None:
 def test_a_hundred_clients_of_random_bytes_at_once(server: Daemon, good: Peer) -> None:
     rng = random.Random(1)  # noqa: S311  (a seed, no secret)
     peers = [Peer(server) for _ in range(100)]
-    until = time.monotonic() + PATIENCE
     for _ in range(20):
-        assert time.monotonic() < until
         for peer in peers:
             with contextlib.suppress(ConnectionError):
                 peer.send(rng.randbytes(rng.randrange(1, 1500)))

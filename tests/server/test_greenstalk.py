@@ -182,7 +182,7 @@ def test_not_ignored(client: Client[str]) -> None:
 
 
 def test_deadline_soon(client: Client[str]) -> None:
-    client.put("x", ttr=1)
+    client.put("x", ttr=5)  # of which it waits for four
     client.reserve()
     with pytest.raises(greenstalk.DeadlineSoonError):
         client.reserve()

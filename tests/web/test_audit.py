@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import gevent
 import pytest
 from flask.testing import FlaskClient
 
@@ -25,6 +24,7 @@ from web.audit_files import BLOCK
 from .conftest import Queue
 from .table import Page
 from .test_guard import basic
+from .turns import Turns, until
 
 OURS = {"Sec-Fetch-Site": "same-origin"}
 
@@ -143,9 +143,9 @@ def test_the_file_is_json_lines_for_its_owner_alone(queue: Queue, audit: Audit, 
 
 def test_to_note_does_not_wait_for_the_disk(audit: Audit, tmp_path: Path) -> None:
     audit.note("tube/pause")
-    assert not (tmp_path / "audit.jsonl").exists()
-    gevent.sleep(0.2)
-    assert (tmp_path / "audit.jsonl").read_text().count("\n") == 1
+    path = tmp_path / "audit.jsonl"
+    assert not path.exists()
+    until(lambda: path.exists() and path.read_text().count("\n") == 1)
 
 
 def test_nothing_noted_leaves_no_file(audit: Audit, tmp_path: Path) -> None:
@@ -245,13 +245,19 @@ def test_a_full_disk_is_told_once_and_overcome(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     fill(audit, 1)
-    with failing(monkeypatch, "fsync", no_space):
+    tries = []
+
+    def full(*_: object) -> int:
+        tries.append(1)
+        return no_space()
+
+    with failing(monkeypatch, "fsync", full):
         audit.note("tube/pause", tube="while-full")
-        gevent.sleep(0.1)
+        until(lambda: audit.trouble)
         audit.note("tube/pause", tube="while-full-too")
-        gevent.sleep(0.1)
+        until(lambda: len(tries) == 2)
+        until(lambda: (tmp_path / "audit.jsonl").read_text().count("\n") == 1)  # all or nothing
         assert audit.trouble == "it cannot be written: [Errno 28] No space left on device"
-        assert (tmp_path / "audit.jsonl").read_text().count("\n") == 1, "all or nothing"
         assert numbers(audit) == [3, 2, 1]
     fill(audit, 1)
     assert audit.trouble == ""
@@ -268,7 +274,7 @@ def test_what_a_failing_disk_has_lost_is_told(
     with failing(monkeypatch, "fsync", no_space):
         for _ in range(KEPT + 5):
             audit.note("tube/pause")
-        gevent.sleep(0.1)
+        until(lambda: audit.trouble)
     audit.flush()
     assert "audit log: 5 entries were lost while the disk failed" in [r.getMessage() for r in caplog.records]
 
@@ -282,7 +288,7 @@ def test_a_half_written_line_is_taken_back(audit: Audit, tmp_path: Path, monkeyp
 
     with failing(monkeypatch, "write", write):
         audit.note("tube/pause")
-        gevent.sleep(0.1)
+        until(lambda: audit.trouble)
     assert (tmp_path / "audit.jsonl").read_bytes().endswith(b"}\n")
     audit.flush()
     assert (tmp_path / "audit.jsonl").read_text().count("\n") == 2
@@ -293,7 +299,7 @@ def test_a_directory_in_the_place_of_the_file_is_told(queue: Queue, tmp_path: Pa
     audit = Audit(queue.clock, str(tmp_path))
     assert "it cannot be read: [Errno 21] Is a directory" in audit.trouble
     audit.note("tube/pause")
-    gevent.sleep(0.1)
+    until(lambda: "it cannot be written" in audit.trouble)
     assert [entry.what for entry in audit.back()] == ["tube/pause"]
 
 
@@ -419,7 +425,7 @@ def test_trouble_is_on_the_page(queue: Queue, tmp_path: Path, monkeypatch: pytes
     client = queue.app(directory=str(tmp_path)).test_client()
     with failing(monkeypatch, "fsync", no_space):
         do(client, "/tube/pause", tube="mail", seconds=9)
-        gevent.sleep(0.1)
+        until(lambda: client.application.extensions["audit"].trouble)
         page = Page(client.get("/audit").text).text
         assert "it cannot be written: [Errno 28] No space left on device." in page
         assert "tube/pause" in page
@@ -470,23 +476,15 @@ def test_an_empty_export(client: FlaskClient) -> None:
     assert client.get("/audit/export?format=xml").status_code == 400
 
 
-def test_an_export_is_streamed_and_lets_others_run(queue: Queue, tmp_path: Path) -> None:
+def test_an_export_is_streamed_and_lets_others_run(queue: Queue, tmp_path: Path, short_steps: None) -> None:
     fill(Audit(queue.clock, str(tmp_path)), 3000)
     client = queue.app(directory=str(tmp_path)).test_client()
-    turns: list[int] = []
-
-    def others() -> None:
-        while True:
-            turns.append(1)
-            gevent.sleep(0)
-
-    other = gevent.spawn(others)
-    response = client.get("/audit/export?format=jsonl")
-    parts = list(response.iter_encoded())
-    other.kill()
+    with Turns() as turns:
+        response = client.get("/audit/export?format=jsonl")
+        parts = list(response.iter_encoded())
     assert len(parts) > 10
     assert b"".join(parts).count(b"\n") == 3000
-    assert len(turns) > 10
+    assert turns.count >= 3000
 
 
 def test_notes_are_logged_nowhere_else(queue: Queue, caplog: pytest.LogCaptureFixture) -> None:

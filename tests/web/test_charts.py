@@ -251,6 +251,7 @@ COLORS = """() => {
     return [...found];
 }"""
 LEGEND = "line => getComputedStyle(document.querySelector(`.legend .line-${line}`)).color"
+DRAWN = f"lines => lines.every(line => ({COLORS})().includes(({LEGEND})(line)))"
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
@@ -259,10 +260,7 @@ def test_charts_draw(chromium: Browser, served: Served, theme: str, page: str) -
     with quiet_tab(chromium, served, color_scheme=theme) as tab:
         tab.page.goto(f"{served.url}{page}")
         tab.page.wait_for_selector(".plot canvas")
-        tab.page.wait_for_timeout(100)
-        colors = set(tab.page.evaluate(COLORS))
-        for line in ("put", "delete", "ready", "buried"):
-            assert tab.page.evaluate(LEGEND, line) in colors, line
+        tab.page.wait_for_function(DRAWN, arg=["put", "delete", "ready", "buried"])
         assert tab.page.locator(".plot svg").count() == 0
         tab.screenshot(f"charts-{theme}-{'tube' if page else 'overview'}")
 
@@ -273,14 +271,12 @@ def test_theme_can_change(chromium: Browser, served: Served) -> None:
         tab.page.wait_for_selector(".plot canvas")
         seen = [tab.page.evaluate(LEGEND, "put")]
         tab.page.emulate_media(color_scheme="dark")
-        tab.page.wait_for_timeout(100)
+        tab.page.wait_for_function(DRAWN, arg=["put"])
         seen.append(tab.page.evaluate(LEGEND, "put"))
-        assert seen[1] in tab.page.evaluate(COLORS)
         assert seen[0] not in tab.page.evaluate(COLORS)
         tab.page.evaluate("document.documentElement.dataset.theme = 'light'")
-        tab.page.wait_for_timeout(100)
+        tab.page.wait_for_function(DRAWN, arg=["put"])
         assert tab.page.evaluate(LEGEND, "put") == seen[0] != seen[1]
-        assert seen[0] in tab.page.evaluate(COLORS)
 
 
 def test_values_under_the_cursor(chromium: Browser, served: Served) -> None:

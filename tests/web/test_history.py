@@ -13,10 +13,11 @@ import pytest
 
 from greenstalk_server.client import Client
 from greenstalk_server.job import BURIED, SECOND
-from web.history import TUBES_AT_MOST, History, Rates
+from web.history import ITEMS_A_STEP, TUBES_AT_MOST, History, Rates
 from web.rings import DAY, DEPTHS, HOUR, RATES, SERIES, quantile
 
 from .conftest import Queue
+from .turns import Turns, until
 
 
 class Watched:
@@ -413,24 +414,13 @@ def test_wait_and_run_times(watched: Watched) -> None:
 # The loop
 
 
-def test_a_look_at_many_tubes_lets_others_run(watched: Watched) -> None:
+def test_a_look_at_many_tubes_lets_others_run(watched: Watched, short_steps: None) -> None:
     clients = [watched.worker(f"t{at}") for at in range(10_000)]
     for client in clients:
         watched.put(client)
-    turns = 0
-
-    def count() -> None:
-        nonlocal turns
-        while True:
-            gevent.sleep(0)
-            turns += 1
-
-    other = gevent.spawn(count)
-    try:
+    with Turns() as turns:
         watched.go_on(10, step=2)
-    finally:
-        other.kill()
-    assert turns > 100
+    assert turns.count >= 5 * 10_000 // ITEMS_A_STEP
     assert watched.last(None, "put") == [1000]
     assert watched.last(None, "ready") == [10_000]
 
@@ -443,8 +433,7 @@ def test_the_sampler_ticks_by_itself_and_ends_with_its_history() -> None:
     queue.put("mail", count=4)
     gevent.sleep(0.01)
     queue.now += SECOND * 9 // 10
-    gevent.sleep(0.2)
-    assert history.rates(b"mail").put == 4
+    until(lambda watched=history: watched.rates(b"mail").put == 4)
     kept = weakref.ref(history)
     del history, queue
     gc.collect()

@@ -20,13 +20,13 @@ from greenstalk_server.client import Client
 from greenstalk_server.job import BURIED, DELAYED, READY, RESERVED, SECOND, Job
 from greenstalk_server.journal import NullJournal
 from greenstalk_server.stats import COUNTERS
+from tests.daemon import PATIENCE
 from web import leases as module
 from web.leases import TOKEN_LENGTH, Ask, Lease, LeaseEnded, Leases, NoLease, Refused
 from web.peer import Peer
 
 from .conftest import Queue
 
-PATIENCE = 10.0
 TTR = 60
 """Of the jobs that a Queue puts."""
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import random
 import re
-import time
 from collections.abc import Iterator
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
@@ -24,11 +23,13 @@ from greenstalk_server.client import Client
 from greenstalk_server.job import BURIED, SECOND
 from tests.daemon import PATIENCE, REPOSITORY, Daemon, environment
 from web import ledger
-from web.ledger import KEPT_FOR, LABELS_AT_MOST, OTHER, SWAPS
+from web.ledger import KEPT_FOR, LABELS_AT_MOST, OTHER, SWAPS, TUBES_A_STEP
+from web.metrics import SAMPLES_A_STEP
 from web.pace import Pace
 
 from .conftest import Queue
 from .test_guard import basic
+from .turns import Turns
 
 DOCS = REPOSITORY / "docs"
 
@@ -531,32 +532,18 @@ def test_a_tube_that_is_back_keeps_its_label(queue: Queue, monkeypatch: pytest.M
 # The loop
 
 
-def test_a_scrape_of_two_thousand_tubes_goes_in_slices(queue: Queue) -> None:
+def test_a_scrape_of_two_thousand_tubes_goes_in_slices(queue: Queue, short_steps: None) -> None:
     for number in range(2000):
         client = worker(queue, f"tube-{number}")
         put(queue, client)
         put(queue, client)
         finish(queue, client)
-    client, turns, last = queue.app().test_client(), list[float](), 0.0
-
-    def take_turns() -> None:
-        nonlocal last
-        while True:
-            last = time.thread_time()
-            gevent.sleep(0.0001)
-            turns.append(time.thread_time() - last)
-
-    others = gevent.spawn(take_turns)
-    gevent.sleep(0.001)
-    began = time.thread_time()
-    response = client.get("/metrics")
-    taken = time.thread_time() - began
-    others.kill()
-    turns.sort()
-    print(f"{len(response.data)} bytes in {taken * 1e3:.0f} ms of CPU; {len(turns)} slices, the longest"
-          f" {turns[-1] * 1e3:.1f} ms, then {turns[-2] * 1e3:.1f} and {turns[-3] * 1e3:.1f} ms")  # fmt: skip
-    assert len(turns) > 50
-    assert turns[len(turns) * 9 // 10] < 0.02
+    client = queue.app().test_client()
+    with Turns() as turns:
+        samples = client.get("/metrics").data.count(b"\ngreenstalk_tube_")
+    looked_at, told = 2000 // TUBES_A_STEP, samples // SAMPLES_A_STEP
+    made = (samples - 3 * LABELS_AT_MOST) // SAMPLES_A_STEP  # those of the four states are made together
+    assert samples > 10_000 and turns.count >= looked_at + made + told
 
 
 # Who may ask

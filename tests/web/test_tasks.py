@@ -12,6 +12,7 @@ from gevent.event import Event
 from werkzeug.exceptions import ServiceUnavailable
 
 from greenstalk_server.job import SECOND
+from tests.daemon import PATIENCE
 from web.access import Visitor
 from web.tasks import CANCELLED, DONE, FAILED, KEPT, RUNNING, RUNNING_AT_MOST, Stopped, Task, Tasks
 
@@ -60,7 +61,7 @@ def nothing(task: Task) -> None:
 
 def settle(*tasks: Task) -> None:
     for task in tasks:
-        task.wait(5)
+        task.wait(PATIENCE)
         assert not task.is_running
 
 

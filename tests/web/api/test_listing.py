@@ -10,10 +10,12 @@ from itertools import chain
 
 import gevent
 import pytest
+from gevent.event import Event
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from greenstalk_server.job import READY, SECOND
+from tests.daemon import PATIENCE
 from web.api import jobs, listing
 from web.jobs import DEEPEST
 from web.query import Query, parse
@@ -145,12 +147,14 @@ def test_order_of_ids_survives_a_restart(queue: Queue, program: Program) -> None
 def test_only_so_many_lists_are_made_at_once(queue: Queue, program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     """One more waits for its turn, and is refused if that does not come."""
     queue.put("mail", count=3)
+    may_go_on = Event()
     monkeypatch.setattr(jobs, "TURN_WITHIN", 0.01)
-    monkeypatch.setattr(listing.Rows, "rest", lambda _: gevent.sleep(0.02))
+    monkeypatch.setattr(listing.Rows, "rest", lambda _: may_go_on.wait())
     lists = [gevent.spawn(program.get, "/jobs") for _ in range(jobs.LISTS_AT_MOST)]
-    gevent.sleep(0.01)
+    gevent.sleep(0)
     problem(program.ask("GET", "/jobs"), 503)
-    monkeypatch.setattr(jobs, "TURN_WITHIN", 5)
+    monkeypatch.setattr(jobs, "TURN_WITHIN", PATIENCE)
+    gevent.spawn_later(0.01, may_go_on.set)
     assert len(program.get("/jobs")["jobs"]) == 3
     gevent.joinall(lists, raise_error=True)
     assert all(len(one.value["jobs"]) == 3 for one in lists)

@@ -1,0 +1,127 @@
+"""Who has much to do leaves turns to others. They are counted, and no clock is asked.
+
+The server and its clients share one loop, and their sockets deliver at once: so how often the loop looks at its sockets
+while something takes long does not depend on how fast the machine is, nor on what else it does.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import gevent
+import pytest
+from gevent import socket as patient
+
+from greenstalk_server.accepting import Files
+from greenstalk_server.broker import SLICE, Broker
+from greenstalk_server.job import SECOND
+from greenstalk_server.limits import Limits
+from greenstalk_server.listeners import Listener
+from greenstalk_server.server import Server
+from tests.daemon import PATIENCE
+
+TUBES = 2000
+SLICES = 100
+TURNS = SLICES * 2 // 5
+"""Of others, at least: each takes the loop two rounds, one for the command and one for its reply."""
+
+
+class Here:
+    """A server of *broker* in this process. Its time stands still unless `now` is set."""
+
+    def __init__(self, broker: Broker, path: Path) -> None:
+        self.broker = broker
+        self.now = broker.facts.started_at
+        self._address = str(path / "socket")
+        sock = socket.socket(socket.AF_UNIX)
+        sock.setblocking(False)
+        sock.bind(self._address)
+        sock.listen()
+        files = Files(1000, broker.limited)
+        server = Server(broker, [Listener(sock, "here")], lambda: self.now, files=files, limits=Limits())
+        server.start()
+        self._at_exit = ExitStack()
+        self._at_exit.callback(server.stop)
+
+    def connect(self) -> Client:
+        client = Client(self._address)
+        self._at_exit.callback(client.close)
+        return client
+
+    def stop(self) -> None:
+        self._at_exit.close()
+
+
+class Client:
+    """A connection, for one greenlet at a time."""
+
+    def __init__(self, address: str) -> None:
+        self._sock = patient.socket(socket.AF_UNIX)
+        self._sock.settimeout(PATIENCE)
+        self._sock.connect(address)
+        self._reader = self._sock.makefile("rb")
+
+    def ask(self, request: bytes, count: int = 1) -> list[bytes]:
+        """Send *request*, of *count* commands, and return their replies, each as it comes."""
+        self._sock.sendall(request)
+        return [self._reply() for _ in range(count)]
+
+    def close(self) -> None:
+        self._reader.close()
+        self._sock.close()
+
+    def _reply(self) -> bytes:
+        line: bytes = self._reader.readline()
+        if not line.startswith(b"OK "):
+            return line
+        body: bytes = self._reader.read(int(line.split()[1]) + 2)
+        return line + body
+
+
+@pytest.fixture
+def here(broker: Broker, tmp_path: Path) -> Iterator[Here]:
+    server = Here(broker, tmp_path)
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def good(here: Here) -> Client:
+    return here.connect()
+
+
+@pytest.mark.parametrize(
+    ("command", "count"),
+    [(b"list-tubes\r\n", 3 * SLICES), (b"reserve-with-timeout 0\r\n", 5 * SLICES), (b"stats\r\n", SLICES)],
+    ids=["list-tubes", "reserve", "stats"],
+)
+def test_who_pipelines_what_takes_long_lets_others_have_their_turns(
+    here: Here, good: Client, command: bytes, count: int
+) -> None:
+    """The loop looks at its sockets after each slice, not after fifty; and a slice is one by what it costs."""
+    greedy = here.connect()
+    greedy.ask(b"".join([b"watch tube-%d\r\n" % number for number in range(TUBES)]), TUBES)
+    asking = gevent.spawn(greedy.ask, command * count, count)
+    turns = 0
+    while not asking.ready():
+        assert good.ask(b"list-tube-used\r\n") == [b"USING default\r\n"]
+        turns += 1
+    assert len(asking.get()) == count
+    assert turns >= TURNS
+
+
+def test_many_jobs_due_at_once_leave_turns_to_others(here: Here, good: Client) -> None:
+    """So somebody who asks sees their number grow step by step."""
+    broker = here.broker
+    client = broker.connect(lambda: None)
+    for _ in range(SLICE * SLICES):
+        assert broker.put(client, broker.allocate_id(), 0, SECOND, 60 * SECOND, b"", here.now)
+    here.now += SECOND  # so all are due when the server first looks
+    seen = set[int]()
+    while (ready := broker.tubes[b"default"].ready.count) < SLICE * SLICES:
+        assert good.ask(b"list-tube-used\r\n") == [b"USING default\r\n"]
+        seen.add(ready)
+    assert len(seen) >= TURNS

@@ -1,0 +1,88 @@
+"""How long work rests: no sooner than its step is over; then others have turns, or longer if they are at work."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import gevent
+import pytest
+
+from web import pace
+from web.pace import BUSY_FOR, QUIET, REST, STEP, Pace
+
+from .turns import Turns
+
+
+class Clock:
+    """What the module asks for the time, and sleeps by; a round of the loop takes `round`, seconds."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.round = 0.0
+        self.sleeps: list[float] = []
+        self.idle = 0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def rest(self, seconds: float) -> None:
+        self.sleeps.append(seconds)
+        self.now += seconds
+
+    def come_round(self) -> None:
+        self.idle += 1
+        self.now += self.round
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(pace, "time", clock)
+    waits = SimpleNamespace(sleep=clock.rest, idle=clock.come_round, Timeout=gevent.Timeout)
+    monkeypatch.setattr(pace, "gevent", waits)
+    return clock
+
+
+def test_no_rest_before_the_step_is_over(clock: Clock) -> None:
+    paced = Pace()
+    for _ in range(9):
+        clock.now += STEP / 10
+        paced.rest()
+    assert (clock.idle, clock.sleeps) == (0, [])
+    clock.now += STEP / 5
+    paced.rest()
+    paced.rest()
+    assert (clock.idle, clock.sleeps) == (1, [])
+
+
+def test_while_others_are_at_work_it_takes_a_thirtieth_of_the_time(clock: Clock) -> None:
+    paced, clock.round = Pace(), 2 * QUIET
+    clock.now += STEP
+    paced.rest()
+    assert (clock.idle, clock.sleeps) == (1, [])
+    before = clock.now
+    while clock.now + STEP < before - clock.round + BUSY_FOR:
+        clock.now += STEP
+        paced.rest()
+    assert clock.idle == 1 and set(clock.sleeps) == {REST} and REST >= 30 * STEP
+    clock.now += BUSY_FOR
+    paced.rest()
+    assert clock.idle == 2, "it looks again whether they are"
+
+
+def test_each_rest_has_the_loop_look_at_its_sockets(short_steps: None) -> None:
+    paced, done = Pace(), 0
+    with Turns(lambda: done) as turns:
+        for _ in range(1000):
+            done += 1
+            paced.rest()
+    assert turns.count >= 1000 and turns.longest <= 2
+
+
+def test_it_does_not_wait_while_nobody_else_has_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pace, "REST", 10**6)
+    monkeypatch.setattr(pace, "STEP", 0.0)
+    monkeypatch.setattr(pace, "QUIET", 10**6)  # else this machine's other work would count for that of others
+    paced = Pace()
+    for _ in range(100):
+        paced.rest()
