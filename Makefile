@@ -15,6 +15,7 @@ ON_COMPILED := bad_clients.py greenstalk.py hang_up.py many.py memory_limit.py
 WITH_COMPILED := PYTHONSAFEPATH=1 PYTHONPATH=$(COMPILED):.
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+unexport PYTHONDONTWRITEBYTECODE  # else each of the hundreds of servers that tests start compiles the source anew
 
 .PHONY: help run test test-compiled check compiled audit coverage crash-test failover-test fuzz soak bench profile clean
 

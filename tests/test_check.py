@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import shutil
 import socket
 import subprocess
 import time
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from threading import Event, Thread
 from zlib import crc32
@@ -16,6 +18,7 @@ import greenstalk
 import pytest
 
 from greenstalk_server.check import Report, inspect
+from greenstalk_server.cli import main
 from greenstalk_server.job import Job
 from greenstalk_server.journal import record
 from greenstalk_server.tube import Tube
@@ -28,12 +31,13 @@ BODY = "x" * 1000
 
 
 def check(directory: Path) -> tuple[int, str]:
-    """Run the command; return its exit code and what it printed. It must have left everything as it was."""
+    """Run the command in this process; return its exit code and what it printed. It must have left all as it was."""
     before = state_of(directory)
-    done = run("journal", "check", str(directory))
-    assert done.stderr == ""
+    with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
+        code = main(["journal", "check", str(directory)])
+    assert err.getvalue() == ""
     assert state_of(directory) == before
-    return done.returncode, done.stdout
+    return code, out.getvalue()
 
 
 def state_of(directory: Path) -> dict[str, tuple[int, bytes]]:
@@ -168,14 +172,13 @@ def test_a_server_under_load_is_found_sound(tmp_path: Path) -> None:
         thread.start()
         try:
             assert holds_fifty.wait(PATIENCE)
-            reports, until = list[Report](), time.monotonic() + 30
-            while len(reports) < 200 or (len(file_sets(reports)) <= 3 and time.monotonic() < until):
+            reports = list[Report]()
+            while len(reports) < 200 or len(file_sets(reports)) <= 3:
                 reports.append(inspect(str(tmp_path), time.time_ns()))
         finally:
             is_over.set()
             thread.join()
     assert all(report.is_sound for report in reports)
-    assert len(file_sets(reports)) > 3
     assert all(len(report.recovery.jobs) >= 50 for report in reports)
 
 

@@ -56,8 +56,8 @@ def test_the_wheel_holds_every_file(wheel: Path) -> None:
 def test_the_installed_command_serves_outside_the_checkout(wheel: Path, tmp_path: Path) -> None:
     installation, elsewhere = tmp_path / "installation", tmp_path / "elsewhere"
     elsewhere.mkdir()
-    succeed(sys.executable, "-m", "venv", installation)
-    succeed(installation / "bin" / "python", "-m", "pip", "install", wheel)
+    succeed(sys.executable, "-m", "venv", "--without-pip", installation)
+    succeed(sys.executable, "-m", "pip", "--python", installation / "bin" / "python", "install", wheel)
     command = (str(installation / "bin" / "greenstalk-server"),)
     with Daemon("-l", "127.0.0.1", "-p", "0", "--web-port", "0", command=command, cwd=elsewhere) as daemon:
         assert daemon.ask(b"put 0 0 60 2\r\nhi\r\n") == b"INSERTED 1"

@@ -10,7 +10,7 @@ import pytest
 from tests.crash.rounds import Rounds
 
 SEED = 20
-ROUNDS = 12
+ROUNDS = 8
 
 
 def test_a_killed_server_has_lost_nothing_acknowledged(tmp_path: Path) -> None:
@@ -29,5 +29,5 @@ def test_what_was_not_synced_outlives_the_process_alone(tmp_path: Path, syncing:
 @pytest.mark.parametrize("syncing", [["-f", "0"], ["-f", "50"], ["-F"]], ids="".join)
 def test_stopping_in_order_under_load_loses_nothing_acknowledged(tmp_path: Path, syncing: list[str]) -> None:
     rounds = Rounds(tmp_path, SEED, syncing, end=signal.SIGTERM)
-    for _ in range(3):
+    for _ in range(2):
         print(rounds.run())

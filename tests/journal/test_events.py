@@ -201,7 +201,7 @@ def test_on_a_full_disk_jobs_do_not_grow_by_their_events() -> None:
         ids.append(yard.broker.next_id - 1)
         yard.tend_full()
     assert yard.binlog.is_full
-    for id in ids[::4]:
+    for id in ids[::8]:
         for _ in range(life.KEPT // 2):
             assert yard.broker.bury_job(id, yard.now)
             yard.tend_full()

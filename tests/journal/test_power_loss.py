@@ -49,7 +49,7 @@ def test_power_lost_at_any_call_loses_nothing_acknowledged(seed: int, sync_inter
             bench.check_after_crash(disk.crash(Chance(random, share)))
 
     disk.before = check
-    for _ in range(120):
+    for _ in range(80):
         bench.turn()
         bench.check_told()
     assert disk.calls > 200

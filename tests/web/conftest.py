@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from flask import Flask
 from flask.testing import FlaskClient
+from jinja2 import BytecodeCache
+from jinja2.bccache import Bucket
 
 from greenstalk_server.broker import Broker
 from greenstalk_server.client import Client
@@ -20,6 +22,28 @@ from .browser import Browser, Tab, browser
 from .visit import FLAGS, Clients
 
 STARTED_AT = 1_800_000_000 * SECOND
+
+
+class Compiled(BytecodeCache):
+    """Templates as they were compiled for the first app: each test makes an app of its own."""
+
+    def __init__(self) -> None:
+        self._code: dict[str, bytes] = {}
+
+    def load_bytecode(self, bucket: Bucket) -> None:
+        code = self._code.get(bucket.key)
+        if code is not None:
+            bucket.bytecode_from_string(code)
+
+    def dump_bytecode(self, bucket: Bucket) -> None:
+        self._code[bucket.key] = bucket.bytecode_to_string()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _compiled_once() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Flask, "jinja_options", {"bytecode_cache": Compiled()})
+        yield
 
 
 class Queue:
