@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -56,7 +56,6 @@ from greenstalk_server.options import (
     PROGRAM,
     Options,
     UsageError,
-    defaults,
     is_database,
     refuse_equal_passwords,
     shown,
@@ -119,8 +118,11 @@ def _answer(command: Command) -> int:
             print(configuration.as_json(options) if is_json else configuration.as_table(options), end="")
         case Handover(options):
             return int(_shared("leadership").hand_over(options))
-        case JournalCheck(directory):
-            return check(directory)
+        case JournalCheck(where):
+            if is_database(where):
+                message = "it looks at directories alone; `journal export` reads all of a database"
+                raise UsageError(f"journal check: {message}")
+            return check(where)
         case JournalExport(where, target):
             collect_nothing()
             if is_database(where):
@@ -240,7 +242,7 @@ def _serve_in_turn(options: Options, environ: Mapping[str, str], place: _Place) 
     turn = leadership.Turn(candidate)
     web_server: WebServer | None = None
     if place.dashboard is not None:
-        waiting = place.dashboard.standby_app(candidate.role, seat.name, steady_clock())
+        waiting = place.dashboard.standby_app(candidate.role, os.uname().nodename, steady_clock())
         web_server = place.dashboard.server(waiting, Files(place.most_files, Limited()))
         web_server.start()
     _handle_signals(turn.drain, turn.end, options, place.certificates)
@@ -281,8 +283,11 @@ def _shared(module: str) -> ModuleType:
 
 
 def _journal_name() -> str:
-    """Which journal of a database an export or import is about."""
-    return os.environ.get("GREENSTALK_JOURNAL_NAME") or str(defaults()["journal_name"])
+    """Which journal of a database an export or import is about; raise UsageError."""
+    variable = "GREENSTALK_JOURNAL_NAME"
+    options = parse((), {variable: os.environ.get(variable, "")})
+    assert isinstance(options, Options)
+    return options.journal_name
 
 
 def _handle_signals(
@@ -302,6 +307,7 @@ def _handle_signals(
         has_terminal = sys.stdin is not None and sys.stdin.isatty()
         on_hangup = certificates.reload if certificates is not None else _note_hangup
         gevent.signal_handler(signal.SIGHUP, stop if has_terminal else on_hangup)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # those that leadership.Turn.begin_anew has wait till now
 
 
 def _note_hangup() -> None:
@@ -376,9 +382,15 @@ def _broker(options: Options, clock: Clock, limits: Limits, journal: Journal, *,
     """A broker, new and empty, within its limits; *can_let_go*: bodies can be read back from *journal*."""
     broker = Broker(server_facts(started_at=clock()), journal, options.max_job_size)
     broker.bounds = bounds(limits, broker.limited)
-    if options.memory_limit:  # what the process takes so far is not for jobs
-        broker.bodies = Bodies(max(0, options.memory_limit - resident()), can_let_go)
+    if options.memory_limit:
+        broker.bodies = Bodies(_memory_for_jobs(options.memory_limit), can_let_go)
     return broker
+
+
+@cache
+def _memory_for_jobs(limit: int) -> int:
+    """What jobs may take of *limit*, once and for all: what the process takes before there is one is not for them."""
+    return max(0, limit - resident())
 
 
 class _Shared:

@@ -14,12 +14,14 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import signal
 import socket
 import sys
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from math import inf
 from typing import Any, Final, Generic, NoReturn, Protocol, TypeVar
 
 import gevent
@@ -68,7 +70,10 @@ HUNG_AFTER: Final = 60.0
 IDLE_TUBES: Final = 10_000
 """Tubes without jobs that a standby keeps, at least, before it forgets them."""
 
-HANDOVER_PATIENCE: Final = 30.0
+LEAVING_PATIENCE: Final = 1.0
+"""Seconds that a standby which is to end waits for an answer."""
+
+HANDOVER_PATIENCE: Final = 30
 """Seconds."""
 
 INHERITED_FD: Final = 3
@@ -127,7 +132,7 @@ class Lead:
     def _keep(self) -> None:
         pause = 0.0
         while not self._is_over.wait(RETRY_EVERY if self.trouble else pause):
-            pause = self.seat.lease / 3
+            pause = self.seat.pulse
             if time.monotonic() > self._looked_at + HUNG_AFTER:
                 continue
             asked_at = lasting_time()
@@ -165,6 +170,7 @@ class Candidate(Generic[Q]):
         self._read_at: float | None = None
         self._noted_at: float = 0.0
         self._is_following: bool = False
+        self._has_litter: bool = False
 
     @property
     def links(self) -> list[Link]:
@@ -222,6 +228,8 @@ class Candidate(Generic[Q]):
                 log.warning("PostgreSQL: synchronous_commit is off: it acknowledges what a crash of its own may lose")
             self._begin()
         self._read()
+        assert self._follower is not None
+        refuse_unfit(self._follower.recovery, is_strict=False)  # before it leads what it cannot serve
         self._standing = _in_thread(self.seat.look)
         self._note_well()
         if not (self._standing.is_free or self._standing.is_mine):
@@ -229,7 +237,7 @@ class Candidate(Generic[Q]):
                 log.info("standby: %s is active", self._standing.leader)
                 gc.enable()  # what was read at first is read: see memory.collect_nothing
             self._is_following = True
-            if time.monotonic() > self._noted_at + self.seat.lease / 3:
+            if time.monotonic() > self._noted_at + self.seat.pulse:
                 self._noted_at = time.monotonic()
                 _in_thread(lambda: self.seat.follow(self._behind() or 0.0))
             self.queue.prepare(self.role)
@@ -240,6 +248,7 @@ class Candidate(Generic[Q]):
         """Forget all, to read it from the start."""
         if self._follower is not None:
             self._follower.link.close()
+            self._has_litter = True
         self.queue = self._make(Rows(self.seat), self.clock)
         self._follower = Follower(self.seat, Recovery(self.queue.broker.tube, self.queue.broker.jobs))
         self._read_at = None
@@ -255,8 +264,11 @@ class Candidate(Generic[Q]):
             self._forget_idle_tubes(follower.recovery)
             if len(rows) < FETCH_ROWS and _bytes_of(rows) < FETCH_BYTES:
                 self._read_at = asked_at
-                return
+                break
             gevent.sleep(TURN)
+        if self._has_litter:  # what was read before is in cycles, and would be frozen with all else
+            self._has_litter = False
+            gc.collect()
 
     def _forget_idle_tubes(self, recovery: Recovery) -> None:
         """Forget tubes whose jobs are gone, if they are many: a leader drops them, and nobody tells of it."""
@@ -358,9 +370,10 @@ class Turn:
         """See to what must not wait: overdue answers, the end of the lead, and a wish to have it handed over."""
         while True:
             gevent.sleep(WATCH_EVERY)
-            for link in self._candidate.links:
-                link.cut_if_late()
             lead = self._candidate.lead
+            is_leaving = self.is_last and lead is None
+            for link in self._candidate.links:
+                link.cut_if_late(LEAVING_PATIENCE if is_leaving else inf)
             if lead is None:
                 continue
             if reason := lead.why_lost():
@@ -383,8 +396,13 @@ class Turn:
         sys.stderr.flush()
         for fd, kept in zip(_inherited_fds(), self._inherited, strict=True):
             os.dup2(kept, fd)
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # they wait until it can handle them
         # With Python's own copy of the environment, since that of the system has no secrets in it any more.
-        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ)  # noqa: S606  the very command
+        try:
+            os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ)  # noqa: S606  the very command
+        except OSError as error:
+            log.critical("the server cannot begin anew, and ends: %s: %s", sys.executable, error.strerror)
+            os._exit(EXIT_BINLOG)
 
 
 def _inherited_fds() -> range:
@@ -401,7 +419,8 @@ def seat(options: Options, where: str) -> Seat:
     """The lead of the journal that *options* name, for a server that listens at *where*; raise StartError."""
     assert options.journal is not None
     conninfo = conninfo_of(options.journal, options.named("journal"))
-    return Seat(conninfo, options.journal_name, _name_of_this(where), options.lease_ns / SECOND)
+    name = "".join([char if char.isprintable() else "?" for char in _name_of_this(where)])
+    return Seat(conninfo, options.journal_name, name, options.lease_ns / SECOND)
 
 
 def _name_of_this(where: str) -> str:
@@ -423,12 +442,9 @@ def hand_over(options: Options) -> int:
     """
     asking = seat(options, "handover")
     try:
-        asking.open()
-        before = asking.look()
-        standbys = [standby.name for standby in asking.standbys() if standby.behind < options.lease_ns / SECOND]
-        if before.is_free:
+        if not asking.find() or (before := asking.look()).is_free:
             raise StartError(f"handover: no server is active on the journal {options.journal_name}", EXIT_BINLOG)
-        if not standbys:
+        if not any(standby.behind < options.lease_ns / SECOND for standby in asking.standbys()):
             raise StartError("handover: no standby is there, and up to date, to take over", EXIT_BINLOG)
         asking.ask_for_handover()
         until = time.monotonic() + HANDOVER_PATIENCE

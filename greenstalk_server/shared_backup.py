@@ -26,12 +26,15 @@ LEASE: Final = 600.0
 def export_shared(url: str, name: str, target: str | None) -> int:
     """Write what the journal *name* in the database at *url* holds, as backup.export_journal does."""
     now = time.time_ns()
+    nothing = StartError(f"journal export: there is no journal {name} in {without_password(url)}", EXIT_BINLOG)
     with _seat("export", url, name) as seat:
+        if not seat.find():
+            raise nothing
         standing, recovery = seat.look(), _read(seat)
     if not recovery.is_readable:
         raise StartError("journal export: a later version has written here; export with that one", EXIT_BINLOG)
     if not recovery.segments:
-        raise StartError(f"journal export: there is no journal {name} in {without_password(url)}", EXIT_BINLOG)
+        raise nothing
     recovery.settle(now)
     in_use = "" if standing.is_free else f"the journal {name} is in use by {standing.leader}"
     return write_archive(recovery, now, target, in_use)
@@ -40,6 +43,7 @@ def export_shared(url: str, name: str, target: str | None) -> int:
 def import_shared(url: str, name: str, source: str | None) -> int:
     """Make the journal *name*, which is empty or not there, in the database at *url*, as backup.import_journal does."""
     with _seat("import", url, name) as seat:
+        seat.open()
         epoch = seat.take()
         if epoch is None:
             raise StartError(f"journal import: {seat.look().leader} is active on the journal {name}", EXIT_BINLOG)
@@ -57,13 +61,13 @@ def import_shared(url: str, name: str, source: str | None) -> int:
 
 @contextmanager
 def _seat(verb: str, url: str, name: str) -> Iterator[Seat]:
-    """The lead of the journal, to be asked for; what the database does not allow is a StartError."""
+    """The lead of the journal, to be found, or made and asked for; an OSError meanwhile is a StartError."""
     seat = Seat(conninfo_of(url, f"journal {verb}"), name, f"journal {verb}", LEASE)
     try:
-        seat.open()
         yield seat
     except OSError as error:
-        raise StartError(f"journal {verb}: {error}", EXIT_BINLOG) from error
+        reason = f"{error.filename}: {error.strerror}" if error.filename else error
+        raise StartError(f"journal {verb}: {reason}", EXIT_BINLOG) from error
     finally:
         seat.link.close()
 

@@ -6,7 +6,7 @@ so both reading and writing them go in slices, and workers come in between.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import accumulate, chain
 from typing import Final, NamedTuple
 
@@ -25,6 +25,7 @@ from prometheus_client.samples import Sample
 from greenstalk_server.broker import Broker
 from greenstalk_server.clock import Clock
 from greenstalk_server.job import SECOND
+from greenstalk_server.role import Role
 from greenstalk_server.stats import COUNTERS
 from web.ledger import Ledger, Row, Totals
 from web.pace import Pace
@@ -90,11 +91,14 @@ TUBE_COUNTERS: Final = (
 class Metrics:
     """The metrics of one broker and its dashboard."""
 
-    def __init__(self, broker: Broker, clock: Clock, requests: RequestTimes) -> None:
-        """To be made after the history, whose farewells are passed on."""
+    def __init__(
+        self, broker: Broker, clock: Clock, requests: RequestTimes, role: Callable[[], Role] | None = None
+    ) -> None:
+        """To be made after the history, whose farewells are passed on; *role* as `create_app` has it."""
         self._broker: Broker = broker
         self._clock: Clock = clock
         self._requests: RequestTimes = requests
+        self._role: Callable[[], Role] | None = role
         self._ledger: Ledger = Ledger(broker, clock)
         self._looking: BoundedSemaphore = BoundedSemaphore(1)
 
@@ -104,9 +108,7 @@ class Metrics:
 
     def metrics(self) -> Response:
         """`/metrics`: all of it, as text. Switches."""
-        response = make_response(b"".join([generate_latest(_One(metric)) for metric in self.collect()]))
-        response.headers["Content-Type"] = CONTENT_TYPE
-        return response
+        return exposition(self.collect())
 
     def collect(self) -> Iterator[Metric]:
         """Yield every metric, with samples that rest in between when they are gone through. Switches."""
@@ -114,7 +116,7 @@ class Metrics:
             rows, totals = self._ledger.look()
         pace = Pace()
         tubes, times = _tubes(rows, pace), _times(totals)
-        whole = (self._journal(), self._bodies(), self._http())
+        whole = (self._journal(), of_role(self._role()) if self._role is not None else (), self._bodies(), self._http())
         for metric in chain(self._server(), self._connections(), tubes, times, *whole):
             metric.samples = _Unhurried(metric.samples, pace)
             yield metric
@@ -197,6 +199,21 @@ class Metrics:
         for key, times in self._requests.by_key.items():
             metric.add_metric(key, list(zip(bounds, accumulate(times.counts), strict=True)), times.sum)
         yield metric
+
+
+def of_role(role: Role) -> Iterator[Metric]:
+    """How a server stands whose journal others may lead."""
+    yield GaugeMetricFamily(f"{PREFIX}leader", "1 while the server leads, 0 while it stands by.", int(role.is_active))
+    if role.behind is not None:
+        text = "How long ago the server had read all that there was of the journal; 0 while it leads."
+        yield GaugeMetricFamily(f"{PREFIX}replication_lag_seconds", text, role.behind)
+
+
+def exposition(metrics: Iterable[Metric]) -> Response:
+    """The *metrics* as text. Switches if they do."""
+    response = make_response(b"".join([generate_latest(_One(metric)) for metric in metrics]))
+    response.headers["Content-Type"] = CONTENT_TYPE
+    return response
 
 
 def _tubes(rows: list[Row], pace: Pace) -> Iterator[Metric]:

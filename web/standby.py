@@ -1,4 +1,4 @@
-"""What a standby shows instead of the dashboard: its role, how far it is behind, and 503 to all else."""
+"""What a standby shows instead of the dashboard: its role and how far it is behind, as metrics too; 503 to all else."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from greenstalk_server.role import Role
 from web.assets import static_folder, template_folder
 from web.audit import Audit
 from web.guard import Guard
+from web.metrics import exposition, of_role
 from web.options import WebOptions
 from web.proxies import Prefix, TrustedProxies
 
@@ -32,12 +33,16 @@ def create_standby_app(role: Callable[[], Role], hostname: str, clock: Clock, op
     def readyz() -> Response:
         return _plain(said(role()), 503)
 
+    def metrics() -> Response:
+        return exposition(of_role(role()))
+
     def elsewhere(path: str) -> Response:
         return _plain(said(role()), 503)
 
     app.add_url_rule("/", "overview", overview)
     app.add_url_rule("/healthz", "healthz", healthz)
     app.add_url_rule("/readyz", "readyz", readyz)
+    app.add_url_rule("/metrics", "metrics", metrics)
     app.add_url_rule("/<path:path>", "elsewhere", elsewhere, methods=["GET", "POST", "PUT", "PATCH", "DELETE"])
     if options.url_prefix:
         app.wsgi_app = Prefix(app.wsgi_app, options.url_prefix)  # type: ignore[method-assign]
@@ -48,7 +53,8 @@ def create_standby_app(role: Callable[[], Role], hostname: str, clock: Clock, op
 
 def said(role: Role) -> str:
     """Return the line that tells a balancer, or an operator, why not to come here."""
-    line = f"standby of the journal {role.journal}: {role.leader or 'nobody'} is active, {behind(role.behind)} behind"
+    lag = behind(role.behind) + ("" if role.behind is None else " behind")
+    line = f"standby of the journal {role.journal}: {role.leader or 'nobody'} is active, {lag}"
     return f"{line}; {role.trouble}" if role.trouble else line
 
 

@@ -15,12 +15,14 @@ from __future__ import annotations
 
 import builtins
 import os
+import re
 import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any, Final, TypeAlias
 from uuid import UUID, uuid4
 
@@ -79,6 +81,9 @@ FETCH_BYTES: Final = 4 * 2**20
 RETRY_EVERY: Final = 0.1
 """Seconds between attempts to reach the database."""
 
+PULSE_EVERY: Final = 1.0
+"""Seconds between two signs of life of a server, at most: by them it also hears what is wanted of it."""
+
 STANDBY_GONE: Final = 10.0
 """Seconds after which a standby that nobody has heard of is none."""
 
@@ -107,13 +112,17 @@ class Refused(OSError):
 def conninfo_of(url: str, named: str) -> str:
     """What libpq is to be told of *url*, which the option *named* has set; raise StartError if it cannot be read.
 
-    Of several hosts it looks for the one that can be written to.
+    Of several hosts it looks for the one that can be written to. What libpq says of a bad address is not passed on: it
+    may have a part of the password in it. So may the host, the port or the database, if that is not encoded.
     """
     try:
         parameters = conninfo_to_dict(url)
-    except psycopg.Error as error:
-        message = str(error).strip().replace(url, "the address")
-        raise StartError(f"{named}: {message}; it must be postgresql://USER@HOST/DATABASE", EXIT_USAGE) from error
+    except (psycopg.Error, UnicodeError):
+        parameters = {}
+    is_torn = any("@" in str(parameters.get(part, "")) for part in ("host", "dbname"))
+    if not parameters or is_torn or not re.fullmatch("[0-9,]*", str(parameters.get("port", ""))):
+        form = "postgresql://USER:PASSWORD@HOST:PORT/DATABASE, with %40 for @ in a password, %2F for /, %25 for %"
+        raise StartError(f"{named}: the address cannot be read; it must be {form}", EXIT_USAGE)
     ours = {
         "application_name": "greenstalk-server",
         "connect_timeout": "2",
@@ -122,7 +131,7 @@ def conninfo_of(url: str, named: str) -> str:
         "keepalives_count": "3",
         "target_session_attrs": "read-write",
     }
-    return make_conninfo("", **(ours | parameters))
+    return make_conninfo("", **(ours | parameters | {"client_encoding": "utf8"}))
 
 
 class Link:
@@ -153,11 +162,18 @@ class Link:
         """Return what *function* makes of the connection; raise Away, Refused or NotLeader."""
         with self._lock:
             try:
+                is_new = self._connection is None
                 connection = self._connected()
                 self._asked_at = time.monotonic()
+                if is_new:
+                    connection.execute(_SESSION)
                 return function(connection)
             except errors.NotNullViolation as error:  # see INSERT: the epoch is another one
                 raise NotLeader("another server has taken over") from error
+            except errors.InsufficientPrivilege as error:
+                raise Refused(f"PostgreSQL: {_first_line(error)}; {_RIGHTS}") from error
+            except UnicodeError as error:  # of the name of a host
+                raise Away(f"PostgreSQL: {error}") from error
             except psycopg.Error as error:
                 connection_is_sound = self._connection is not None and not self._connection.broken
                 if connection_is_sound and not isinstance(error, _SESSION_ENDED):
@@ -167,10 +183,13 @@ class Link:
             finally:
                 self._asked_at = None
 
-    def cut_if_late(self) -> None:
-        """Break the connection if an answer is overdue: whoever waits for it is told Away. Never waits for long."""
+    def cut_if_late(self, at_most: float = inf) -> None:
+        """Break the connection if an answer is overdue, or took *at_most* seconds so far. Never waits for long.
+
+        Whoever waits for the answer is told Away.
+        """
         asked_at = self._asked_at
-        if asked_at is None or time.monotonic() < asked_at + self.patience:
+        if asked_at is None or time.monotonic() < asked_at + min(self.patience, at_most):
             return
         with self._guard, suppress(OSError, psycopg.Error):
             if self._connection is not None:
@@ -180,8 +199,7 @@ class Link:
     def close(self) -> None:
         """Give the connection up for good; a statement that is under way is cut short."""
         self._is_closed = True
-        self.patience = 0.0
-        self.cut_if_late()
+        self.cut_if_late(0.0)
         with self._lock:
             self._drop()
 
@@ -201,6 +219,12 @@ class Link:
                 with suppress(psycopg.Error):
                     connection.close()
 
+
+_SESSION: Final = b"""
+    SET statement_timeout = 0; SET lock_timeout = 0; SET default_transaction_isolation = 'read committed'"""
+"""Whatever the role or the database is set to: how long an answer may take is up to `Link.patience`."""
+
+_RIGHTS: Final = "the role needs the right to create tables, or all rights on those that are there (greenstalk_*)"
 
 _SESSION_ENDED: Final = (
     errors.AdminShutdown,
@@ -256,6 +280,7 @@ class Seat:
 
     me      of this process; no other's.
     name    of this server, for people.
+    pulse   seconds between two signs of life.
     """
 
     def __init__(self, conninfo: str, journal_name: str, name: str, lease: float) -> None:
@@ -266,7 +291,8 @@ class Seat:
         self.journal_name: str = journal_name
         self.conninfo: str = conninfo
         self.journal: int = 0
-        self.link: Link = Link(conninfo, max(lease / 3, 1.0))
+        self.pulse: float = min(lease / 3, PULSE_EVERY)
+        self.link: Link = Link(conninfo, max(1.0, min(lease / 3, COMMIT_PATIENCE)))
 
     def open(self) -> int:
         """Make or migrate the schema, and the journal's row if need be; return the database's time, nanoseconds.
@@ -279,11 +305,24 @@ class Seat:
             self.link.run(
                 "INSERT INTO greenstalk_journal (name) VALUES (%s) ON CONFLICT DO NOTHING", (self.journal_name,)
             )
-            [(self.journal,)] = self.link.run("SELECT id FROM greenstalk_journal WHERE name = %s", (self.journal_name,))
+            self.find()
+            if lacking := self.link.run(_LACKING_RIGHTS):
+                raise Refused(f"PostgreSQL: permission denied to {', '.join(lacking[0])}; {_RIGHTS}")
             [(now,)] = self.link.run("SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint")
         finally:
             self.link.patience = patience
         return int(now) * 1000
+
+    def find(self) -> bool:
+        """Look for the journal, and make nothing; return whether it is there; raise StartError as `open` does."""
+        if self.link.run("SELECT to_regclass('greenstalk_schema') IS NULL") == [(True,)]:
+            return False
+        [(version,)] = self.link.run("SELECT version FROM greenstalk_schema")
+        _refuse_later(version)
+        found = self.link.run("SELECT id FROM greenstalk_journal WHERE name = %s", (self.journal_name,))
+        if found:
+            [(self.journal,)] = found
+        return bool(found)
 
     def is_unsafe(self) -> bool:
         """Whether the database acknowledges what is not on its disk."""
@@ -306,8 +345,8 @@ class Seat:
             UPDATE greenstalk_journal SET epoch = epoch + 1, holder = %s, holder_name = %s, is_handing_over = false,
                    lease_until = clock_timestamp() + make_interval(secs => %s)
             WHERE id = %s AND (holder IS NULL OR holder = %s OR lease_until < clock_timestamp()) RETURNING epoch"""
+        self.leave()
         taken = self.link.run(query, (self.me, self.name, self.lease, self.journal, self.me))
-        self.link.run("DELETE FROM greenstalk_standby WHERE id = %s", (self.me,))
         return taken[0][0] if taken else None
 
     def renew(self) -> bool:
@@ -350,6 +389,20 @@ class Seat:
         self.link.run("DELETE FROM greenstalk_standby WHERE id = %s", (self.me,))
 
 
+def _refuse_later(version: int) -> None:
+    """Raise StartError if the schema is of a later *version*."""
+    if version > len(SCHEMA):
+        message = f"a later version of the server has made the tables (version {version}); start that one"
+        raise StartError(f"--journal: {message}", EXIT_BINLOG)
+
+
+_LACKING_RIGHTS: Final = """
+    SELECT what || ' in ' || name
+    FROM unnest(ARRAY['greenstalk_journal', 'greenstalk_batch', 'greenstalk_standby']) AS name,
+         unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS what
+    WHERE NOT has_table_privilege(name, what)"""
+
+
 def _migrate(connection: psycopg.Connection[Row]) -> list[Row]:
     """Bring the schema to the version of this server; raise StartError if it is of a later one."""
     with connection.transaction():
@@ -359,9 +412,7 @@ def _migrate(connection: psycopg.Connection[Row]) -> list[Row]:
             connection.execute("INSERT INTO greenstalk_schema VALUES (0)")
         row = connection.execute("SELECT version FROM greenstalk_schema").fetchone()
         version: int = row[0] if row is not None else 0
-        if version > len(SCHEMA):
-            message = f"a later version of the server has made the tables (version {version}); start that one"
-            raise StartError(f"--journal: {message}", EXIT_BINLOG)
+        _refuse_later(version)
         for script in SCHEMA[version:]:
             connection.execute(script.encode())
         if version < len(SCHEMA):

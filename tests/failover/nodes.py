@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import socket
 import subprocess
@@ -83,9 +84,9 @@ class Node:
             return ACTIVE
         return STANDBY if said.startswith("standby") and "still reading" not in said else NEITHER
 
-    def ask(self, path: str, token: str = "") -> tuple[int, str]:
-        """The status and text of a page; 0 if nobody answers."""
-        request = urllib.request.Request(f"http://127.0.0.1:{self.web_port}/{path}")
+    def ask(self, path: str, token: str = "", host: str = "127.0.0.1") -> tuple[int, str]:
+        """The status and text of a page, asked for by the name *host*; 0 if nobody answers."""
+        request = urllib.request.Request(f"http://127.0.0.1:{self.web_port}/{path}", headers={"Host": host})
         if token:
             request.add_header("Authorization", f"Bearer {token}")
         try:
@@ -96,6 +97,11 @@ class Node:
                 return error.code, error.read().decode()
         except (OSError, ValueError):
             return 0, ""
+
+    def gauge(self, name: str) -> float:
+        """What its /metrics tell of *name*, which has no labels."""
+        (value,) = re.findall(rf"^greenstalk_{name} (\S+)$", self.ask("metrics")[1], re.MULTILINE)
+        return float(value)
 
     @property
     def said(self) -> str:

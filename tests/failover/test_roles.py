@@ -11,9 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from greenstalk_server.clock import steady_clock
+from greenstalk_server.role import Role
 from tests.daemon import ask
 from tests.failover.nodes import ACTIVE, STANDBY, Node, Nodes, run_command, wait_until
 from tests.postgresql.cluster import Cluster
+from web import WebOptions, create_standby_app
 
 PUT = b"put 0 0 600 1\r\na\r\n"
 TOKEN = "t0ken"  # noqa: S105
@@ -46,13 +49,28 @@ def test_a_standby_serves_nothing_and_says_so(nodes: Nodes) -> None:
     assert line.startswith("standby of the journal test_a_standby_serves_nothing_and_says_so: ")
     assert re.search(rf": 127\.0\.0\.1:{active.port} is active, [0-9.]+ s behind$", line)
     assert standby.ask("healthz") == (200, "ok\n")
-    assert standby.ask("api/v1/tubes")[0] == standby.ask("metrics")[0] == 503
+    assert standby.ask("api/v1/tubes")[0] == 503
+    assert (active.gauge("leader"), active.gauge("replication_lag_seconds")) == (1, 0)
+    assert standby.gauge("leader") == 0 < standby.gauge("replication_lag_seconds") < 60
+    assert "greenstalk_uptime_seconds" in active.ask("metrics")[1]
+    assert standby.ask("", host=socket.gethostname())[0] == active.ask("", host=socket.gethostname())[0] == 200
     page = standby.ask("")[1]
     assert f"127.0.0.1:{active.port}" in page and "Behind" in page
     wait_until(lambda: f"127.0.0.1:{standby.port}, " in active.ask("")[1], lambda: active.ask("")[1])
     assert "active, epoch 1" in active.ask("")[1]
     assert standby.stop() == 0
     wait_until(lambda: f"127.0.0.1:{standby.port}" not in active.ask("")[1], lambda: "it is still among the standbys")
+
+
+def test_metrics_of_a_standby_are_for_whoever_has_the_token() -> None:
+    role = Role(False, "default", "here", "there", 7, 0.25)
+    app = create_standby_app(lambda: role, "here", steady_clock(), WebOptions(metrics_token=TOKEN, url_prefix="/queue"))
+    client = app.test_client()
+    assert client.get("/metrics", headers={"Authorization": "Bearer another"}).status_code == 401
+    for path in ("/metrics", "/queue/metrics"):
+        answer = client.get(path, headers={"Authorization": f"Bearer {TOKEN}"})
+        assert answer.status_code == 200 and answer.mimetype == "text/plain"
+        assert answer.text.splitlines()[2::3] == ["greenstalk_leader 0.0", "greenstalk_replication_lag_seconds 0.25"]
 
 
 def test_a_stop_in_order_lets_the_standby_lead_at_once(nodes: Nodes) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import psycopg
+
 from tests.daemon import Daemon, run
 from tests.failover.nodes import ACTIVE, Node, Nodes, wait_until
 from tests.postgresql.cluster import Cluster
@@ -58,3 +60,37 @@ def test_an_archive_that_is_damaged_leaves_nothing(cluster: Cluster, tmp_path: P
     done = run("journal", "export", cluster.url, GREENSTALK_JOURNAL_NAME="nothing")
     assert (done.returncode, done.stdout) == (10, "")
     assert "there is no journal nothing in postgresql://postgres@127.0.0.1" in done.stderr
+
+
+def test_whoever_only_looks_leaves_nothing_in_a_database(cluster: Cluster) -> None:
+    cluster.ask("CREATE DATABASE another")
+    url = cluster.url.replace("/greenstalk", "/another")
+    done = run("journal", "export", url)
+    assert (done.returncode, done.stderr) == (
+        10,
+        f"greenstalk-server: journal export: there is no journal default in {url}\n",
+    )
+    done = run("handover", DATABASE_URL=url)
+    assert (done.returncode, done.stderr) == (
+        10,
+        "greenstalk-server: handover: no server is active on the journal default\n",
+    )
+    with psycopg.connect(url) as connection:
+        assert connection.execute("SELECT relname FROM pg_class WHERE relname ~ '^greenstalk'").fetchall() == []
+
+
+def test_what_cannot_be_done_is_told_and_no_password(cluster: Cluster, tmp_path: Path) -> None:
+    secret = "postgresql://ada:pa55word@127.0.0.1/jobs"  # noqa: S105
+    done = run("journal", "check", secret)
+    assert (done.returncode, done.stderr) == (
+        5,
+        "greenstalk-server: journal check: it looks at directories alone; `journal export` reads all of a database\n",
+    )
+    done = run("journal", "export", secret, GREENSTALK_JOURNAL_NAME="a\udcff")
+    assert done.returncode == 5
+    assert done.stderr.startswith("greenstalk-server: GREENSTALK_JOURNAL_NAME 'a\\udcff': must be 1 to 200 characters")
+    done = run("journal", "import", cluster.url, str(tmp_path / "none"), GREENSTALK_JOURNAL_NAME="unread")
+    assert (done.returncode, done.stderr) == (
+        10,
+        f"greenstalk-server: journal import: {tmp_path}/none: No such file or directory\n",
+    )

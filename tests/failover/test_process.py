@@ -1,0 +1,217 @@
+"""What a server with a journal in PostgreSQL does as a process: signals, sockets, options, and beginning anew."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import weakref
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import gevent
+import pytest
+from gevent.event import Event
+
+from greenstalk_server.broker import Broker
+from greenstalk_server.clock import Clock
+from greenstalk_server.command_line import parse
+from greenstalk_server.journal import record
+from greenstalk_server.journal.postgresql import Rows, Seat, SharedBinlog, conninfo_of
+from greenstalk_server.leadership import Candidate, seat
+from greenstalk_server.options import Options
+from greenstalk_server.role import Role
+from tests.core.world import make_broker
+from tests.daemon import PATIENCE, REPOSITORY, ask, environment
+from tests.failover.nodes import ACTIVE, Node, Nodes, run_command, wait_until
+from tests.postgresql.cluster import Cluster
+from tests.postgresql.test_journal import Member
+
+PUT = b"put 0 0 600 1\r\na\r\n"
+
+
+@pytest.fixture
+def flags(request: pytest.FixtureRequest) -> list[str]:
+    """What each server is started with."""
+    return ["--journal-name", request.node.name]
+
+
+def test_a_standby_ends_soon_though_the_database_does_not_answer(
+    cluster: Cluster, tmp_path: Path, flags: list[str]
+) -> None:
+    with Nodes.behind_proxies(cluster, tmp_path, *flags) as nodes:
+        active = nodes.wait_for_roles()
+        (standby,) = [node for node in nodes.nodes if node is not active]
+        assert standby.proxy is not None
+        standby.proxy.cut()
+        wait_until(lambda: standby.gauge("replication_lag_seconds") > 1, lambda: standby.said)
+        began = time.monotonic()
+        assert standby.stop() == 0
+        took = time.monotonic() - began
+        assert took < 8, took
+
+
+def test_a_standby_that_cannot_read_the_journal_ends_and_never_leads(
+    cluster: Cluster, tmp_path: Path, flags: list[str]
+) -> None:
+    """One that it leads meanwhile would be one that nobody serves."""
+    later = bytearray(record.SegmentHeader(b"salt", 99, 1, 1).encode()[:-4])
+    later[8:10] = (record.VERSION + 1).to_bytes(2, "little")
+    later += crc32(later).to_bytes(4, "little")
+    with pytest.raises(record.NewerVersion):
+        record.decode_segment_header(bytes(later))
+    with Nodes.behind_proxies(cluster, tmp_path, *flags) as nodes:
+        active = nodes.wait_for_roles()
+        (standby,) = [node for node in nodes.nodes if node is not active]
+        journal = f"SELECT id, 99, 0, false, '\\x{later.hex()}' FROM greenstalk_journal WHERE name = '{flags[1]}'"  # noqa: S608
+        cluster.ask(f"INSERT INTO greenstalk_batch {journal}")
+        assert standby.process is not None and standby.process.wait(20) == 10
+        assert "a later version of the server has written the journal; start that one" in standby.said
+        assert active.role == ACTIVE
+
+
+class Kept:
+    """A queue that is in a cycle, as one with a dashboard is."""
+
+    def __init__(self, rows: Rows, clock: Clock) -> None:
+        self.rows: Rows = rows
+        self.broker: Broker = make_broker()
+        self.binlog: SharedBinlog = SharedBinlog(rows, 4096, 0, os.urandom)
+        self.itself: Kept = self
+
+    def prepare(self, role: Callable[[], Role]) -> None:
+        pass
+
+
+def wait_for(is_so: Callable[[], bool]) -> None:
+    """Let greenlets work until *is_so*."""
+    with gevent.Timeout(PATIENCE):
+        while not is_so():
+            gevent.sleep(0.01)
+
+
+def test_a_standby_that_reads_anew_keeps_nothing_of_what_it_had_read(cluster: Cluster, flags: list[str]) -> None:
+    leader = Member(cluster.url, flags[1], "leader")
+    leader.lead()
+    leader.put(b"a")
+    leader.commit()
+    made: list[weakref.ref[Kept]] = []
+
+    def make(rows: Rows, clock: Clock) -> Kept:
+        queue = Kept(rows, clock)
+        made.append(weakref.ref(queue))
+        return queue
+
+    candidate = Candidate(Seat(conninfo_of(cluster.url, "--journal"), flags[1], "standby", 60.0), make, is_strict=False)
+    stopping, thresholds = Event(), gc.get_threshold()
+    gc.set_threshold(0)  # nothing is collected by the way
+    standby = gevent.spawn(candidate.run, stopping)
+    try:
+        wait_for(lambda: candidate.role().behind is not None)
+        cluster.ask(f"UPDATE greenstalk_batch SET segment = segment + 1 WHERE journal = {leader.seat.journal}")  # noqa: S608
+        wait_for(lambda: len(made) == 2 and candidate.role().behind is not None)
+        wait_for(lambda: candidate.role().leader == "leader")
+        assert [queue() is None for queue in made] == [True, False]
+    finally:
+        gc.set_threshold(*thresholds)
+        stopping.set()
+        standby.get()
+        for link in candidate.links:
+            link.close()
+        leader.close()
+
+
+def test_a_server_is_known_by_a_name_that_a_database_takes() -> None:
+    options = parse(["--journal", "postgresql://db/jobs"], {})
+    assert isinstance(options, Options)
+    assert seat(options, "unix:/run/\udcff\n").name == f"{socket.gethostname()}:unix:/run/??"
+
+
+def test_a_server_that_cannot_begin_anew_ends(tmp_path: Path) -> None:
+    """Its program may have gone: it must not go on with what it has in memory."""
+    script = """
+import sys
+from types import SimpleNamespace
+from greenstalk_server.leadership import Turn
+sys.executable = "/nowhere/python"
+Turn(SimpleNamespace(lead=None, links=[])).begin_anew()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=REPOSITORY, env=environment(), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 10
+    assert "/nowhere/python" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_every_socket_is_there_again_after_each_handover_however_long_the_lease(
+    cluster: Cluster, tmp_path: Path, flags: list[str]
+) -> None:
+    """Two on TCP and a Unix socket of each server, of which those of a standby refuse."""
+    flags += ["-l", "127.0.0.2", "--lease", "3600"]
+    servers = [Node(f"node-{number}", cluster.url, tmp_path, *flags, "-l", unix(tmp_path, number)) for number in (0, 1)]
+    with Nodes(servers) as nodes:
+        for taken in range(3):
+            active = nodes.wait_for_roles()
+            (standby,) = [node for node in servers if node is not active]
+            for family, address in addresses(active, tmp_path, servers.index(active)):
+                with socket.socket(family) as sock:
+                    sock.connect(address)
+                    assert ask(sock, PUT).startswith(b"INSERTED")
+            for family, address in addresses(standby, tmp_path, servers.index(standby)):
+                with socket.socket(family) as sock, pytest.raises(ConnectionRefusedError):
+                    sock.connect(address)
+            if taken < 2:
+                wait_until(partial(is_known, standby, active), lambda: "the standby is not known")
+                assert run_command(active, "handover").returncode == 0
+                for _ in range(10):  # while it begins anew, it must not be what a signal does to a program as such
+                    active.signal(signal.SIGUSR2)
+                    time.sleep(0.05)
+
+
+def unix(directory: Path, number: int) -> str:
+    return f"unix:{directory}/{number}"
+
+
+def is_known(standby: Node, active: Node) -> bool:
+    """Whether the overview of *active* tells of *standby*."""
+    return f"127.0.0.1:{standby.port}, " in active.ask("")[1]
+
+
+def addresses(node: Node, directory: Path, number: int) -> list[tuple[socket.AddressFamily, Any]]:
+    """All of *node*."""
+    tcp = [(socket.AF_INET, (host, node.port)) for host in ("127.0.0.1", "127.0.0.2")]
+    return [*tcp, (socket.AF_UNIX, unix(directory, number).removeprefix("unix:"))]
+
+
+def test_a_standby_that_reads_anew_has_as_much_memory_for_jobs_as_before(
+    cluster: Cluster, tmp_path: Path, flags: list[str]
+) -> None:
+    """It is stopped while all that it has read is removed, and what is new takes its place."""
+    jobs, body = 100, b"a" * 60_000
+    put = b"put 0 0 600 %d\r\n%b\r\n" % (len(body), body)
+    limit = ["--memory-limit", "200000000", "-s", "4096"]
+    with Nodes([Node(f"node-{number}", cluster.url, tmp_path, *flags, *limit) for number in range(2)]) as nodes:
+        active = nodes.wait_for_roles()
+        (standby,) = [node for node in nodes.nodes if node is not active]
+        with socket.create_connection(("127.0.0.1", active.port), 60) as sock:
+            said = [ask(sock, put) for _ in range(jobs)]
+            standby.signal(signal.SIGSTOP)
+            said += [ask(sock, b"delete %d\r\n" % (number + 1)) for number in range(jobs)]
+            said += [ask(sock, put) for _ in range(jobs)]
+        assert said[-1] == b"INSERTED %d" % (2 * jobs)
+        journal = f"(SELECT id FROM greenstalk_journal WHERE name = '{flags[1]}')"  # noqa: S608
+        segments = f"SELECT segment FROM greenstalk_batch WHERE journal = {journal}"  # noqa: S608
+        wait_until(lambda: (1,) not in cluster.ask(segments), lambda: active.said)
+        standby.signal(signal.SIGCONT)
+        wait_until(lambda: "all is read from the start" in standby.said, lambda: standby.said)
+        before = active.gauge("memory_limit_bytes")
+        assert run_command(active, "handover").returncode == 0
+        wait_until(lambda: standby.role == ACTIVE, lambda: standby.said)
+        assert standby.gauge("memory_limit_bytes") > before - jobs * len(body) / 2

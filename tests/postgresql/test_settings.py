@@ -1,0 +1,126 @@
+"""How a database, a role and an address may be set up: what makes no difference, and what is refused and why."""
+
+from __future__ import annotations
+
+import threading
+
+import psycopg
+import pytest
+from psycopg.conninfo import conninfo_to_dict
+
+from greenstalk_server.exits import StartError
+from greenstalk_server.journal.postgresql import Away, Link, Refused, Seat, conninfo_of
+from tests.postgresql.cluster import Cluster
+from tests.postgresql.test_journal import Member, bodies
+
+
+def url_of(cluster: Cluster, role: str, database: str = "greenstalk") -> str:
+    return f"postgresql://{role}@127.0.0.1:{cluster.port}/{database}"
+
+
+def test_settings_of_a_role_and_a_database_make_no_difference(cluster: Cluster) -> None:
+    """Statements that may take no time, transactions that fail where another changes a row, and other alphabets."""
+    for query in (
+        "CREATE ROLE odd LOGIN",
+        "ALTER ROLE odd SET statement_timeout = '50ms'",
+        "ALTER ROLE odd SET lock_timeout = '50ms'",
+        "ALTER ROLE odd SET default_transaction_isolation = 'serializable'",
+        "ALTER ROLE odd SET client_encoding = 'latin1'",
+        "CREATE DATABASE odd OWNER odd ENCODING 'SQL_ASCII' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0",
+    ):
+        cluster.ask(query)
+    one, two = (Member(url_of(cluster, "odd", "odd"), "日本 é", name) for name in ("ein", "zwei ü"))
+    try:
+        one.lead()
+        id = one.put(b"a")
+        with psycopg.connect(url_of(cluster, "postgres", "odd")) as other:
+            other.execute("UPDATE greenstalk_journal SET lease_until = lease_until + interval '1s'")
+            writer = threading.Thread(target=one.commit)
+            writer.start()
+            writer.join(0.2)
+            other.commit()
+        writer.join()
+        two.read()
+        assert bodies(two) == {id: b"a"}
+        assert two.seat.look().leader == "ein"
+        two.seat.follow(0.0)
+        assert [standby.name for standby in one.seat.standbys()] == ["zwei ü"]
+    finally:
+        one.close()
+        two.close()
+
+
+@pytest.mark.parametrize(
+    ("database", "rights", "what"),
+    [
+        ("greenstalk", "SELECT", "permission denied for table greenstalk_journal"),
+        ("greenstalk", "SELECT, INSERT, UPDATE", "permission denied to DELETE in greenstalk_"),
+        ("postgres", "SELECT", "permission denied for schema public"),
+    ],
+)
+def test_a_role_that_may_not_do_all_never_leads(cluster: Cluster, database: str, rights: str, what: str) -> None:
+    Member(cluster.url, "rights", "one").close()
+    cluster.ask("DROP ROLE IF EXISTS guest")
+    cluster.ask("CREATE ROLE guest LOGIN")
+    cluster.ask(f"GRANT {rights} ON ALL TABLES IN SCHEMA public TO guest")
+    seat = Seat(conninfo_of(url_of(cluster, "guest", database), "--journal"), "rights", "one", 2.0)
+    try:
+        with pytest.raises(Refused, match=f"^PostgreSQL: {what}.*; the role needs the right to create tables, or all"):
+            seat.open()
+    finally:
+        seat.link.close()
+        cluster.ask("DROP OWNED BY guest")
+        cluster.ask("DROP ROLE guest")
+
+
+def test_a_migration_that_fails_leaves_nothing(cluster: Cluster) -> None:
+    cluster.ask("CREATE DATABASE halfway")
+    url = url_of(cluster, "postgres", "halfway")
+    seat = Seat(conninfo_of(url, "--journal"), "default", "one", 2.0)
+    with psycopg.connect(url, autocommit=True) as admin:
+        admin.execute(
+            """CREATE FUNCTION refuse() RETURNS event_trigger LANGUAGE plpgsql AS
+               $$ BEGIN IF to_regclass('greenstalk_standby') IS NOT NULL THEN RAISE 'not today'; END IF; END $$"""
+        )
+        admin.execute("CREATE EVENT TRIGGER refuse ON ddl_command_end EXECUTE FUNCTION refuse()")
+        try:
+            with pytest.raises(Refused, match=r"^PostgreSQL: not today$"):
+                seat.open()
+            assert admin.execute("SELECT relname FROM pg_class WHERE relname ~ '^greenstalk'").fetchall() == []
+            admin.execute("DROP EVENT TRIGGER refuse")
+            seat.open()
+            assert seat.look().is_free
+        finally:
+            seat.link.close()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://ada:pa55%zzword@db/jobs",
+        "postgresql://ada:pa55@word@db/jobs",
+        "postgresql://ada:pa55/word@db/jobs",
+        "postgresql://ada:12/word@db/jobs",
+        "postgresql://ada:pa55/wo@rd@db/jobs",
+        "postgresql://ada:pa55/?word@db/jobs",
+        "postgresql://ada:pa55word@[db/jobs",
+        "postgresql://ada:pa55word@db:high/jobs",
+        "postgresql://ada:pa55\udcffword@db/jobs",
+        "postgresql://ada:pa55%ffword@db/jobs",
+    ],
+)
+def test_an_address_that_cannot_be_read_is_refused_and_no_part_of_its_password_shown(url: str) -> None:
+    with pytest.raises(StartError, match=r"^--journal: the address cannot be read; it must be postgresql://") as caught:
+        conninfo_of(url, "--journal")
+    assert not any(part in str(caught.value) for part in ("pa55", "word@", "wo@", "12/", "rd@"))
+
+
+def test_a_host_that_no_name_service_can_have_is_one_that_cannot_be_reached() -> None:
+    with pytest.raises(Away, match=r"^PostgreSQL: .*label"):
+        Link(conninfo_of("postgresql://ada@db..example/jobs", "--journal"), 1.0).run("SELECT 1")
+
+
+@pytest.mark.parametrize("hosts", ["db", "db:5432", "db1,db2:5433", "db1:1,db2", "[::1]:5432", ""])
+def test_an_address_has_one_host_or_more(hosts: str) -> None:
+    made = conninfo_to_dict(conninfo_of(f"postgresql://ada:p%40%2F%25@{hosts}/jobs", "--journal"))
+    assert (made["user"], made["password"], made["dbname"]) == ("ada", "p@/%", "jobs")
