@@ -38,7 +38,7 @@ LONGEST_VALUE_SHOWN: Final = 60
 _LARGEST_COUNT: Final = 2**63 - 1
 _LONGEST_TIMEOUT: Final = 30 * 24 * 3600
 
-_PASSWORD_OF_URL: Final = re.compile(r"((?:://[^:/@?]*:|[?&]password=))[^@&]*")
+_PASSWORD_OF_URL: Final = re.compile(r"(://[^:/@?]*:)(?:.*(?=@)|[^@&]*)|([?&]password=)[^&]*", re.DOTALL)
 
 _URL_PREFIX: Final = re.compile(r"(/(?!\.{1,2}(/|$))[A-Za-z0-9._~-]+)*/?")
 """Segments that are not `.` or `..`, which browsers take out of a path."""
@@ -973,7 +973,7 @@ def _is_loopback(host: str) -> bool:
 
 def without_password(url: str) -> str:
     """Return *url* with stars for the password in it, if there is one."""
-    return _PASSWORD_OF_URL.sub(r"\1***", url)
+    return _PASSWORD_OF_URL.sub(r"\1\2***", url)
 
 
 def shown(text: str) -> str:

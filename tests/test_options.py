@@ -19,7 +19,7 @@ from greenstalk_server.command_line import (
     usage,
 )
 from greenstalk_server.configuration import as_json, as_table
-from greenstalk_server.options import DEFINITIONS, TOKENS, Options, UsageError
+from greenstalk_server.options import DEFINITIONS, TOKENS, Options, UsageError, without_password
 
 GIB = 2**30
 
@@ -335,6 +335,20 @@ def test_the_password_of_a_database_is_not_shown() -> None:
     for bad in ("mysql://ada:pa55word@db/jobs", "mysql://db/jobs?user=ada&password=pa55word"):
         message = str(refusal("--journal", bad))
         assert message.startswith("--journal mysql://") and "***" in message and "pa55word" not in message
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("postgresql://ada:pa55word@db/jobs", "postgresql://ada:***@db/jobs"),
+        ("postgresql://ada:pa55@word/a?b&c@db/jobs", "postgresql://ada:***@db/jobs"),
+        ("postgresql://ada:pa55word", "postgresql://ada:***"),
+        ("postgresql://ada@db/jobs?password=pa55@word&port=1", "postgresql://ada@db/jobs?password=***&port=1"),
+        ("postgresql://ada@db:5433/jobs", "postgresql://ada@db:5433/jobs"),
+    ],
+)
+def test_no_part_of_a_password_is_told(url: str, told: str) -> None:
+    assert without_password(url) == told
 
 
 def test_a_server_has_one_journal() -> None:

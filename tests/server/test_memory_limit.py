@@ -18,8 +18,8 @@ from greenstalk_server.exits import EXIT_USAGE
 from tests.daemon import PATIENCE, Daemon, run
 
 SIZE = 500_000
-COUNT = 80
-"""Bodies of 40 MB in all: more than is left of the limit beside the process itself."""
+COUNT = 120
+"""Bodies of 60 MB in all: more than is left of the limit beside the process itself."""
 
 BOUND = LEAST_LIMIT + 2**25
 """Bytes; what is read, and what is on its way to clients, comes on top of what jobs take."""
