@@ -75,10 +75,15 @@ class Channel:
         """
         target = f"{self._url.root}{path}" + (f"?{urlencode(query)}" if query else "")
         with self._in_our_words(is_change=method != "GET"):
-            self._connect()
-            self._http.request(method, target, None if body is None else json.dumps(body), self._headers())
-            response = self._http.getresponse()
-            content = response.read()
+            is_used = self._connect()
+            try:
+                response, content = self._exchange(method, target, body)
+            except ConnectionError:
+                if not is_used or method != "GET":
+                    raise
+                self._http.close()  # the other end has closed it just as the request was on its way
+                self._connect()
+                response, content = self._exchange(method, target, body)
         kind = response.headers.get_content_type()
         if kind not in {JSON, PROBLEM, BYTES} and response.status != 204:
             raise self._is_other(response)
@@ -87,16 +92,24 @@ class Channel:
             self._refuse(answer, is_change=method != "GET")
         return answer
 
+    def _exchange(self, method: str, target: str, body: object) -> tuple[HTTPResponse, bytes]:
+        self._http.request(method, target, None if body is None else json.dumps(body), self._headers())
+        response = self._http.getresponse()
+        return response, response.read()
+
     def _headers(self) -> dict[str, str]:
         headers = {"Accept": f"{JSON}, {PROBLEM}, {BYTES}", "Content-Type": JSON, "User-Agent": "greenstalkctl"}
         return headers | ({"Authorization": f"Bearer {self._token}"} if self._token else {})
 
-    def _connect(self) -> None:
-        """See to it that there is a connection: one that the other end has closed since the last request is none."""
+    def _connect(self) -> bool:
+        """See to it that there is a connection, and return whether it has been used already.
+
+        One that the other end has closed since the last request is none.
+        """
         if self._http.sock is not None:
             readable, _, _ = select.select([self._http.sock], [], [], 0)
             if not readable:
-                return
+                return True
             self._http.close()
         try:
             self._http.connect()
@@ -111,6 +124,7 @@ class Channel:
             reason = getattr(error, "strerror", None) or str(error) or "it does not answer"
             message = f"cannot connect to {self._url}: {reason}; is the dashboard running, and --api right?"
             raise Unreachable(message) from error
+        return False
 
     @contextmanager
     def _in_our_words(self, *, is_change: bool) -> Iterator[None]:

@@ -20,7 +20,7 @@ import pytest
 from greenstalkctl.address import Url, parse_url
 from greenstalkctl.api import Api
 from greenstalkctl.channel import Channel
-from greenstalkctl.exits import Interrupted
+from greenstalkctl.exits import Interrupted, Unreachable
 from greenstalkctl.follower import Lister
 from greenstalkctl.interrupt import Interrupt
 from tests.conformance.servers import Server
@@ -567,11 +567,23 @@ def against(reply: str) -> Done:
     return done
 
 
-def test_a_connection_that_was_ended_meanwhile_is_made_anew(with_api: WithApi, mail: Client) -> None:
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_connection_that_was_ended_meanwhile_is_made_anew(with_api: WithApi, mail: Client, is_late: bool) -> None:
     mail.put(b"hello")
-    with front(with_api.dashboard, is_brief=True) as proxy:
+    with front(with_api.dashboard, is_brief=not is_late, is_late=is_late) as proxy:
         done = run("--api", f"http://{proxy}", "peek", "--tube", "mail", "--raw")
     assert (done.code, done.out) == (0, b"hello")
+
+
+def test_a_change_is_not_sent_twice(with_api: WithApi, mail: Client) -> None:
+    id = mail.put(b"hello")
+    with front(with_api.dashboard, is_late=True) as proxy:
+        url = parse_url(f"http://{proxy}")
+        with closing(Channel(url, "", PATIENCE)) as channel:
+            assert channel.ask("GET", f"/jobs/{id}").is_success
+            with pytest.raises(Unreachable, match="may have done it all the same"):
+                channel.ask("DELETE", f"/jobs/{id}")
+    assert mail.peek(id).body == b"hello"
 
 
 def test_https_wants_a_certificate_that_holds(

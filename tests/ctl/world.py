@@ -262,8 +262,14 @@ class _Front(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     target: ClassVar[str]
     is_brief: ClassVar[bool]
+    is_late: ClassVar[bool]
+    has_answered = False
 
     def do_GET(self) -> None:
+        if self.is_late and self.has_answered:
+            self.close_connection = True
+            return
+        self.has_answered = True
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         far = HTTPConnection(self.target.removeprefix("http://"), timeout=PATIENCE)
         far.request(self.command, self.path, body, dict(self.headers))
@@ -281,9 +287,14 @@ class _Front(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def front(target: str, *, tls: ssl.SSLContext | None = None, is_brief: bool = False) -> Iterator[str]:
-    """The address of a proxy before the API at *target*; one that *is_brief* ends a connection after each answer."""
-    handler = type("Front", (_Front,), {"target": target, "is_brief": is_brief})
+def front(
+    target: str, *, tls: ssl.SSLContext | None = None, is_brief: bool = False, is_late: bool = False
+) -> Iterator[str]:
+    """The address of a proxy before the API at *target*.
+
+    One that *is_brief* ends a connection after each answer, one that *is_late* only when the next request is there.
+    """
+    handler = type("Front", (_Front,), {"target": target, "is_brief": is_brief, "is_late": is_late})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         if tls is not None:
             server.socket = tls.wrap_socket(server.socket, server_side=True)
