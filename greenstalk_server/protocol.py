@@ -299,7 +299,8 @@ def kicked(count: int) -> bytes:
 
 def name_list(names: Iterable[bytes]) -> bytes:
     """The reply to list-tubes and list-tubes-watched."""
-    return _ok(b"---\n" + b"".join([b"- %b\n" % name for name in names]))
+    lines = b"\n- ".join(names)
+    return _ok(b"---\n- %b\n" % lines if lines else b"---\n")
 
 
 def stats(snapshot: ServerStats | TubeStats | JobStats) -> bytes:
