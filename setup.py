@@ -25,6 +25,7 @@ COMPILED = (
     "life",
     "limits",
     "protocol",
+    "poller",
     "ready",
     "restricted",
     "session",

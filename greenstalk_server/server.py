@@ -32,6 +32,7 @@ from greenstalk_server.limits import Admission, Limits
 from greenstalk_server.listeners import Listener, describe_peer, notice_dead_peers
 from greenstalk_server.memory import Heap, after_slice
 from greenstalk_server.oversight import Complaints, overstayed
+from greenstalk_server.poller import Poller
 from greenstalk_server.restricted import RestrictedSession
 from greenstalk_server.session import TURN, Session
 from greenstalk_server.tls import Certificates, reason_of, shake_hands
@@ -92,6 +93,7 @@ class Server:
             for listener in listeners
         ]
         self._ticker: Ticker = Ticker(broker, clock)
+        self._poller: Poller = Poller()
         broker.timed_out = _on_time_out
         broker.limited.complain = Complaints(clock)
         self._housekeeper: gevent.Greenlet | None = None
@@ -100,6 +102,7 @@ class Server:
     def start(self) -> None:
         """Begin to accept connections. Does not switch."""
         self._ticker.start()
+        self._poller.start()
         self._housekeeper = gevent.spawn(self._keep_house)
         if self._committer is not None:
             self._committer.start()
@@ -124,6 +127,7 @@ class Server:
                 gevent.sleep(0.01)
         for connection in list(self.connections):
             connection.kill()
+        self._poller.stop()
         self._ticker.stop()
         if self._housekeeper is not None:
             self._housekeeper.kill()
@@ -198,6 +202,7 @@ class Server:
             sock,
             address,
             self.clock,
+            self._poller,
             self._committer,
             _on_refused,
             self._session_maker(listener, names),

@@ -12,6 +12,7 @@ from greenstalk_server.clock import steady_clock
 from greenstalk_server.connection import HELD_AT_MOST, Connection
 from greenstalk_server.job import READY, Job
 from greenstalk_server.journal import NullJournal
+from greenstalk_server.poller import Poller
 from greenstalk_server.session import COMMAND_SLICE
 from greenstalk_server.stats import ServerFacts
 
@@ -44,7 +45,8 @@ class Pair:
         ours.setblocking(False)
         self.peer.setblocking(False)
         self.connection: Connection
-        self._broker, self._committer = broker, committer
+        self._broker, self._committer, self._poller = broker, committer, Poller()
+        self._poller.start()
         gevent.spawn_raw(self._serve, ours)
         self.settle()
 
@@ -79,7 +81,8 @@ class Pair:
         self.peer.close()
 
     def _serve(self, sock: socket.socket) -> None:
-        self.connection = Connection(self._broker, sock, "", steady_clock(), self._committer, lambda *_: None)
+        parts = (self._poller, self._committer, lambda *_: None)
+        self.connection = Connection(self._broker, sock, "", steady_clock(), *parts)
         try:
             self.connection.serve()
         finally:
@@ -133,7 +136,7 @@ def test_replies_that_wait_for_the_journal() -> None:
     pair.hang_up()
     for holder in journal.holders:
         holder.release(journal.promised)
-    assert not pair.connection._watcher.active  # it would watch a descriptor that is another's by now
+    assert not pair.connection._is_read  # it would watch a descriptor that is another's by now
 
 
 class Prompt(Slow):
