@@ -12,6 +12,7 @@ from __future__ import annotations
 import select
 import socket
 from collections.abc import Callable
+from functools import partial
 from itertools import count
 from typing import Any, Final
 
@@ -94,7 +95,7 @@ class Connection:
         self._journal: Journal = broker.journal
         self._committer: Committer | None = committer
         self._event: Event = Event()
-        self.session: Session = make_session(broker, self._wake)
+        self.session: Session = make_session(broker, partial(_wake, self._event, poller))
         self.client: Client = self.session.client
         self.client.connected_at = clock()
         self.client.address, self.client.name = describe_peer(sock, address)
@@ -172,11 +173,6 @@ class Connection:
             self._greenlet.switch((b"", False))
         elif session.is_waiting:
             self._watch_no_more_than_wanted()
-
-    def _wake(self) -> None:
-        """Have the greenlet go on, now that its client's wait has ended. Does not switch."""
-        self._event.set()
-        self._poller.has_woken = True
 
     def _watch_no_more_than_wanted(self) -> None:
         """Read no further while parked, once enough has come. Does not switch."""
@@ -360,3 +356,9 @@ class Connection:
         self._is_busy = False
         self._read_on()
         self._event.rawlink(self._greenlet.switch)
+
+
+def _wake(event: Event, poller: Poller) -> None:
+    """Have the greenlet go on that waits for *event*. No method: the client would refer to its connection."""
+    event.set()
+    poller.has_woken = True
