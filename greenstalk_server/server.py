@@ -238,8 +238,11 @@ class Server:
 
 
 def _accepted_at_once(listener: Listener) -> int:
-    """Connections, before others have their turn: a handshake takes some ms."""
-    return 10 if listener.is_tls else 100
+    """Connections, before others have their turn: a handshake takes some ms.
+
+    Fewer than the poller serves in a turn, else those of a flood would come faster than they go.
+    """
+    return 10 if listener.is_tls else 16
 
 
 def _fields(client: Client) -> dict[str, object]:
