@@ -11,6 +11,7 @@ import gevent
 import pytest
 
 from greenstalk_server.poller import AT_ONCE, TIMES, Poller
+from tests.daemon import PATIENCE
 
 
 class Sockets:
@@ -30,6 +31,12 @@ class Sockets:
 
     def send(self, number: int) -> None:
         self.far[number].send(b"x")
+
+    def wait_for(self, count: int) -> None:
+        """Return once so many have been called in all."""
+        with gevent.Timeout(PATIENCE):
+            while len(self.called) < count:
+                gevent.sleep(0.001)
 
     def _on_readable(self, number: int) -> None:
         self.near[number].recv(1)
@@ -52,7 +59,7 @@ def test_who_came_first_is_called_first(sockets: Sockets) -> None:
         sockets.read(number)
     for number in numbers:
         sockets.send(number)
-    gevent.sleep(0.001)
+    sockets.wait_for(len(numbers))
     assert sockets.called == numbers
 
 
@@ -61,7 +68,7 @@ def test_who_has_more_stands_in_line_again(sockets: Sockets) -> None:
         sockets.read(number)
         sockets.send(number)
         sockets.send(number)
-    gevent.sleep(0.01)
+    sockets.wait_for(6 * AT_ONCE)
     assert sockets.called == 2 * list(range(3 * AT_ONCE))
 
 
@@ -71,26 +78,27 @@ def test_who_rests_is_not_called_until_it_reads_again(sockets: Sockets) -> None:
     sockets.read(1)
     sockets.send(0)
     sockets.send(1)
-    gevent.sleep(0.001)
+    sockets.wait_for(1)
     assert sockets.called == [1]
     sockets.read(0)
-    gevent.sleep(0.001)
+    sockets.wait_for(2)
     assert sockets.called == [1, 0]
     sockets.rest(0)
     sockets.read(0)
     sockets.send(0)
-    gevent.sleep(0.001)
+    sockets.wait_for(3)
     assert sockets.called == [1, 0, 0]
 
 
 def test_who_is_forgotten_in_the_meantime_is_not_called(sockets: Sockets) -> None:
     fd = sockets.near[1].fileno()
     sockets.poller.read(sockets.near[0].fileno(), lambda: sockets.poller.forget(fd))
-    sockets.read(1)
-    sockets.send(0)
-    sockets.send(1)
-    gevent.sleep(0.001)
-    assert sockets.called == []
+    for number in (1, 2):
+        sockets.read(number)
+    for number in (0, 1, 2):
+        sockets.send(number)
+    sockets.wait_for(1)
+    assert sockets.called == [2]
     sockets.poller.forget(fd)
     sockets.near[1].close()
 
@@ -100,7 +108,7 @@ def test_who_was_woken_has_a_turn_before_more_is_read(sockets: Sockets) -> None:
         sockets.read(number)
         sockets.send(number)
     sockets.poller.read(sockets.near[5].fileno(), partial(_wake, sockets))
-    gevent.sleep(0.001)
+    sockets.wait_for(3 * AT_ONCE)
     assert sockets.called.index(5) == AT_ONCE - 1
 
 
