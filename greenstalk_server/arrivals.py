@@ -10,12 +10,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from greenstalk_server.job import IN_RUN, READY, Job, JobHeap
-
-if TYPE_CHECKING:
-    from greenstalk_server.tube import Tube
 
 SLACK: Final = 64
 """Dead entries that are borne beyond as many as live ones."""
@@ -34,11 +31,11 @@ class Arrivals:
     `_entries` are still to be looked at, and those that were found to live stand in `_swept`, before all others.
     """
 
-    __slots__ = ("_entries", "_jobs", "_left", "_strays", "_swept", "_tube")
+    __slots__ = ("_entries", "_jobs", "_left", "_name", "_strays", "_swept")
 
-    def __init__(self, tube: Tube, strays: JobHeap, jobs: Mapping[int, Job]) -> None:
-        """*strays* are those of *tube*; *jobs* is the broker's table of every job by id."""
-        self._tube: Tube = tube
+    def __init__(self, name: bytes, strays: JobHeap, jobs: Mapping[int, Job]) -> None:
+        """*strays* are those of the tube *name*; *jobs* is the broker's table of every job by id."""
+        self._name: bytes = name
         self._strays: JobHeap = strays
         self._jobs: Mapping[int, Job] = jobs
         self._entries: deque[int] = deque()
@@ -88,7 +85,7 @@ class Arrivals:
         job = self._jobs.get(id)
         if job is None or job.state != READY or job.key <= IN_RUN:
             return False
-        return job.deadline == since and job.tube is self._tube
+        return job.deadline == since and job.tube.name == self._name
 
     def _live(self, entries: deque[int]) -> Job | None:
         """The job of the first entry, if that counts."""

@@ -133,6 +133,7 @@ class Broker:
         self.farewell: Callable[[Tube], None] = _no_farewell
         self.timed_out: Callable[[Client, Job], None] = _no_complaint
         self._burials: int = 0
+        self._waits: int = 0
         self._last_client: int = 0
         self._timers: Timers = Timers()
         self._default: Tube = self.tube(DEFAULT_TUBE)
@@ -181,7 +182,7 @@ class Broker:
         """Part with *client*: its wait ends, its reserved jobs are ready again in the order it reserved them."""
         self.cancel_wait(client)
         client.is_closed = True
-        client.hang_up = _nobody  # it refers to the connection, which refers to the client
+        client.wake = client.hang_up = _nobody  # they refer to the connection, which refers to the client
         del self.clients[client]
         self.producer_count -= client.is_producer
         self.worker_count -= client.is_worker
@@ -318,12 +319,17 @@ class Broker:
         if until is not None and until <= now:
             return TIMED_OUT
         client.is_waiting = True
+        self._waits += 1
         client.waiting_since = now
+        client.wait_number = self._waits
         client.wait_until = until
         client.outcome = None
         self.waiting_count += 1
-        for tube in client.watched.values():
-            tube.waiters[client] = None
+        if client.watch is not None:
+            client.watch.waiters[client] = None
+        else:
+            for tube in client.watched.values():
+                tube.waiters[client] = None
         if wake_at is not None:
             self._arm(client, wake_at)
         return WAITING
@@ -333,8 +339,11 @@ class Broker:
         if client.is_waiting:
             client.is_waiting = False
             self.waiting_count -= 1
-            for tube in client.watched.values():
-                del tube.waiters[client]
+            if client.watch is not None:
+                del client.watch.waiters[client]
+            else:
+                for tube in client.watched.values():
+                    del tube.waiters[client]
 
     def reserve_job(self, client: Client, id: int, now: int) -> Job | None:
         """Reserve for *client* the ready, delayed or buried job *id* of any tube; None if there is none such."""
@@ -604,13 +613,14 @@ class Broker:
 
     def _add_ready(self, job: Job, now: int) -> None:
         tube = job.tube
-        if not tube.waiters or tube.paused_until > now:
+        waiter = tube.first_waiter() if (tube.waiters or tube.watches) and tube.paused_until <= now else None
+        if waiter is None:
             tube.add_ready(job)
         elif tube.ready.count:  # a pause has ended, and no tick has come yet or a slice was not enough
             tube.add_ready(job)
             self._hand_out(tube, now)
         else:
-            self._grant(job, next(iter(tube.waiters)), now)
+            self._grant(job, waiter, now)
 
     def _add_delayed(self, job: Job) -> None:
         job.tube.add_delayed(job)
@@ -749,11 +759,11 @@ class Broker:
         A slice of them, and the rest at the next ticks.
         """
         for _ in range(SLICE):
-            job = tube.ready.first() if tube.waiters else None
-            if job is None:
+            waiter, job = tube.first_waiter(), tube.ready.first()
+            if waiter is None or job is None:
                 return
             tube.remove_ready(job)
-            self._grant(job, next(iter(tube.waiters)), now)
+            self._grant(job, waiter, now)
         self._arm(tube, now)
 
     def _grant(self, job: Job, client: Client, now: int) -> None:
@@ -847,7 +857,9 @@ class Broker:
             assert self.bodies.on_disk == sum(job.size for job in self.jobs.values() if job.body is None)
         assert all(0 < id < self.next_id <= MAX_ID and job.id == id for id, job in self.jobs.items())
         for tubes, watch in self.watches.items():
-            assert watch.users == sum(client.watch is watch for client in self.clients) and tubes == watch.tubes
+            users = [client for client in self.clients if client.watch is watch]
+            assert watch.users == len(users) and tubes == watch.tubes
+            assert set(watch.waiters) == {client for client in users if client.is_waiting}
             watch.check()
         for client in self.clients:
             assert client.watch is None or client.watch.tubes == set(client.watched.values())
@@ -878,8 +890,11 @@ class Broker:
         assert tube.using == sum(client.used is tube for client in clients)
         assert tube.watching == sum(tube.name in client.watched for client in clients)
         assert tube.total_reserves == sum(tube.waits.values())
-        assert set(tube.waiters) == {c for c in clients if c.is_waiting and tube.name in c.watched}
-        assert not (tube.waiters and ready) or tube.paused_until or tube.timer_at
+        waiting = [client for client in clients if client.is_waiting and tube.name in client.watched]
+        assert set(tube.waiters) == {client for client in waiting if client.watch is None}
+        assert tube.waiting_count == len(waiting)
+        assert tube.first_waiter() is min(waiting, key=lambda client: client.wait_number, default=None)
+        assert not (waiting and ready) or tube.paused_until or tube.timer_at
         if delayed:
             assert 0 < tube.timer_at <= delayed[0].deadline
         if tube.paused_until:

@@ -40,6 +40,7 @@ class Client:
     is_waiting      it is parked in a reserve.
     is_http         it is one request over HTTP, and the jobs that this got, rather than a connection.
     waiting_since   nanoseconds; of its last wait.
+    wait_number     of that too: who has a lower one has waited longer.
     wait_until      when that reserve times out, nanoseconds; None for never.
     outcome         what ended its last wait: a job, or one of the broker's outcomes; None while it waits.
     wake            called once when its wait ends.
@@ -63,6 +64,7 @@ class Client:
         "reserved",
         "timer_at",
         "used",
+        "wait_number",
         "wait_until",
         "waiting_since",
         "wake",
@@ -87,6 +89,7 @@ class Client:
         self.is_http: bool = False
         self.is_closed: bool = False
         self.waiting_since: int = 0
+        self.wait_number: int = 0
         self.wait_until: int | None = None
         self.outcome: Job | int | None = None
         self.wake: Callable[[], None] = wake

@@ -202,6 +202,7 @@ class JobHeap:
     An entry is the integer rank << 64 | id, which C compares and which costs less memory than a tuple. A job
     that leaves from the middle leaves its entry behind, dead: an entry is live only while it is its job's
     `key` and the job is in this tube. (A rank and an id seen twice give one entry more, equal and harmless.)
+    The tube is known by its name: a reference would be a cycle, and a tube that is dropped is to be freed at once.
     Dead entries are swept when they outnumber the live ones, so a removal costs O(log n) amortised.
 
     A sweep of a large heap would take long. So it goes on by a few entries at each removal: the heap to be swept
@@ -211,15 +212,16 @@ class JobHeap:
     entries; and while a sweep is under way 3 * count + 2 * SLACK.
     """
 
-    __slots__ = ("_jobs", "_old", "_tube", "count", "entries")
+    __slots__ = ("_jobs", "_name", "_old", "count", "entries")
 
     SLACK: Final = 64
     SWEPT_AT_ONCE: Final = 4096
     """Entries; about a millisecond."""
     STEP: Final = 8
 
-    def __init__(self, tube: Tube, jobs: Mapping[int, Job]) -> None:
-        self._tube: Tube = tube
+    def __init__(self, name: bytes, jobs: Mapping[int, Job]) -> None:
+        """*name* is the tube's; *jobs* is the broker's table of every job by id."""
+        self._name: bytes = name
         self._jobs: Mapping[int, Job] = jobs
         self._old: list[int] = []
         self.count: int = 0
@@ -240,7 +242,7 @@ class JobHeap:
         while entries:
             key = entries[0]
             job = jobs.get(key & MAX_ID)
-            if job is not None and job.key == key and job.tube is self._tube:
+            if job is not None and job.key == key and job.tube.name == self._name:
                 return job
             heappop(entries)
         return None
@@ -305,7 +307,7 @@ class JobHeap:
 
     def _live(self, key: int) -> Job | None:
         job = self._jobs.get(key & MAX_ID)
-        return job if job is not None and job.key == key and job.tube is self._tube else None
+        return job if job is not None and job.key == key and job.tube.name == self._name else None
 
     def _begin_to_sweep(self) -> None:
         if len(self.entries) <= self.SWEPT_AT_ONCE:

@@ -12,13 +12,10 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from greenstalk_server.arrivals import Arrivals
 from greenstalk_server.job import IN_RUN, NO_KEY, Job, JobHeap, deadline_of
-
-if TYPE_CHECKING:
-    from greenstalk_server.tube import Tube
 
 RUNS: Final = 8
 """Priorities of one tube that have a run at a time; `first` looks at each."""
@@ -36,12 +33,12 @@ class ReadyQueue:
     has the key IN_RUN, a stray that of its entry in the heap.
     """
 
-    __slots__ = ("_arrivals", "_jobs", "_pris", "_run_of", "_runs", "_strays", "_tube", "count")
+    __slots__ = ("_arrivals", "_jobs", "_name", "_pris", "_run_of", "_runs", "_strays", "count")
 
-    def __init__(self, tube: Tube, jobs: Mapping[int, Job]) -> None:
-        """*jobs* is the broker's table of every job by id."""
+    def __init__(self, name: bytes, jobs: Mapping[int, Job]) -> None:
+        """*name* is the tube's; *jobs* is the broker's table of every job by id."""
         self.count: int = 0
-        self._tube: Tube = tube
+        self._name: bytes = name
         self._jobs: Mapping[int, Job] = jobs
         self._run_of: dict[int, list[list[Job]]] = {}
         self._pris: list[int] = []
@@ -171,8 +168,8 @@ class ReadyQueue:
 
     def _add_stray(self, job: Job) -> None:
         if self._strays is None or self._arrivals is None:
-            self._strays = JobHeap(self._tube, self._jobs)
-            self._arrivals = Arrivals(self._tube, self._strays, self._jobs)
+            self._strays = JobHeap(self._name, self._jobs)
+            self._arrivals = Arrivals(self._name, self._strays, self._jobs)
         self._strays.push(job, job.pri)
         self._arrivals.add(job)
 

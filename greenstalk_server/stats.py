@@ -319,7 +319,7 @@ def tube_stats(tube: Tube, now: int) -> TubeStats:
         total_jobs=tube.total_jobs,
         current_using=tube.using,
         current_watching=tube.watching,
-        current_waiting=len(tube.waiters),
+        current_waiting=tube.waiting_count,
         cmd_delete=tube.cmd_delete,
         cmd_pause_tube=tube.cmd_pause_tube,
         pause=tube.pause // SECOND,

@@ -22,15 +22,17 @@ class Target(Protocol):
 class Timers:
     """Armed targets, soonest first.
 
-    A target armed for an earlier time, or disarmed, leaves a dead entry: one whose time is not its target's
-    `timer_at`. Invariant: at most twice as many entries as armed targets, plus SLACK.
+    An entry has the id() of its target, and so keeps none that has gone. A target armed for an earlier time, or
+    disarmed, leaves a dead entry: one of no armed target, or whose time is not its target's `timer_at`. (If another
+    target has come by that id and time, one entry more is live, equal and harmless.) Invariant: at most twice as many
+    entries as armed targets, plus SLACK.
     """
 
     __slots__ = ("_armed", "_entries", "_serial")
 
     def __init__(self) -> None:
-        self._entries: list[tuple[int, int, Target]] = []
-        self._armed: int = 0
+        self._entries: list[tuple[int, int, int]] = []
+        self._armed: dict[int, Target] = {}
         self._serial: int = 0
 
     def arm(self, target: Target, when: int) -> bool:
@@ -39,20 +41,20 @@ class Timers:
         if at and at <= when:
             return False
         if not at:
-            self._armed += 1
-        elif len(self._entries) > 2 * self._armed + SLACK:
+            self._armed[id(target)] = target
+        elif len(self._entries) > 2 * len(self._armed) + SLACK:
             self._sweep()
         target.timer_at = when
         self._serial += 1
-        heappush(self._entries, (when, self._serial, target))
-        return self._entries[0][2] is target
+        heappush(self._entries, (when, self._serial, id(target)))
+        return self._entries[0][1] == self._serial
 
     def disarm(self, target: Target) -> None:
         """Forget *target*."""
         if target.timer_at:
             target.timer_at = 0
-            self._armed -= 1
-            if len(self._entries) > 2 * self._armed + SLACK:
+            del self._armed[id(target)]
+            if len(self._entries) > 2 * len(self._armed) + SLACK:
                 self._sweep()
 
     def pop_due(self, now: int) -> Target | None:
@@ -60,22 +62,23 @@ class Timers:
         when = self.soonest()
         if when is None or when > now:
             return None
-        target = heappop(self._entries)[2]
+        target = self._armed.pop(heappop(self._entries)[2])
         target.timer_at = 0
-        self._armed -= 1
         return target
 
     def soonest(self) -> int | None:
         """The time of the soonest target, or None."""
-        entries = self._entries
+        entries, armed = self._entries, self._armed
         while entries:
-            when, _, target = entries[0]
-            if target.timer_at == when:
+            when, _, number = entries[0]
+            target = armed.get(number)
+            if target is not None and target.timer_at == when:
                 return when
             heappop(entries)
         return None
 
     def _sweep(self) -> None:
-        live = {id(target): (when, serial, target) for when, serial, target in self._entries if target.timer_at == when}
+        times = {number: target.timer_at for number, target in self._armed.items()}
+        live = {entry[2]: entry for entry in self._entries if times.get(entry[2]) == entry[0]}
         self._entries = list(live.values())
         heapify(self._entries)

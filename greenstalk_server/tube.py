@@ -33,7 +33,8 @@ class Tube:
     ready           by (pri, id).
     delayed         by (deadline, id).
     buried          in the order they were buried, by id.
-    waiters         clients parked in a reserve that watch it, longest waiting first.
+    waiters         clients parked in a reserve that watch it, longest waiting first, but for those that wait in one of
+                    its watches.
     reserved_count  its jobs that some client holds.
     body_bytes      of all its jobs, in whatever state.
     paused_until    end of the pause, nanoseconds; it is paused while this is later than now.
@@ -77,8 +78,8 @@ class Tube:
     def __init__(self, name: bytes, jobs: Mapping[int, Job]) -> None:
         """*jobs* is the broker's table of every job by id."""
         self.name: bytes = name
-        self.ready: ReadyQueue = ReadyQueue(self, jobs)
-        self.delayed: JobHeap = JobHeap(self, jobs)
+        self.ready: ReadyQueue = ReadyQueue(name, jobs)
+        self.delayed: JobHeap = JobHeap(name, jobs)
         self.buried: OrderedDict[int, Job] = OrderedDict()
         self.waiters: OrderedDict[Client, None] = OrderedDict()
         self.reserved_count: int = 0
@@ -141,6 +142,23 @@ class Tube:
         self.ready.remove(job)
         if job.pri < URGENT_BELOW:
             self.urgent_count -= 1
+
+    @property
+    def waiting_count(self) -> int:
+        """How many clients wait for a job of it."""
+        count = len(self.waiters)
+        for watch in self.watches:
+            count += len(watch.waiters)
+        return count
+
+    def first_waiter(self) -> Client | None:
+        """The client that has waited longest for a job of it, or None."""
+        first = next(iter(self.waiters), None)
+        for watch in self.watches:
+            other = next(iter(watch.waiters), None)
+            if other is not None and (first is None or other.wait_number < first.wait_number):
+                first = other
+        return first
 
     def oldest_ready(self) -> Job | None:
         """The job that has been ready for longest, or None."""

@@ -1,17 +1,20 @@
 """Many tubes that clients watch together, and the first job of them all.
 
 A client that watches a few tubes looks at each when it reserves. One that watches a thousand would look for long, so
-the first job of each stands in a heap, shared by all clients that watch the same tubes. Pure.
+the first job of each stands in a heap, shared by all clients that watch the same tubes. Nor does it wait at each: it
+waits here, and a tube looks for who waits in each of its watches. Pure.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Final
 
 from greenstalk_server.job import ID_BITS, READY, Job
 
 if TYPE_CHECKING:
+    from greenstalk_server.client import Client
     from greenstalk_server.tube import Tube
 
 FEW: Final = 16
@@ -27,17 +30,19 @@ class Watch:
     """Some tubes that clients watch.
 
     users   how many clients watch these.
+    waiters those of them that are parked in a reserve, longest waiting first.
 
     An entry is the key of a job, pri << 64 | id, a number that no other has, and the job's tube; it counts while it is
     that of its tube in `_keys`. Invariant: each of the tubes that has ready jobs has a key no larger than its first
     job's, or is in `_paused`. There are at most 2 * keys + SLACK entries after `note`.
     """
 
-    __slots__ = ("_entries", "_keys", "_paused", "_serial", "tubes", "users")
+    __slots__ = ("_entries", "_keys", "_paused", "_serial", "tubes", "users", "waiters")
 
     def __init__(self, tubes: frozenset[Tube]) -> None:
         self.tubes: frozenset[Tube] = tubes
         self.users: int = 0
+        self.waiters: OrderedDict[Client, None] = OrderedDict()
         self._entries: list[tuple[int, int, Tube]] = []
         self._keys: dict[Tube, int] = {}
         self._paused: set[Tube] = set()

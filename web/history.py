@@ -318,7 +318,7 @@ def _in_steps(items: list[Item]) -> Iterator[Item]:
 
 def _depths(tube: Tube) -> Counts:
     """The values of rings.DEPTHS."""
-    return tube.ready.count, tube.reserved_count, tube.delayed.count, len(tube.buried), len(tube.waiters)
+    return tube.ready.count, tube.reserved_count, tube.delayed.count, len(tube.buried), tube.waiting_count
 
 
 def _sample(found: weakref.ref[History]) -> None:

@@ -299,8 +299,9 @@ class Leases:
         """End client *number* for its operator: its wait, and its leases. Does not switch."""
         client = self._clients.get(number)
         if client is not None:
+            wake = client.wake
             self._end(number)
-            client.wake()
+            wake()
 
 
 class _Held(dict[int, Job]):

@@ -269,7 +269,7 @@ def _gauges(tube: Tube, now: int) -> Gauges:
         len(tube.buried),
         tube.urgent_count,
         tube.body_bytes,
-        len(tube.waiters),
+        tube.waiting_count,
         tube.watching,
         int(pause_left > 0),
         pause_left,

@@ -365,3 +365,13 @@ class TestBrokerThatFindsTwoTubesMany(BrokerMachine.TestCase):  # type: ignore[m
         patched = patch.object(broker, "FEW", 1)
         patched.start()
         self.addCleanup(patched.stop)
+
+
+class TestBrokerWithOneWatch(TestBrokerThatFindsTwoTubesMany):
+    """Whoever else watches two tubes looks at each, and waits at each."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        patched = patch.object(broker, "AT_MOST", 1)
+        patched.start()
+        self.addCleanup(patched.stop)

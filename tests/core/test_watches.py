@@ -1,4 +1,4 @@
-"""Many tubes watched together: the first job of them all, against looking at each tube."""
+"""Many tubes watched together: the first job of them all, and who waits longest, against looking at each tube."""
 
 from __future__ import annotations
 
@@ -61,6 +61,78 @@ def test_a_reserve_gets_the_first_job_of_all_tubes(seed: int) -> None:
             if step % 100 == 0:
                 broker.check()
     assert broker.watches
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_who_waits_longest_gets_the_job_wherever_it_waits(seed: int) -> None:
+    """Some watch few tubes, and wait at each; most watch many, and wait in a watch; but not those who come too late."""
+    random, world = Random(seed), World()  # noqa: S311
+    broker, producer, names = world.broker, world.client(), NAMES[: FEW + AT_MOST + 4]
+    watched = [names[: FEW + 1 + number] for number in range(AT_MOST + 4)]
+    watched += [names[:1], names[1:4], names[2:4], names]
+    workers = [watching(world, some) for some in watched]
+    line: list[Actor] = []
+    ready: dict[bytes, list[int]] = {name: [] for name in names}
+    paused: set[bytes] = set()
+
+    def hand_out(name: bytes) -> None:
+        for worker in [worker for worker in line if name in worker.client.watched]:
+            if ready[name] and name not in paused:
+                line.remove(worker)
+                assert worker.ended == ready[name][:1]
+                broker.delete(worker.client, ready[name].pop(0), world.now)
+                worker.ended.clear()
+
+    with world.in_bulk():
+        for step in range(3000):
+            verb, name = random.random(), random.choice(names[:6] + names[-2:])
+            at = random.randrange(len(workers))
+            worker = workers[at]
+            if verb < 0.35:
+                broker.use(producer.client, name)
+                ready[name].append(producer.put())
+                hand_out(name)
+            elif verb < 0.85 and not worker.is_waiting:
+                there = [ids[0] for name, ids in ready.items() if ids and name in worker.client.watched.keys() - paused]
+                outcome = worker.reserve()
+                assert outcome == min(there, default="WAITING")
+                if isinstance(outcome, int):
+                    ready[broker.jobs[outcome].tube.name].remove(outcome)
+                    broker.delete(worker.client, outcome, world.now)
+                else:
+                    line.append(worker)
+            elif verb < 0.9 and worker.is_waiting:
+                worker.cancel_wait()
+                line.remove(worker)
+            elif verb < 0.93:
+                workers[at] = watching(world, watched[at])
+                worker.disconnect()
+                line = [other for other in line if other is not worker]
+            elif verb < 0.96:
+                broker.pause_tube(name, 10**9, world.now)
+                paused.add(name)
+            else:
+                paused.discard(name)
+                broker.pause_tube(name, 0, world.now)
+                hand_out(name)
+            assert not any(worker.ended for worker in workers)
+            assert {worker for worker in workers if worker.is_waiting} == set(line)
+            waiting = sum(name in worker.client.watched for worker in line)
+            assert world.stats_tube(name).current_waiting == waiting
+            if step % 100 == 0:
+                broker.check()
+
+
+def test_who_watches_many_tubes_does_not_wait_at_each() -> None:
+    """So that to wait and be woken costs no more than with one."""
+    world = World()
+    worker, few = watching(world), watching(world, NAMES[:1])
+    assert worker.reserve() == few.reserve() == "WAITING"
+    tubes = world.broker.tubes
+    assert [name for name in NAMES if tubes[name].waiters] == NAMES[:1]
+    assert [world.stats_tube(name).current_waiting for name in NAMES[:3]] == [2, 1, 1]
+    worker.disconnect()
+    assert [world.stats_tube(NAMES[0]).current_waiting, world.stats().current_waiting] == [1, 1]
 
 
 def test_those_who_watch_the_same_share_a_watch_that_ends_with_the_last() -> None:

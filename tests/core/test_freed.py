@@ -1,0 +1,180 @@
+"""What has gone is freed at once, by reference counts alone.
+
+The server freezes what grows old (see memory), so a cycle that has grown old and is dropped would stay for good.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from greenstalk_server.arrivals import Arrivals
+from greenstalk_server.broker import DONE, WAITING, Broker
+from greenstalk_server.client import Client
+from greenstalk_server.job import BURIED, DELAYED, SECOND, Job, JobHeap, Past
+from greenstalk_server.ready import ReadyQueue
+from greenstalk_server.tube import Tube
+from greenstalk_server.watches import FEW, Watch
+from tests.core.world import START, make_broker
+
+NAMES = [b"tube-%d" % number for number in range(2 * FEW)]
+KINDS = (Arrivals, Client, Job, JobHeap, Past, ReadyQueue, Tube, Watch)
+TTR = 60 * SECOND
+
+
+@pytest.fixture(autouse=True)
+def no_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def alive() -> Counter[str]:
+    """How many there are of each kind, those that only the collector would free among them."""
+    return Counter(type(one).__name__ for one in gc.get_objects() if isinstance(one, KINDS))
+
+
+def connect(broker: Broker) -> Client:
+    return broker.connect(lambda: None)
+
+
+def put(broker: Broker, client: Client, pri: int = 0, delay: int = 0) -> int:
+    id = broker.allocate_id()
+    assert broker.put(client, id, pri, delay * SECOND, TTR, b"body", START)
+    return id
+
+
+# What may happen to the tubes that a client uses one after the other
+
+
+def use(broker: Broker, client: Client) -> None:
+    """Nothing but that."""
+
+
+def put_and_delete(broker: Broker, client: Client) -> None:
+    broker.delete(client, put(broker, client), START)
+
+
+def delay_and_delete(broker: Broker, client: Client) -> None:
+    broker.delete(client, put(broker, client, delay=1000), START)
+
+
+def kick_and_delete(broker: Broker, client: Client) -> None:
+    id = put(broker, client, delay=1000)
+    assert broker.kick(client.used, DELAYED, 1, START) == 1
+    broker.delete(client, id, START)
+
+
+def reserve_and_delete(broker: Broker, client: Client) -> None:
+    id = put(broker, client)
+    broker.watch(client, client.used.name)
+    job = broker.reserve(client, START)
+    assert job is not None and broker.delete(client, id, START)
+    broker.ignore(client, client.used.name)
+
+
+def bury_and_delete(broker: Broker, client: Client) -> None:
+    id = put(broker, client)
+    assert broker.reserve_job(client, id, START) is not None and broker.bury(client, id, 0, START)
+    assert broker.kick(client.used, BURIED, 1, START) == 1
+    broker.delete(client, id, START)
+
+
+def come_back_behind_a_later_one(broker: Broker, client: Client) -> None:
+    first, later = put(broker, client), put(broker, client)
+    assert broker.reserve_job(client, first, START) is not None and broker.release(client, first, 0, 0, START)
+    broker.delete(client, first, START)
+    broker.delete(client, later, START)
+
+
+def move_away(broker: Broker, client: Client) -> None:
+    id = put(broker, client, delay=1000)
+    assert broker.edit_job(id, START, tube=b"elsewhere") == DONE
+    broker.delete(client, id, START)
+
+
+def pause(broker: Broker, client: Client) -> None:
+    broker.pause_tube(client.used.name, 1000 * SECOND, START)
+
+
+def wait_in_vain(broker: Broker, client: Client) -> None:
+    broker.watch(client, client.used.name)
+    assert broker.reserve(client, START) is None
+    assert broker.wait(client, START + TTR, START) == WAITING
+    broker.cancel_wait(client)
+    broker.ignore(client, client.used.name)
+
+
+LIVES = [
+    use,
+    put_and_delete,
+    delay_and_delete,
+    kick_and_delete,
+    reserve_and_delete,
+    bury_and_delete,
+    come_back_behind_a_later_one,
+    move_away,
+    pause,
+    wait_in_vain,
+]
+
+
+@pytest.mark.parametrize("live", LIVES)
+def test_nothing_is_left_of_a_tube_or_its_jobs(live: Callable[[Broker, Client], None]) -> None:
+    broker = make_broker()
+    client = connect(broker)
+    before = alive()
+    for name in NAMES:
+        broker.use(client, name)
+        live(broker, client)
+    broker.use(client, b"default")
+    assert list(broker.tubes) == [b"default"]
+    assert alive() == before
+
+
+def test_nothing_is_left_of_tubes_watched_together() -> None:
+    broker = make_broker()
+    client = connect(broker)
+    before = alive()
+    for name in NAMES:
+        broker.watch(client, name)
+    for name in NAMES:
+        broker.use(client, name)
+        put(broker, client)
+    while (job := broker.reserve(client, START)) is not None:
+        broker.delete(client, job.id, START)
+    del job
+    assert broker.wait(client, START + TTR, START) == WAITING
+    broker.cancel_wait(client)
+    assert client.watch is not None
+    for name in NAMES:
+        broker.ignore(client, name)
+    broker.use(client, b"default")
+    assert alive() == before
+
+
+@pytest.mark.parametrize("count", [1, 2 * FEW])
+def test_nothing_is_left_of_a_client(count: int) -> None:
+    """Though it has waited, got a job by that, held others, and its timer was set."""
+    broker = make_broker()
+    before = alive()
+    for turn in range(3):
+        producer, worker = connect(broker), connect(broker)
+        for name in NAMES[:count]:
+            broker.watch(worker, name)
+        broker.use(producer, NAMES[0])
+        assert broker.reserve(worker, START) is None
+        assert broker.wait(worker, START + TTR, START) == WAITING
+        ids = [put(broker, producer) for _ in range(3)]
+        assert isinstance(worker.outcome, Job) and broker.reserve(worker, START) is not None
+        broker.disconnect(worker, START)
+        assert broker.wait(producer, START + TTR, START) == WAITING
+        for id in ids:
+            assert broker.delete(None, id, START)
+        broker.disconnect(producer, START)
+        del producer, worker
+        assert alive() == before, turn
