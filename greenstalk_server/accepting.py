@@ -17,6 +17,7 @@ from gevent.pywsgi import WSGIServer
 from gevent.server import StreamServer
 
 from greenstalk_server.limits import Limited
+from greenstalk_server.turns import Turns
 
 KEPT_BACK: Final = 64
 """File descriptors for the journal, its locks and directories, and what is open from the start."""
@@ -33,7 +34,7 @@ class Files:
     def __init__(self, limit: int, limited: Limited) -> None:
         """*limit* is how many the process may have open."""
         self._most: int = max(limit - KEPT_BACK, limit // 2)
-        self._limited: Limited = limited
+        self.limited: Limited = limited
         self.open: int = 0
 
     def are_used_up(self) -> bool:
@@ -43,9 +44,16 @@ class Files:
         self.note(f"{self.open} connections are open, as many as the limit on open files allows")
         return True
 
+    def are_enough_for_web(self, taken: int) -> bool:
+        """Whether HTTP has *taken* all that it may: half, so that it keeps no worker out; that is noted."""
+        if taken < self._most // 2:
+            return False
+        self.note(f"{taken} HTTP connections are open, half as many as the limit on open files allows in all")
+        return True
+
     def note(self, reason: str) -> None:
         """Note that accepting has to wait."""
-        self._limited.note("files", what=reason)
+        self.limited.note("files", what=reason)
 
 
 class _Patient:
@@ -109,4 +117,25 @@ class Acceptor(_Patient, _Plain):
 
 
 class WebServer(_Patient, WSGIServer):  # type: ignore[misc]
-    """gevent's HTTP server; *files* is to be set before it starts."""
+    """gevent's HTTP server; *files* is to be set before it starts.
+
+    turns   of all its connections.
+    """
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.turns: Turns = Turns()
+        self._taken: int = 0
+
+    def do_read(self) -> Any:
+        if self.files.are_enough_for_web(self._taken):
+            self._look_again()
+            return None
+        accepted = super().do_read()
+        if accepted is not None:
+            self._taken += 1
+        return accepted
+
+    def do_close(self, *args: Any) -> None:
+        super().do_close(*args)
+        self._taken -= 1

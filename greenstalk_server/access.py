@@ -137,4 +137,8 @@ def _any_of(patterns: Iterable[str]) -> re.Pattern[bytes] | None:
 
 
 def _regex(pattern: str) -> str:
-    return ".*".join([re.escape(part) for part in pattern.split("*")])
+    """As a regular expression that never tries again what is between two stars: many stars would take for ever."""
+    first, *rest = map(re.escape, pattern.split("*"))
+    if not rest:
+        return first
+    return first + "".join([f"(?>.*?{part})" for part in rest[:-1]]) + f".*{rest[-1]}"

@@ -27,6 +27,7 @@ from greenstalk_server.options import (
     check,
     defaults,
     shown,
+    without_password,
 )
 
 CONFIG: Final = "config"
@@ -301,6 +302,10 @@ def _warnings(options: Options) -> Iterator[str]:
     if options.journal is not None and "sync_interval_ns" in options.origins and options.sync_interval_ns != 0:
         name = options.named("sync_interval_ns")
         yield f"{name} is ignored: a journal in PostgreSQL is committed before anything is acknowledged"
+    url, where = options.journal or "", options.origins.get("journal", "")
+    if where.startswith("-") and without_password(url) != url:
+        advice = f"set {DATABASE_URL}, or journal in the configuration file, instead"
+        yield f"{where}: everybody on this machine can read the password in it; {advice}"
     if options.viewer_password and not (options.web_password or options.web_password_file):
         name, other = options.named("viewer_password"), options.named("web_password")
         yield f"{name} is set without {other}: nobody can change anything on the dashboard"

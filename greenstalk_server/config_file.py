@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from greenstalk_server.options import DEFINITIONS, Definition, UsageError, quoted, shown
+from greenstalk_server.options import DEFINITIONS, Definition, UsageError, quoted, shown, without_password
 
 LONGEST: Final = 65536
 """Bytes of a file; so that no wrong one is read for long."""
@@ -50,7 +50,7 @@ def read_config(path: str, named: str) -> tuple[list[Setting], list[str]]:
         raise UsageError(f"{quoted(path)}: must not be nested so deeply") from None
     lines = _lines(text)
     settings = [_setting(key, value, _where(path, key, lines)) for key, value in _flat(table)]
-    secrets = [setting for setting in settings if setting.row.is_secret]
+    secrets = [setting for setting in settings if setting.row.is_secret or _has_password(setting.value)]
     if secrets and mode & stat.S_IROTH:
         first = secrets[0]
         advice = f"take the right from them: chmod o-r {quoted(path)}"
@@ -102,6 +102,11 @@ def _setting(key: str, value: object, where: str) -> Setting:
     except ValueError:
         of = "" if row.is_secret else f" {shown(str(value))}"
         raise UsageError(f"{where}: {key}{of}: must be {row.type.allowed}", row.exit_code) from None
+
+
+def _has_password(value: object) -> bool:
+    """Whether *value* is the address of a database with a password in it."""
+    return isinstance(value, str) and without_password(value) != value
 
 
 def _text(row: Definition, value: object) -> str:

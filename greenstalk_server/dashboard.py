@@ -19,6 +19,7 @@ from greenstalk_server.clock import Clock
 from greenstalk_server.committer import Committer
 from greenstalk_server.listeners import describe
 from greenstalk_server.options import Options
+from greenstalk_server.requests import RequestHandler
 from greenstalk_server.role import Role
 from web import WebOptions, create_app, create_standby_app, warm_up
 
@@ -68,9 +69,9 @@ class Dashboard:
         server = WebServer(
             self._listener,
             app,
-            log=None,  # logs.RequestHandler logs requests
+            log=None,  # the handler logs requests
             error_log=logs.web_errors,
-            handler_class=logs.RequestHandler,
+            handler_class=RequestHandler,
             environ={"SERVER_NAME": self._host},  # else gevent asks the DNS for one
         )
         server.files = files

@@ -19,13 +19,13 @@ from greenstalk_server.tube import Tube
 LIMITED: Final = {
     "access": "commands that the access rules refused",
     "connections": "connections closed at once, because there were as many as there may be",
-    "connections_per_address": "the same, of one address",
+    "connections_per_address": "connections closed at once, because there were as many of one address as there may be",
     "handshake": "connections closed because TLS was not agreed on, in time or at all",
     "files": "times that accepting had to wait, because no file descriptor was left",
     "jobs": "puts refused, because there were as many jobs as there may be",
-    "bytes": "the same, bytes of all bodies",
-    "tube_jobs": "the same, jobs of the tube",
-    "tube_bytes": "the same, bytes of the bodies in the tube",
+    "bytes": "puts refused, because the bodies of all jobs were as large as they may be",
+    "tube_jobs": "puts refused, because there were as many jobs in the tube as there may be",
+    "tube_bytes": "puts refused, because the bodies of the jobs in the tube were as large as they may be",
     "tubes": "uses and watches refused, because there were as many tubes as there may be",
     "watched": "watches refused, because the connection watched as many tubes as it may",
     "rate": "times that a connection was held up, because it sent more commands in a second than it may",
@@ -33,6 +33,7 @@ LIMITED: Final = {
     "idle_timeout": "connections closed because nothing came from them for too long",
     "command_timeout": "connections closed because a command did not come to its end in time",
     "dead_peer_timeout": "connections closed because the other side did not answer any more",
+    "request_timeout": "HTTP connections closed because a request did not come, or its answer was not read, in time",
 }
 """What is counted, by the name that every output has for it."""
 

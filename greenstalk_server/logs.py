@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from http.client import HTTPException
 from types import TracebackType
 from typing import Any, Final
 
@@ -124,7 +125,7 @@ class RequestHandler(WSGIHandler):  # type: ignore[misc]
 
     def _handle_client_error(self, error: Exception) -> tuple[str, bytes]:
         """Note that what came is no request, or broke off; gevent would print a traceback of some of that."""
-        is_theirs = isinstance(error, ValueError | OSError)
+        is_theirs = isinstance(error, ValueError | OSError | HTTPException)
         level = logging.DEBUG if is_theirs else logging.ERROR
         reason = str(getattr(error, "formatted_message", error))[:LONGEST_CONTEXT]
         facts = {"address": self.client_address[0] if isinstance(self.client_address, tuple) else ""}

@@ -38,7 +38,10 @@ LONGEST_VALUE_SHOWN: Final = 60
 _LARGEST_COUNT: Final = 2**63 - 1
 _LONGEST_TIMEOUT: Final = 30 * 24 * 3600
 
-_PASSWORD_OF_URL: Final = re.compile(r"(://[^:/@?]*:)(?:.*(?=@)|[^@&]*)|([?&]password=)[^&]*", re.DOTALL)
+_PASSWORD: Final = re.compile(
+    r"(://[^:/@?]*:)(?:.*(?=@)|[^@&]*)|(:/[^:/@?]*:).*(?=@)|([?&]password=)[^&]*|((?:^|\s)password\s*=).*", re.DOTALL
+)
+"""In an address of a database; or in what is none, for want of a slash, or since it is keywords and values."""
 
 _URL_PREFIX: Final = re.compile(r"(/(?!\.{1,2}(/|$))[A-Za-z0-9._~-]+)*/?")
 """Segments that are not `.` or `..`, which browsers take out of a path."""
@@ -353,7 +356,7 @@ _PATH_PREFIX: Final = Type(_path_prefix, (str,), "a path such as /queue, of lett
 _NETWORKS: Final = Type(
     _networks, (list,), 'an array of addresses and networks, such as ["10.0.0.0/8", "::1"]', _told_networks
 )
-_ADDRESSES: Final = Type(_addresses, (str, list), 'an address in quotes, or an array of them', list)
+_ADDRESSES: Final = Type(_addresses, (str, list), "an address in quotes, or an array of them", list)
 _COUNT: Final = Type(_count, (int,), "a whole number, 0 (no limit) or more, without quotes")
 _RATE: Final = Type(
     _rate, (int,), "a whole number of commands in a second, from 0 (no limit) to 1000000, without quotes"
@@ -973,7 +976,7 @@ def _is_loopback(host: str) -> bool:
 
 def without_password(url: str) -> str:
     """Return *url* with stars for the password in it, if there is one."""
-    return _PASSWORD_OF_URL.sub(r"\1\2***", url)
+    return _PASSWORD.sub(r"\1\2\3\4***", url)
 
 
 def shown(text: str) -> str:

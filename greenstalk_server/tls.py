@@ -27,6 +27,7 @@ from gevent.timeout import Timeout
 
 from greenstalk_server.exits import EXIT_USAGE, StartError
 from greenstalk_server.options import Options
+from greenstalk_server.turns import Turns
 
 log = logging.getLogger(__name__)
 
@@ -184,6 +185,7 @@ def shake_hands(certificates: Certificates, sock: socket.socket, timeout: float)
             is_through = False
             while not is_through:
                 wait_read(secured.fileno())
+                certificates.turns.take()
                 is_through = secured.shake()
                 while not secured.answer():
                     wait_write(secured.fileno())
@@ -194,11 +196,15 @@ def shake_hands(certificates: Certificates, sock: socket.socket, timeout: float)
 
 
 class Certificates:
-    """The server's certificate and key, and the authorities of its clients'; files that may be read anew."""
+    """The server's certificate and key, and the authorities of its clients'; files that may be read anew.
+
+    turns   of those who shake hands: a step takes some milliseconds.
+    """
 
     def __init__(self, options: Options) -> None:
         """Read what *options*, which name a certificate, name; raise StartError."""
         assert options.tls_cert is not None
+        self.turns: Turns = Turns()
         self._options: Options = options
         self._cert: str = options.tls_cert
         self._key: str = options.tls_key or options.tls_cert

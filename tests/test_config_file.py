@@ -292,15 +292,23 @@ def test_a_file_without_end_is_refused() -> None:
     assert str(caught.value) == "--config /dev/zero: must be a file of at most 65536 bytes"
 
 
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        ("[web]\npassword = 'pa55word'\n", "2: {} web.password"),
+        ("journal = 'postgresql://a:pa55word@b/c'", "1: {} journal"),
+    ],
+)
 @pytest.mark.parametrize(("mode", "is_open"), [(0o600, False), (0o640, False), (0o644, True)])
-def test_a_secret_that_everybody_can_read_warns(path: Path, mode: int, is_open: bool) -> None:
-    path.write_text("[web]\npassword = 'pa55word'\n")
+def test_a_secret_that_everybody_can_read_warns(path: Path, mode: int, is_open: bool, text: str, where: str) -> None:
+    path.write_text(text)
     path.chmod(mode)
-    said = f"{path}:2: everybody on this machine can read web.password; take the right from them: chmod o-r {path}"
+    told = where.format("everybody on this machine can read")
+    said = f"{path}:{told}; take the right from them: chmod o-r {path}"
     assert options(path).warnings == ((said,) if is_open else ())
 
 
 def test_a_file_without_secrets_may_be_read_by_everybody(path: Path) -> None:
-    path.write_text("port = 1\n")
+    path.write_text("port = 1\njournal = 'postgresql://a@b/c'\n")
     path.chmod(0o644)
     assert options(path).warnings == ()

@@ -129,7 +129,7 @@ def test_defaults() -> None:
         (["--web-port=0"], "web_port", 0),
         (["--no-web"], "web_enabled", False),
         (["--strict-recovery"], "strict_recovery", True),
-        (["--journal", "postgresql://a:b@c/d"], "journal", "postgresql://a:b@c/d"),
+        (["--journal", "postgresql://a@c/d"], "journal", "postgresql://a@c/d"),
         (["--journal-name=mail"], "journal_name", "mail"),
         (["--lease", "5"], "lease_ns", 5_000_000_000),
         (["--read-only"], "read_only", True),
@@ -345,6 +345,10 @@ def test_the_password_of_a_database_is_not_shown() -> None:
         ("postgresql://ada:pa55word", "postgresql://ada:***"),
         ("postgresql://ada@db/jobs?password=pa55@word&port=1", "postgresql://ada@db/jobs?password=***&port=1"),
         ("postgresql://ada@db:5433/jobs", "postgresql://ada@db:5433/jobs"),
+        ("postgresql:/ada:pa55word@db/jobs", "postgresql:/ada:***@db/jobs"),
+        ("host=db user=ada password=pa55word", "host=db user=ada password=***"),
+        ("password = 'pa55 word' host=db", "password =***"),
+        ("unix:/run/queue:1", "unix:/run/queue:1"),
     ],
 )
 def test_no_part_of_a_password_is_told(url: str, told: str) -> None:
@@ -363,6 +367,14 @@ def test_a_server_has_one_journal() -> None:
 def test_a_journal_in_postgresql_is_always_committed_first(flag: str, is_ignored: bool) -> None:
     warnings = options(flag, "--journal", "postgresql://c/d").warnings
     assert [warning.startswith(f"{flag[:2]} is ignored") for warning in warnings] == [True] * is_ignored
+
+
+def test_a_password_on_the_command_line_is_warned_of() -> None:
+    """It is one of an address that a flag does take."""
+    url = "postgresql://ada:pa55word@db/jobs"
+    (warning,) = options("--journal", url).warnings
+    assert warning.startswith("--journal: everybody on this machine can read the password in it; set DATABASE_URL")
+    assert options(DATABASE_URL=url).warnings == options("--journal", "postgresql://ada@db/jobs").warnings == ()
 
 
 def test_no_flag_takes_a_secret() -> None:

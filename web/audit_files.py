@@ -60,7 +60,7 @@ class AuditFiles:
         """Open the newest file that has entries with a number below *number*, for those, or return None."""
         for path in self._paths:  # from new to old, as they move: none is passed over
             try:
-                reader = Reader(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+                reader = Reader(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))  # a FIFO would wait
             except FileNotFoundError:
                 continue
             if 0 < reader.first_number() < number:

@@ -18,7 +18,7 @@ from ipaddress import ip_address
 from typing import Final, NoReturn
 
 from flask import Flask, Response, g, request
-from werkzeug.datastructures import WWWAuthenticate
+from werkzeug.datastructures import Authorization, WWWAuthenticate
 from werkzeug.exceptions import Forbidden, MisdirectedRequest, NotFound, TooManyRequests, Unauthorized
 
 from greenstalk_server.clock import Clock
@@ -192,7 +192,7 @@ class Guard:
         """Return who the password tells that it is; raise Unauthorized, or TooManyRequests after many failures."""
         address = _address()
         _refuse_locked(self._logins, address)
-        given = request.authorization
+        given = _basic()
         if given is None or given.type != "basic" or given.password is None:
             raise _challenge(f"This dashboard asks for {self._what_is_asked()}.")
         name, password = given.username or "", _digest(given.password)
@@ -300,6 +300,14 @@ def add_headers(response: Response) -> Response:
 def _address() -> str:
     """Where the current request comes from; a proxy may have told anything."""
     return (request.remote_addr or "")[:100]
+
+
+def _basic() -> Authorization | None:
+    """What the current request has to say of who sends it, or None; not for bearer tokens."""
+    try:
+        return request.authorization
+    except ValueError:  # Werkzeug expects base64, and to be ASCII at least
+        return None
 
 
 def _bearer() -> str | None:

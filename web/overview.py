@@ -137,7 +137,7 @@ COLUMNS: Final = (
     _number("Reserved", "reserved", "Jobs that workers hold", lambda tube: tube.reserved_count),
     _number("Delayed", "delayed", "Jobs that turn ready later", lambda tube: tube.delayed.count),
     _number("Buried", "buried", "Jobs set aside until somebody kicks them", lambda tube: len(tube.buried)),
-    _number("Waiting", "waiting", "Workers that wait for a job of this tube", lambda tube: len(tube.waiters)),
+    _number("Waiting", "waiting", "Workers that wait for a job of this tube", lambda tube: tube.waiting_count),
     _rate("Put/s", "put", "Jobs put"),
     _rate("Res./s", "reserve", "Jobs reserved"),
     _rate("Del./s", "delete", "Jobs deleted"),
@@ -208,6 +208,7 @@ LIMIT_LABELS: Final = {
     "idle_timeout": "Closed as idle",
     "command_timeout": "Closed amid a command",
     "dead_peer_timeout": "Closed as gone",
+    "request_timeout": "HTTP too slow",
 }
 """What has been refused or held up since the start, by the names of limits.LIMITED."""
 

@@ -60,6 +60,12 @@ class InMemory:
             else:
                 return self._outgoing.read()
 
+    def hello(self) -> bytes:
+        """What begins the handshake."""
+        with suppress(ssl.SSLWantReadError):
+            self.tls.do_handshake()
+        return self._outgoing.read()
+
     def encrypt(self, data: bytes, ends: bool = False) -> bytes:
         """What is to be sent for *data*, and for the end of TLS behind it."""
         self.tls.write(data)

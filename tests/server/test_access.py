@@ -185,6 +185,26 @@ def test_rules_for_a_listener_and_for_names_add_up() -> None:
 
 
 @pytest.mark.parametrize(
+    ("pattern", "matching", "other"),
+    [
+        ("*", b"a", b""),
+        ("a*b*b", b"a-b-b", b"a-b"),
+        ("*a*a*", b"aa", b"a"),
+        ("a*", b"a", b"ba"),
+        ("*.a*.b", b".a.b", b".a-b"),
+        ("**", b"a", b""),
+        ("*-a-*-b", b"-a-a-b-b", b"-a-b"),
+        ("*a" * 30 + "*b", b"a" * 199 + b"b", b"a" * 200),
+    ],
+)
+def test_a_star_stands_for_any_characters_at_once(pattern: str, matching: bytes, other: bytes) -> None:
+    """However many there are: tried in each place for each, the last row would take for ever."""
+    granted = Grants([], [pattern], [])
+    assert granted.may_consume(matching)
+    assert not other or not granted.may_consume(other)
+
+
+@pytest.mark.parametrize(
     ("rule", "error"),
     [
         ('listener = "127.0.0.2"', "listener 127.0.0.2: must be one of 127.0.0.1"),

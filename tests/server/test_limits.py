@@ -428,6 +428,11 @@ def test_a_connection_whose_replies_wait_is_read_no_further_and_gets_all(tmp_pat
         assert limits_of(server)["output"] >= 1
 
 
+def test_what_is_counted_can_be_read_by_itself() -> None:
+    """In a line of the log it stands alone."""
+    assert all(re.match("(commands|connections|HTTP|puts|times|uses|watches) ", told) for told in LIMITED.values())
+
+
 def test_the_page_has_every_limit() -> None:
     table = PAGE.read_text().partition("## Limits")[2].partition("## ")[0]
     last_cells = " ".join(line.split("|")[4] for line in table.splitlines() if line.startswith("| "))

@@ -303,6 +303,12 @@ def test_a_directory_in_the_place_of_the_file_is_told(queue: Queue, tmp_path: Pa
     assert [entry.what for entry in audit.back()] == ["tube/pause"]
 
 
+def test_a_fifo_in_the_place_of_the_file_is_told(queue: Queue, tmp_path: Path) -> None:
+    """To open one waits for somebody who writes, and that would be before anybody is served."""
+    os.mkfifo(tmp_path / "audit.jsonl")
+    assert "cannot be read" in Audit(queue.clock, str(tmp_path)).trouble
+
+
 def test_the_end_comes_soon_though_the_disk_fails(
     audit: Audit, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -137,6 +137,7 @@ def test_password(visit: Callable[..., FlaskClient], user: str) -> None:
         {"Authorization": f"Bearer {PASSWORD.replace(' ', '').encode().hex()}"},
         {"Authorization": "Basic"},
         {"Authorization": "Basic !!!"},
+        {"Authorization": "Basic \xff\xfe"},
         {"Authorization": "Basic " + base64.b64encode(b"admin").decode()},
         {"Authorization": "Basic " + base64.b64encode(b"admin:\xff\xfe").decode()},
         {"Authorization": 'Digest username="admin"'},

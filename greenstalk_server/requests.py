@@ -1,0 +1,158 @@
+"""HTTP requests, read and answered within bounds.
+
+gevent's own handler waits for ever, for what a client has to send and for it to read; and it serves one client for as
+long as there is something from it to be read, be it a body without end that nobody wants, while nobody else has a turn.
+
+Here what comes is read in portions, and in one round of the loop one portion is read or one request answered, whoever
+has sent it: so others wait for one of those at most. What takes too long ends. And a request that two programs could
+understand in two ways, such as a proxy and this server, is none.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import re
+import time
+from contextlib import suppress
+from typing import Any, Final
+
+from greenstalk_server import logs
+from greenstalk_server.turns import Turns
+
+PORTION: Final = 4096
+"""Bytes read in one turn. As chunks of one byte they take 3 ms."""
+
+LARGEST_HEAD: Final = 65536
+"""Bytes of a request's first line and headers."""
+
+IDLE: Final = 75.0
+"""Seconds that a connection may be open without a request: longer than proxies keep theirs, as a rule."""
+
+GRACE: Final = 30.0
+SLOWEST: Final = 1024
+"""Seconds in which a request has to have come, and bytes for each of which it has a part of a second more."""
+
+SEND_TIMEOUT: Final = 60.0
+SENT_AT_ONCE: Final = 65536
+"""Seconds that a client may take to read so many bytes."""
+
+_VERSION: Final = re.compile(r"HTTP/1\.[0-9]")
+
+
+class RequestHandler(logs.RequestHandler):
+    """One connection, and the requests that come by it."""
+
+    request_version: str
+
+    def __init__(self, sock: Any, address: object, server: Any) -> None:
+        self._incoming: _Incoming = _Incoming(sock, server.turns)
+        super().__init__(sock, address, server, io.BufferedReader(self._incoming))
+
+    def handle(self) -> None:
+        with suppress(OSError):  # it is gone, and does not hear what is wrong with its request
+            super().handle()
+        if self._incoming.is_late:
+            address = self.client_address[0] if isinstance(self.client_address, tuple) else ""
+            self.server.files.limited.note("request_timeout", address)
+
+    def read_requestline(self) -> str:
+        self._incoming.begin()
+        return str(super().read_requestline())
+
+    def MessageClass(self, *args: Any) -> Any:  # noqa: N802  gevent's name
+        headers = super().MessageClass(*args)
+        self._incoming.end_head()
+        _refuse_ambiguous(headers)
+        return headers
+
+    def run_application(self) -> None:
+        self.server.turns.take()
+        super().run_application()
+
+    def _check_http_version(self) -> bool:
+        return _VERSION.fullmatch(self.request_version) is not None
+
+    def _connection_upgrade_requested(self) -> bool:
+        """No: there are no web sockets here, so what asks for one is read like all else."""
+        return False
+
+    def _sendall(self, data: Any) -> None:
+        view = memoryview(data)
+        self.socket.settimeout(SEND_TIMEOUT)
+        try:
+            for begin in range(0, len(view), SENT_AT_ONCE):
+                super()._sendall(view[begin : begin + SENT_AT_ONCE])
+        except TimeoutError:
+            self._incoming.is_late = True
+            raise BrokenPipeError(errno.EPIPE, "the client does not read") from None
+
+
+class _Incoming(io.RawIOBase):
+    """What comes by one connection; it ends where that takes too long.
+
+    is_late     it has ended so, in the middle of a request.
+    """
+
+    def __init__(self, sock: Any, turns: Turns) -> None:
+        self.is_late: bool = False
+        self._sock: Any = sock
+        self._turns: Turns = turns
+        self._came: int = 0  # bytes of this request
+        self._began: float = 0.0  # when the first of them came
+        self._is_head: bool = True
+        self._is_over: bool = False
+
+    def begin(self) -> None:
+        """Wait for another request."""
+        self._came, self._is_head = 0, True
+
+    def end_head(self) -> None:
+        """Note that the headers have come."""
+        self._is_head = False
+
+    def readable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return int(self._sock.fileno())
+
+    def readinto(self, buffer: Any, /) -> int:
+        """Read a portion; 0 is the end. Switches."""
+        if self._is_over:
+            return 0
+        if self._came:
+            self._turns.take()
+        try:
+            size = int(self._receive(memoryview(buffer)[:PORTION]))
+        except TimeoutError:
+            self._is_over, self.is_late = True, self._came > 0
+            self._sock.settimeout(SEND_TIMEOUT)
+            raise
+        if not self._came:
+            self._began = time.monotonic()
+        self._came += size
+        if self._is_head and self._came > LARGEST_HEAD:
+            self._is_over = True
+            raise ValueError(f"its head is of more than {LARGEST_HEAD} bytes")
+        return size
+
+    def _receive(self, buffer: memoryview) -> Any:
+        left = IDLE
+        if self._came:
+            left = self._began + GRACE + self._came / SLOWEST - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        self._sock.settimeout(left)
+        return self._sock.recv_into(buffer)
+
+
+def _refuse_ambiguous(headers: Any) -> None:
+    """Raise ValueError if it is open where a request with these *headers* ends (RFC 9112, 6.3 and 11.2)."""
+    lengths, encodings = headers.get_all("content-length", []), headers.get_all("transfer-encoding", [])
+    if len(lengths) + len(encodings) > 1:
+        raise ValueError("it says more than once how long it is")
+    if any(encoding.lower() != "chunked" for encoding in encodings):
+        raise ValueError("its body is encoded as nobody can read it here")
+    if any(not (length.isascii() and length.isdigit()) for length in lengths):
+        raise ValueError("its length is no number")

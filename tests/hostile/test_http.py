@@ -1,0 +1,225 @@
+"""HTTP clients that flood, dawdle or equivocate: the queue goes on, and what they hold is given back."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from typing import Any
+from urllib.parse import urlsplit
+
+import gevent
+import pytest
+
+from greenstalk_server import requests
+from greenstalk_server.accepting import Files, WebServer
+from greenstalk_server.limits import Limited
+from greenstalk_server.requests import LARGEST_HEAD, RequestHandler
+from tests.daemon import COMMAND, PATIENCE, Daemon
+from tests.server.peer import Peer, eventually
+from web.peer import descriptor_of
+
+FLAGS = ("-l", "127.0.0.1", "-p", "0", "--web-host", "127.0.0.1", "--web-port", "0")
+
+FLOODS = {
+    "a body of tiny chunks": (b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n", b"1\r\nx\r\n" * 20_000),
+    "a body without end": (b"POST / HTTP/1.1\r\nContent-Length: 999999999999\r\n\r\n", bytes(2**18)),
+    "requests without end": (b"", b"GET /healthz HTTP/1.1\r\n\r\n" * 2000),
+}
+
+
+def to_web(server: Daemon) -> socket.socket:
+    """A connection to the dashboard's port."""
+    parts = urlsplit(server.dashboard)
+    return socket.create_connection((parts.hostname, parts.port), PATIENCE)
+
+
+@pytest.mark.parametrize("flood", FLOODS)
+def test_who_floods_the_dashboard_does_not_hold_up_the_queue(flood: str) -> None:
+    """Nobody who floods has logged in, nor needs to."""
+    head, body = FLOODS[flood]
+    with Daemon(*FLAGS) as server, Peer(server) as good, to_web(server) as flooder:
+        flooder.sendall(head)
+
+        def send() -> None:
+            with suppress(OSError):
+                while True:
+                    flooder.sendall(body)
+
+        def read() -> None:
+            with suppress(OSError):
+                while flooder.recv(2**20):
+                    pass
+
+        threads = [threading.Thread(target=each, daemon=True) for each in (send, read)]
+        for thread in threads:
+            thread.start()
+        for _ in range(300):  # each would wait until the flood ebbs, which it does not
+            assert good.ask(b"list-tube-used") == b"USING default"
+        flooder.shutdown(socket.SHUT_RDWR)
+        for thread in threads:
+            thread.join()
+
+
+def test_who_keeps_http_connections_keeps_no_worker_out() -> None:
+    limited = ("sh", "-c", 'ulimit -n 256; exec "$@"', "sh", *COMMAND)
+    with Daemon(*FLAGS, command=limited) as server, ExitStack() as silent:
+        for _ in range(220):
+            silent.enter_context(to_web(server))
+        with Peer(server) as worker:
+            worker.sock.settimeout(10)
+            assert worker.ask(b"list-tube-used") == b"USING default"
+        silent.close()
+        connection = http.client.HTTPConnection(urlsplit(server.dashboard).netloc, timeout=PATIENCE)
+        connection.request("GET", "/api/v1/server")
+        with connection.getresponse() as answer:
+            assert json.load(answer)["limited"]["files"] > 0
+        connection.close()
+
+
+class Served:
+    """An app that says how much came, served by the handler in a thread of its own."""
+
+    def __init__(self) -> None:
+        self.limited = Limited()
+        self.is_ready, self.is_over = threading.Event(), threading.Event()
+        self.port = 0
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+        assert self.is_ready.wait(PATIENCE)
+
+    def _run(self) -> None:
+        def app(environ: Any, start_response: Any) -> list[bytes]:
+            start_response("200 OK", [("Content-Type", "text/plain")])
+            if environ["PATH_INFO"] == "/large":
+                return [bytes(2**26)]
+            return [b"%d bytes" % len(environ["wsgi.input"].read()), repr(descriptor_of(environ) is None).encode()]
+
+        server = WebServer(("127.0.0.1", 0), app, log=None, handler_class=RequestHandler)
+        server.files = Files(1000, self.limited)
+        server.start()
+        self.port = server.server_port
+        self.is_ready.set()
+        while not self.is_over.is_set():
+            gevent.sleep(0.01)
+        server.stop(timeout=1)
+
+    def ask(self, request: bytes) -> bytes:
+        """All that is answered to *request*, until the server closes."""
+        with socket.create_connection(("127.0.0.1", self.port), 20) as sock:
+            sock.sendall(request)
+            answer = b""
+            with suppress(ConnectionResetError):
+                while data := sock.recv(65536):
+                    answer += data
+            return answer
+
+    def close(self) -> None:
+        self.is_over.set()
+        self._thread.join()
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    server = Served()
+    yield server
+    server.close()
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [
+        b"GET",
+        b"GET / HTTP/1.1\r\nHost: a",
+        b"POST / HTTP/1.1\r\nContent-Length: 10\r\n\r\nabc",
+        b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n",
+    ],
+)
+def test_a_request_that_does_not_end_is_ended(served: Served, monkeypatch: pytest.MonkeyPatch, begun: bytes) -> None:
+    monkeypatch.setattr(requests, "GRACE", 0.2)
+    monkeypatch.setattr(requests, "IDLE", 0.4)
+    served.ask(begun)
+    eventually(lambda: served.limited.counts()["request_timeout"] == 1, "it is counted")
+
+
+def test_who_asks_for_nothing_is_sent_away_and_not_counted(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requests, "IDLE", 0.2)
+    assert served.ask(b"") == b""
+    assert served.ask(b"GET / HTTP/1.1\r\n\r\n").count(b"200 OK") == 1
+    assert served.limited.counts()["request_timeout"] == 0
+
+
+def test_a_trickle_is_ended_as_silence_is(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each byte comes soon after the one before; the whole does not."""
+    monkeypatch.setattr(requests, "GRACE", 0.5)
+    with socket.create_connection(("127.0.0.1", served.port), PATIENCE) as sock, suppress(OSError):
+        sock.sendall(b"POST / HTTP/1.1\r\nContent-Length: 1000000\r\n\r\n")
+        sock.setblocking(False)
+        eventually(lambda: _drip(sock), "it is closed")
+    eventually(lambda: served.limited.counts()["request_timeout"] == 1, "it is counted")
+
+
+def _drip(sock: socket.socket) -> bool:
+    """Send a byte; say if the server has closed."""
+    sock.send(b"x")
+    with suppress(BlockingIOError):
+        return sock.recv(1000) == b""
+    return False
+
+
+def test_who_does_not_read_the_answer_is_sent_away(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requests, "SEND_TIMEOUT", 0.2)
+    with socket.create_connection(("127.0.0.1", served.port), PATIENCE) as sock:
+        sock.sendall(b"GET /large HTTP/1.1\r\n\r\n")
+        eventually(lambda: served.limited.counts()["request_timeout"] == 1, "it is given up")
+
+
+def test_a_head_has_its_bound(served: Served) -> None:
+    fields = b"".join([b"X-%d: %b\r\n" % (number, bytes(1000)) for number in range(LARGEST_HEAD // 1000 + 1)])
+    assert served.ask(b"GET / HTTP/1.1\r\n%b\r\n" % fields).startswith(b"HTTP/1.1 400")
+    assert served.ask(b"GET / HTTP/1.1\r\nConnection: close\r\nX: %b\r\n\r\n" % bytes(50000)).startswith(
+        b"HTTP/1.1 200"
+    )
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        b"Content-Length: 5\r\nContent-Length: 0\r\n",
+        b"Content-Length: 5\r\nContent-Length: 5\r\n",
+        b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n",
+        b"Transfer-Encoding: chunked\r\nTransfer-Encoding: identity\r\n",
+        b"Transfer-Encoding: gzip, chunked\r\n",
+        b"Transfer-Encoding: xchunked\r\n",
+        b"Content-Length: +5\r\n",
+        b"Content-Length: 1_0\r\n",
+        b"Content-Length: -1\r\n",
+        b"Content-Length: 5, 5\r\n",
+        b"Content-Length: \xb2\r\n",
+    ],
+)
+def test_a_request_that_ends_where_one_likes_is_none(served: Served, fields: bytes) -> None:
+    """A proxy that understands it otherwise would take the one request for two."""
+    answer = served.ask(b"POST / HTTP/1.1\r\n%b\r\n0\r\n\r\nGET / HTTP/1.1\r\nConnection: close\r\n\r\n" % fields)
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert answer.count(b"HTTP/1.1 ") == 1
+
+
+def test_a_request_for_a_web_socket_is_one_like_others(served: Served) -> None:
+    answer = served.ask(b"POST / HTTP/1.1\r\nUpgrade: websocket\r\nContent-Length: 3\r\nConnection: close\r\n\r\nabc")
+    assert b"3 bytes" in answer
+    assert b"False" in answer, "it is known by which socket it came, so that a stream ends when the reader has gone"
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [b"GET / HTTP/1.1\r\n%b\r\n" % (b"X: y\r\n" * 200), b"GET / HTTP/1\r\n\r\n", b"GET / HTTP/1.1.1\r\n\r\n"],
+)
+def test_what_is_no_request_is_no_error_of_ours(
+    served: Served, caplog: pytest.LogCaptureFixture, request_: bytes
+) -> None:
+    assert served.ask(request_).startswith(b"HTTP/1.1 400")
+    assert [record for record in caplog.records if record.levelno > 10] == []
