@@ -1,8 +1,10 @@
-"""One connection of a client: its socket, its session, and the greenlet that moves bytes between them.
+"""One connection of a client: its socket, its session, and the greenlet of what may have to wait.
 
-The greenlet sleeps in the hub until its socket is readable or its client's Event is set, whichever is first; a broker
-method never switches, so between two sleeps it has the broker for itself. Replies that wait for the journal are held;
-the committer sends them.
+The poller calls on it when there is something to read, or a wait of its client has ended: what comes of that is served
+there and then, in the hub, since a broker method never switches. What may have to wait is done by its greenlet, which
+else is blocked on its Event: to send what the socket has not taken, to go on after a slice of a long chunk, to close.
+While the greenlet is at it the connection is busy: it is not read, and nobody else sends. Replies that wait for the
+journal are held; the committer sends them.
 
 Methods say if they may switch greenlets.
 """
@@ -13,7 +15,6 @@ import select
 import socket
 from collections.abc import Callable
 from functools import partial
-from itertools import count
 from typing import Any, Final
 
 import gevent
@@ -28,7 +29,6 @@ from greenstalk_server.committer import Committer
 from greenstalk_server.journal import Journal
 from greenstalk_server.limits import Limited
 from greenstalk_server.listeners import describe_peer
-from greenstalk_server.memory import after_slice
 from greenstalk_server.poller import Poller
 from greenstalk_server.session import Session
 
@@ -52,20 +52,24 @@ class Connection:
     __slots__ = (
         "_clock",
         "_committer",
-        "_event",
+        "_error",
         "_fd",
         "_greenlet",
+        "_has_promised",
         "_held",
         "_held_size",
         "_is_busy",
+        "_is_gone",
         "_is_read",
         "_is_stopping",
         "_journal",
         "_limited",
+        "_needed",
         "_output_limit",
         "_poller",
         "_recv",
         "_released",
+        "_send",
         "_sock",
         "_unsent",
         "client",
@@ -89,13 +93,14 @@ class Connection:
         self._sock: socket.socket = sock
         self._fd: int = sock.fileno()
         self._recv: Callable[[int], bytes] = sock.recv
+        self._send: Callable[[bytes], int] = sock.send
         self._clock: Clock = clock
         self._poller: Poller = poller
         self._is_read: bool = False
         self._journal: Journal = broker.journal
         self._committer: Committer | None = committer
-        self._event: Event = Event()
-        self.session: Session = make_session(broker, partial(_wake, self._event, poller))
+        self._needed: Event = Event()
+        self.session: Session = make_session(broker, partial(poller.wake, self))
         self.client: Client = self.session.client
         self.client.connected_at = clock()
         self.client.address, self.client.name = describe_peer(sock, address)
@@ -109,79 +114,131 @@ class Connection:
         self.failure: int = 0  # errno of what ended it, if that was the socket
         self._unsent: bytes = b""
         self._released: Event | None = None
+        self._has_promised: bool = False  # by slices whose reply is still to come
         self._is_busy: bool = False
+        self._is_gone: bool = False
         self._is_stopping: bool = False
+        self._error: Exception | None = None
 
     def serve(self) -> None:
         """Converse until either side closes. Switches.
 
-        The poller calls back to serve what has come: a command costs one recv that succeeds and one send, and no
-        system call to wait; nor a switch of greenlets, unless something has to wait. Then, and when the Event is set,
-        it is this greenlet's turn. CPU of a command with canned replies: 17.6 us by gevent's socket.recv, 9.1 with a
-        switch to this greenlet for each, 7.9 by a watcher's callback, 7 so.
+        CPU of a command with canned replies: 17.6 us by gevent's socket.recv, 9.1 with a switch to this greenlet for
+        each, 7.9 by a watcher's callback, 7 by the poller.
         """
-        sleep, session, journal = get_hub().switch, self.session, self._journal
-        self._read_on()
-        self._event.rawlink(self._greenlet.switch)
-        while not (session.is_closing or self._is_stopping):
-            woken_by = sleep()
-            if woken_by is None:
+        session = self.session
+        self._read_if_wanted()
+        while True:
+            self._block()
+            if self._error is not None:
+                raise self._error
+            if self._is_gone or not self._send_all() or not self._serve_rest():
                 return
-            if woken_by is self._event:
-                promised = journal.safe  # whoever has put the job it may have been given
-                out = self._on_event()
-                has_promised = journal.promised != promised
-            else:
-                out, has_promised = woken_by
-                if self._unsent and not self._send_unsent():
-                    return
-            if out and not (self._deliver(out, has_promised) and (not self._unsent or self._send_unsent())):
+            if session.is_closing or self._is_stopping:
+                self._flush()
                 return
-            if session.has_more and not self._serve_rest(has_promised and not out):
-                return
-            self._watch_no_more_than_wanted()
-        self._finish()
+            self._is_busy = False
+            self._read_if_wanted()
+            if session.is_woken:
+                self._poller.wake(self)
 
-    def _on_readable(self) -> None:
-        """Serve what has come, and have the greenlet do what may have to wait. Run by the poller; does not switch.
+    # For the poller; none switches
 
-        That is told None if the peer is gone, else a reply to deliver, and whether that promises anything.
-        """
-        if self._event.is_set():
-            return  # the greenlet's turn is on its way; nothing may overtake it
-        session, journal = self.session, self._journal
+    def take(self) -> bytes | None:
+        """What has come; b"" at its end, None if nothing has, or the peer is gone."""
         try:
-            data = self._recv(RECEIVE_AT_MOST)
+            return self._recv(RECEIVE_AT_MOST)
         except BlockingIOError:
-            return
+            pass
         except OSError as error:
             self.failure = error.errno or 0
-            self._greenlet.switch(None)
-            return
+            self._is_gone = True
+            self._need_greenlet(b"")
+        return None
+
+    def answer(self, data: bytes, now: int) -> bytes:
+        """Serve *data*, as `take` gave it; return the replies that may leave now."""
+        session, journal = self.session, self._journal
         promised = journal.promised
         try:
-            out = session.receive(data, self._clock()) if data else session.receive_eof(self._clock())
+            out = session.receive(data, now) if data else session.receive_eof(now)
         except Exception as error:  # noqa: BLE001  it is raised in the greenlet
-            self._greenlet.throw(error)
-            return
-        has_promised = journal.promised != promised
-        if session.has_more or session.is_closing:
-            self._greenlet.switch((out, has_promised))
-        elif out and not self._deliver(out, has_promised):
-            self._greenlet.switch(None)
-        elif self._unsent:
-            self._greenlet.switch((b"", False))
-        elif session.is_waiting:
-            self._watch_no_more_than_wanted()
+            return self._fail(error)
+        return self._settle(out, journal.promised != promised)
 
-    def _watch_no_more_than_wanted(self) -> None:
-        """Read no further while parked, once enough has come. Does not switch."""
-        if self.session.is_waiting and not self.session.wants_input:
+    def go_on(self, now: int) -> bytes:
+        """Serve what a wait of the client has held up; return the replies that may leave now."""
+        session, journal = self.session, self._journal
+        if self._is_busy or not session.is_woken:
+            return b""
+        promised = journal.safe  # whoever has put the job it may have been given
+        try:
+            out = session.resume(now)
+        except Exception as error:  # noqa: BLE001  it is raised in the greenlet
+            return self._fail(error)
+        if not self._is_read:
+            self._read_if_wanted()
+        return self._settle(out, journal.promised != promised)
+
+    def send(self, out: bytes) -> None:
+        """Send *out*; what the peer does not take at once is the greenlet's to send."""
+        try:
+            sent = self._send(out)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            return  # the peer is gone, and the next recv will say so
+        if sent < len(out):
+            self._need_greenlet(out[sent:])
+
+    def _settle(self, out: bytes, has_promised: bool) -> bytes:
+        """See who goes on after a slice that gave *out*; return what of that may leave now."""
+        session = self.session
+        is_over = session.has_more or session.is_closing
+        if is_over:
+            self._has_promised = has_promised and not out
+        if out and self._committer is not None and self._is_held(self._committer, out, has_promised):
+            out = b""
+        if is_over:
+            self._need_greenlet(out)
+            return b""
+        if session.is_waiting and not session.wants_input:
+            self._rest()  # enough has come while it is parked
+        return out
+
+    def _is_held(self, committer: Committer, out: bytes, has_promised: bool) -> bool:
+        """Whether *out* has to wait for the journal: then *committer* has it sent."""
+        if not (self._held or (has_promised and not committer.commit_for(self))):
+            return False
+        self._held.append((self._journal.promised, out))
+        self._held_size += len(out)
+        committer.hold(self)
+        if self._is_full():
+            self._limited.note("output", self.client.address)
             self._rest()
+        return True
 
-    def _read_on(self) -> None:
-        self._is_read = True
-        self._poller.read(self._fd, self._on_readable)
+    def _is_full(self) -> bool:
+        """Whether it is read no further until some of the replies that wait for the journal have left."""
+        return len(self._held) >= HELD_AT_MOST or self._held_size > self._output_limit
+
+    def _need_greenlet(self, unsent: bytes) -> None:
+        """Have the greenlet send *unsent*, and do what else may have to wait."""
+        self._is_busy = True
+        self._rest()
+        self._unsent = unsent
+        self._needed.set()
+
+    def _fail(self, error: Exception) -> bytes:
+        """Have *error* end the connection."""
+        self._error = error
+        self._need_greenlet(b"")
+        return b""
+
+    def _read_if_wanted(self) -> None:
+        if self.session.wants_input and not self._is_full():
+            self._is_read = True
+            self._poller.read(self._fd, self)
 
     def _rest(self) -> None:
         """Read nothing, until told to. Does not switch."""
@@ -212,8 +269,9 @@ class Connection:
     def close(self) -> None:
         """Give the socket and the client back; call once, last. Does not switch."""
         self._is_read = False
+        self._is_busy = True  # the poller may still have it among those that were woken
         self._poller.forget(self._fd)
-        self._event.unlink(self._greenlet.switch)
+        self._needed.unlink(self._greenlet.switch)
         self._held = []  # the committer still comes to release them, and must not have it read again
         self.session.close(self._clock())
         self._sock.close()
@@ -228,75 +286,32 @@ class Connection:
         was_full = self._is_full()
         self._held = held[count:]
         self._held_size -= len(out)
-        if self._is_busy or self._unsent:
+        if self._is_busy:
             self._unsent += out
         elif out:
-            try:
-                sent = self._sock.send(out)
-            except BlockingIOError:
-                sent = 0
-            except OSError:
-                sent = len(out)  # the peer is gone, and the next recv will say so
-            self._unsent = out[sent:]
+            self.send(out)
         if self._released is not None:
             self._released.set()
-        elif self._unsent or self._is_stopping:
-            self._event.set()
-        elif was_full and not self._is_full() and self.session.wants_input:
-            self._read_on()
+        elif self._is_busy:
+            return  # its greenlet goes on
+        elif self._is_stopping:
+            self._need_greenlet(b"")
+        elif was_full:
+            self._read_if_wanted()
 
     # In the connection's own greenlet
 
-    def _on_event(self) -> bytes:
-        """Go on after the Event: replies left unsent, or the end of a wait. Switches if there are some."""
-        self._event.clear()
-        self._event.rawlink(self._greenlet.switch)
-        if self._unsent and not self._send_unsent():
-            return b""  # the peer is gone, and the next recv will say so
-        out = self.session.resume(self._clock()) if self.session.is_woken else b""
-        if not self._is_read and self.session.wants_input and not self._is_full():
-            self._read_on()
-        return out
+    def _block(self) -> None:
+        """Return once the greenlet is needed. Switches. As Event.wait, which would take 800 bytes more meanwhile."""
+        self._needed.rawlink(self._greenlet.switch)
+        get_hub().switch()
+        self._needed.clear()
 
-    def _deliver(self, out: bytes, has_promised: bool) -> bool:
-        """Send *out*, or hold it until the journal has what it promises. False if the peer is gone. Does not switch.
-
-        What the peer does not take at once is `_unsent` then.
-        """
-        committer = self._committer
-        if committer is not None and (self._held or (has_promised and not committer.commit_for(self))):
-            self._held.append((self._journal.promised, out))
-            self._held_size += len(out)
-            committer.hold(self)
-            if self._is_full():
-                self._limited.note("output", self.client.address)
-                self._rest()
-            return True
-        try:
-            sent = self._sock.send(out)
-        except BlockingIOError:
-            sent = 0
-        except OSError:
-            return False
-        if sent < len(out):
-            self._unsent = out[sent:]
-        return True
-
-    def _is_full(self) -> bool:
-        """Whether it is read no further until some of the replies that wait for the journal have left."""
-        return len(self._held) >= HELD_AT_MOST or self._held_size > self._output_limit
-
-    def _serve_rest(self, has_promised: bool) -> bool:
-        """Serve what one slice left over, letting others run between slices. False if the peer is gone. Switches.
-
-        *has_promised*: that slice has recorded something, and its reply is still to come.
-        """
+    def _serve_rest(self) -> bool:
+        """Serve what one slice left over, letting others run between slices. False if the peer is gone. Switches."""
         session, journal = self.session, self._journal
-        self._begin_busy()
-        for number in count(1):
-            if not session.has_more:
-                break
-            after_slice(number)
+        has_promised = self._has_promised  # that slice has recorded something, and its reply is still to come
+        while session.has_more:
             gevent.sleep(session.pause)
             if self._unsent and not self._send_all():  # what the journal has let go meanwhile comes first
                 return False
@@ -304,61 +319,37 @@ class Connection:
             out = session.resume(self._clock())
             has_promised = has_promised or journal.promised != promised
             if out:
-                if not (self._deliver(out, has_promised) and self._flush()):
+                if self._committer is None or not self._is_held(self._committer, out, has_promised):
+                    self._unsent += out
+                if not self._flush():
                     return False
                 has_promised = False
-        self._end_busy()
         return True
 
-    def _finish(self) -> None:
-        """Let the replies to what has been served leave. Switches."""
-        self._begin_busy()
-        self._flush()
-
     def _flush(self) -> bool:
-        """Wait until all replies are safe and sent; for a busy connection. False if the peer is gone. Switches."""
+        """Wait until all replies are safe and sent. False if the peer is gone. Switches."""
         while self._held:
             self._released = Event()
             self._released.wait()
             self._released = None
         return self._send_all()
 
-    def _send_unsent(self) -> bool:
-        self._begin_busy()
-        is_sent = self._send_all()
-        self._end_busy()
-        return is_sent
-
     def _send_all(self) -> bool:
         """Send `_unsent` as the peer takes it. False if the peer is gone. Switches."""
-        hub = get_hub()
-        watcher = hub.loop.io(self._sock.fileno(), WRITE)
-        try:
-            while self._unsent:
-                try:
-                    self._unsent = self._unsent[self._sock.send(self._unsent) :]
-                except BlockingIOError:
-                    hub.wait(watcher)
-                except OSError:
-                    return False
-        finally:
-            watcher.stop()
-            watcher.close()
+        while self._unsent:
+            try:
+                self._unsent = self._unsent[self._send(self._unsent) :]
+            except BlockingIOError:
+                self._await_writable()
+            except OSError:
+                return False
         return True
 
-    def _begin_busy(self) -> None:
-        """Read no more, and let nothing but what is waited for wake this greenlet."""
-        self._is_busy = True
-        self._rest()
-        self._event.unlink(self._greenlet.switch)
-
-    def _end_busy(self) -> None:
-        self._is_busy = False
-        self._read_on()
-        self._event.rawlink(self._greenlet.switch)
-
-
-def _wake(event: Event, poller: Poller) -> None:
-    """Have the greenlet go on that waits for *event*. No method: the client would refer to its connection."""
-    event.set()
-    poller.has_woken = True
+    def _await_writable(self) -> None:
+        """Return when the peer takes more. Switches."""
+        hub = get_hub()
+        watcher = hub.loop.io(self._fd, WRITE)
+        try:
+            hub.wait(watcher)
+        finally:
+            watcher.close()

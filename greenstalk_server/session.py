@@ -139,6 +139,8 @@ class Session:
     def receive_eof(self, now: int) -> bytes:
         """Note that no more data comes: the peer closed its side. What has come is still served."""
         self._is_eof = True
+        if self.is_woken:
+            return self.resume(now)
         out: list[bytes] = []
         if self._awaited is not None:
             return b""  # what has come is served once the body is here
@@ -153,7 +155,7 @@ class Session:
         out: list[bytes] = []
         if self.is_waiting:
             self.is_waiting = False
-            told = self._outcome(self.client.outcome, now) if self._awaited is None else self._with_body(now)
+            told = self._with_body(now) if self._awaited is not None else self._outcome(self._take_outcome(), now)
             if told is None:
                 return b""
             out.append(told)
@@ -308,6 +310,11 @@ class Session:
             self.is_waiting = True
             return None
         return self._outcome(outcome, now)
+
+    def _take_outcome(self) -> Job | int | None:
+        """How the client's wait has ended. A job is not kept by it: it may be deleted long before the next wait."""
+        outcome, self.client.outcome = self.client.outcome, None
+        return outcome
 
     def _outcome(self, outcome: Job | int | None, now: int) -> bytes | None:
         if isinstance(outcome, Job):

@@ -45,7 +45,7 @@ class Pair:
         ours.setblocking(False)
         self.peer.setblocking(False)
         self.connection: Connection
-        self._broker, self._committer, self._poller = broker, committer, Poller()
+        self._broker, self._committer, self._poller = broker, committer, Poller(steady_clock())
         self._poller.start()
         gevent.spawn_raw(self._serve, ours)
         self.settle()

@@ -1,134 +1,170 @@
-"""Who has something to read is called in the order in which it came, a few at a time, and nobody else is."""
+"""Who has something to read, or was woken, is served in the order in which that came, a few at a time."""
 
 from __future__ import annotations
 
 import random
 import socket
 from collections.abc import Iterator
-from functools import partial
 
 import gevent
 import pytest
 
+from greenstalk_server.clock import steady_clock
 from greenstalk_server.poller import AT_ONCE, TIMES, Poller
 from tests.daemon import PATIENCE
 
 
-class Sockets:
-    """Pairs of sockets whose near ends are polled; a call reads one byte."""
+class Guest:
+    """One end of a pair of sockets. It takes a byte at a time, and notes whatever it is asked for."""
 
-    def __init__(self, count: int) -> None:
-        self.poller = Poller()
-        pairs = [socket.socketpair() for _ in range(count)]
-        self.near, self.far = [near for near, _ in pairs], [far for _, far in pairs]
-        self.called: list[int] = []
+    def __init__(self, number: int, poller: Poller, called: list[tuple[str, int]]) -> None:
+        self.near, self.far = socket.socketpair()
+        self.near.setblocking(False)
+        self.number = number
+        self.poller = poller
+        self.called = called
+        self.wakes: list[Guest] = []
 
-    def read(self, number: int) -> None:
-        self.poller.read(self.near[number].fileno(), partial(self._on_readable, number))
+    def read(self) -> None:
+        self.poller.read(self.near.fileno(), self)
 
-    def rest(self, number: int) -> None:
-        self.poller.rest(self.near[number].fileno())
+    def rest(self) -> None:
+        self.poller.rest(self.near.fileno())
 
-    def send(self, number: int) -> None:
-        self.far[number].send(b"x")
+    def say(self, data: bytes = b"x") -> None:
+        self.far.send(data)
 
-    def wait_for(self, count: int) -> None:
-        """Return once so many have been called in all."""
+    def take(self) -> bytes | None:
+        self.called.append(("take", self.number))
+        return self.near.recv(1)
+
+    def answer(self, data: bytes, now: int) -> bytes:
+        self.called.append(("answer", self.number))
+        for other in self.wakes:
+            self.poller.wake(other)
+        return b"answer" if data == b"x" else b""
+
+    def go_on(self, now: int) -> bytes:
+        self.called.append(("go_on", self.number))
+        return b"go_on"
+
+    def send(self, out: bytes) -> None:
+        self.called.append((out.decode() + " sent", self.number))
+
+
+class Party:
+    """Three times as many guests as are served at once."""
+
+    def __init__(self) -> None:
+        self.poller = Poller(steady_clock())
+        self.called: list[tuple[str, int]] = []
+        self.guests = [Guest(number, self.poller, self.called) for number in range(3 * AT_ONCE)]
+
+    def wait_for(self, what: str, count: int) -> list[int]:
+        """Return who was asked for *what*, in order, once that was so often."""
         with gevent.Timeout(PATIENCE):
-            while len(self.called) < count:
+            while len(numbers := [number for asked, number in self.called if asked == what]) < count:
                 gevent.sleep(0.001)
-
-    def _on_readable(self, number: int) -> None:
-        self.near[number].recv(1)
-        self.called.append(number)
+        assert len(numbers) == count
+        return numbers
 
 
 @pytest.fixture
-def sockets() -> Iterator[Sockets]:
-    made = Sockets(3 * AT_ONCE)
+def party() -> Iterator[Party]:
+    made = Party()
     made.poller.start()
     yield made
     made.poller.stop()
-    for one in made.near + made.far:
-        one.close()
+    for guest in made.guests:
+        guest.near.close()
+        guest.far.close()
 
 
-def test_who_came_first_is_called_first(sockets: Sockets) -> None:
-    numbers = random.sample(range(3 * AT_ONCE), 3 * AT_ONCE)
-    for number in range(3 * AT_ONCE):
-        sockets.read(number)
-    for number in numbers:
-        sockets.send(number)
-    sockets.wait_for(len(numbers))
-    assert sockets.called == numbers
+def test_who_came_first_is_served_first(party: Party) -> None:
+    for guest in party.guests:
+        guest.read()
+    order = random.sample(party.guests, len(party.guests))
+    for guest in order:
+        guest.say()
+    numbers = [guest.number for guest in order]
+    assert party.wait_for("answer sent", len(order)) == numbers
+    steps = ("take", "answer", "answer sent")
+    few = [numbers[begin : begin + AT_ONCE] for begin in range(0, len(numbers), AT_ONCE)]
+    assert party.called == [(step, number) for some in few for step in steps for number in some]
 
 
-def test_who_has_more_stands_in_line_again(sockets: Sockets) -> None:
-    for number in range(3 * AT_ONCE):
-        sockets.read(number)
-        sockets.send(number)
-        sockets.send(number)
-    sockets.wait_for(6 * AT_ONCE)
-    assert sockets.called == 2 * list(range(3 * AT_ONCE))
+def test_who_has_more_stands_in_line_again(party: Party) -> None:
+    for guest in party.guests:
+        guest.read()
+        guest.say(b"xx")
+    assert party.wait_for("take", 6 * AT_ONCE) == 2 * list(range(3 * AT_ONCE))
 
 
-def test_who_rests_is_not_called_until_it_reads_again(sockets: Sockets) -> None:
-    sockets.read(0)
-    sockets.rest(0)
-    sockets.read(1)
-    sockets.send(0)
-    sockets.send(1)
-    sockets.wait_for(1)
-    assert sockets.called == [1]
-    sockets.read(0)
-    sockets.wait_for(2)
-    assert sockets.called == [1, 0]
-    sockets.rest(0)
-    sockets.read(0)
-    sockets.send(0)
-    sockets.wait_for(3)
-    assert sockets.called == [1, 0, 0]
+def test_who_rests_is_not_read_until_it_reads_again(party: Party) -> None:
+    one, other = party.guests[:2]
+    one.read()
+    one.rest()
+    other.read()
+    one.say()
+    other.say()
+    assert party.wait_for("take", 1) == [1]
+    one.read()
+    assert party.wait_for("take", 2) == [1, 0]
+    one.rest()
+    one.read()
+    one.say()
+    assert party.wait_for("take", 3) == [1, 0, 0]
 
 
-def test_who_is_forgotten_in_the_meantime_is_not_called(sockets: Sockets) -> None:
-    fd = sockets.near[1].fileno()
-    sockets.poller.read(sockets.near[0].fileno(), lambda: sockets.poller.forget(fd))
-    for number in (1, 2):
-        sockets.read(number)
-    for number in (0, 1, 2):
-        sockets.send(number)
-    sockets.wait_for(1)
-    assert sockets.called == [2]
-    sockets.poller.forget(fd)
-    sockets.near[1].close()
+def test_nothing_is_sent_where_there_is_no_reply(party: Party) -> None:
+    for guest in party.guests[:2]:
+        guest.read()
+    party.guests[0].say(b"-")
+    party.guests[1].say()
+    assert party.wait_for("answer sent", 1) == [1]
+    assert party.wait_for("answer", 2) == [0, 1]
 
 
-def test_who_was_woken_has_a_turn_before_more_is_read(sockets: Sockets) -> None:
-    for number in range(3 * AT_ONCE):
-        sockets.read(number)
-        sockets.send(number)
-    sockets.poller.read(sockets.near[5].fileno(), partial(_wake, sockets))
-    sockets.wait_for(3 * AT_ONCE)
-    assert sockets.called.index(5) == AT_ONCE - 1
+def test_who_was_woken_goes_on_before_more_is_read(party: Party) -> None:
+    for guest in party.guests:
+        guest.read()
+        guest.say()
+    party.guests[5].wakes = [party.guests[-1]]
+    assert party.wait_for("take", 3 * AT_ONCE) == list(range(3 * AT_ONCE))
+    at = party.called.index(("go_on", 3 * AT_ONCE - 1))
+    assert party.called[at - 1] == ("answer sent", AT_ONCE - 1)
+    assert party.called[at + 1 : at + 3] == [("go_on sent", 3 * AT_ONCE - 1), ("take", AT_ONCE)]
+    assert party.wait_for("go_on", 1)
 
 
-def _wake(sockets: Sockets) -> None:
-    sockets.near[5].recv(1)
-    sockets.poller.has_woken = True
-    gevent.get_hub().loop.run_callback(sockets.called.append, 5)
+def test_who_is_woken_by_others_goes_on_though_nobody_says_anything(party: Party) -> None:
+    party.poller.wake(party.guests[3])
+    party.poller.wake(party.guests[1])
+    assert party.wait_for("go_on sent", 2) == [3, 1]
+    party.poller.wake(party.guests[2])
+    assert party.wait_for("go_on sent", 3) == [3, 1, 2]
 
 
-def test_who_always_has_something_leaves_turns_to_others(sockets: Sockets) -> None:
+def test_of_many_who_are_woken_a_few_go_on_at_a_time(party: Party) -> None:
+    for guest in party.guests:
+        party.poller.wake(guest)
+    party.wait_for("go_on sent", 3 * AT_ONCE)
+    numbers = list(range(3 * AT_ONCE))
+    few = [numbers[begin : begin + AT_ONCE] for begin in range(0, len(numbers), AT_ONCE)]
+    assert party.called == [(step, number) for some in few for step in ("go_on", "go_on sent") for number in some]
+
+
+def test_who_always_has_something_leaves_turns_to_others(party: Party) -> None:
     """To those that are polled, and, after some rounds, to all else that the loop does."""
-    calls: list[int] = []
-    for number in range(AT_ONCE):
-        sockets.send(number)
-        sockets.poller.read(sockets.near[number].fileno(), partial(calls.append, number))
-    sockets.read(AT_ONCE)
-    sockets.send(AT_ONCE)
+    busy, other = party.guests[:AT_ONCE], party.guests[AT_ONCE]
+    for guest in busy:
+        guest.say(b"x" * 10 * len(TIMES))
+        guest.read()
+    other.read()
+    other.say()
     turns = 0
-    while not sockets.called:
+    while ("answer", other.number) not in party.called:
         gevent.sleep(0.000001)
         turns += 1
     assert turns <= 3
-    assert len(calls) <= turns * 2 * len(TIMES) * AT_ONCE
+    assert sum(asked == "take" for asked, _ in party.called) <= turns * 2 * len(TIMES) * AT_ONCE

@@ -30,6 +30,13 @@ def test_a_job_wakes_once_and_is_told_at_resume(worker: Talk, producer: Talk) ->
     assert not worker.session.is_waiting
 
 
+def test_a_job_that_ended_a_wait_is_not_kept(worker: Talk, producer: Talk) -> None:
+    worker.send(b"reserve\r\n")
+    producer.send(PUT)
+    assert worker.resume() == GOT
+    assert worker.session.client.outcome is None
+
+
 def test_commands_behind_a_reserve_wait_and_are_answered_in_order(worker: Talk, producer: Talk) -> None:
     assert worker.send(MARK + b"reserve\r\ndelete 1\r\n" + MARK) == MARKED
     assert worker.send(b"touch 1\r\nput 0 0 9 1\r\n") == b""
@@ -67,6 +74,14 @@ def test_a_client_that_half_closed_gets_no_job_any_more(worker: Talk, producer: 
     producer.send(PUT)
     assert (worker.woken, worker.broker.waiting_count) == (0, 0)
     assert producer.send(b"reserve\r\n") == GOT
+
+
+def test_a_job_that_came_before_the_half_close_is_told(worker: Talk, producer: Talk) -> None:
+    worker.send(b"reserve\r\n")
+    producer.send(PUT)
+    worker.send(MARK)
+    assert worker.send_eof() == GOT + MARKED
+    assert worker.session.is_closing and not worker.session.is_woken
 
 
 @pytest.mark.parametrize(
