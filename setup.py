@@ -32,6 +32,7 @@ COMPILED = (
     "stats",
     "timers",
     "tube",
+    "untracked",
     "watches",
 )
 """Modules of greenstalk_server: the core, and the loop of a connection around it."""

@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Final
 
+from greenstalk_server.untracked import untrack
+
 if TYPE_CHECKING:
     from greenstalk_server.client import Client
     from greenstalk_server.tube import Tube
@@ -113,6 +115,7 @@ class Job:
         self.past: Past = NO_PAST
         if delay:
             self.delay = delay
+        untrack(self)
 
     def twin(self, tube: Tube, body: bytes) -> Job:
         """A copy in *tube* and with *body*, to be put in this one's place; it is in no heap, and in no journal."""

@@ -14,6 +14,7 @@ from itertools import chain
 from typing import Final, TypeVar, cast, overload
 
 from greenstalk_server.job import Job
+from greenstalk_server.untracked import untrack
 
 PAGE_BITS: Final = 10
 PAGE: Final = 1 << PAGE_BITS
@@ -42,6 +43,7 @@ class Page:
     def __init__(self) -> None:
         self.count: int = 0
         self.jobs: list[Job | None] = [None] * PAGE
+        untrack(self.jobs)
 
 
 class JobTable(MutableMapping[int, Job]):

@@ -266,7 +266,7 @@ class Candidate(Generic[Q]):
                 self._read_at = asked_at
                 break
             gevent.sleep(TURN)
-        if self._has_litter:  # what was read before is in cycles, and would be frozen with all else
+        if self._has_litter:  # what was read before, and is in cycles, would be frozen with all else
             self._has_litter = False
             gc.collect()
 

@@ -16,6 +16,7 @@ from typing import Final
 
 from greenstalk_server.arrivals import Arrivals
 from greenstalk_server.job import IN_RUN, NO_KEY, Job, JobHeap, deadline_of
+from greenstalk_server.untracked import untrack
 
 RUNS: Final = 8
 """Priorities of one tube that have a run at a time; `first` looks at each."""
@@ -65,6 +66,7 @@ class ReadyQueue:
             if len(last) < CHUNK:
                 last.append(job)
             else:
+                untrack(last)
                 run.append([job])
         job.key = IN_RUN
 

@@ -30,7 +30,7 @@ from greenstalk_server.connection import Connection
 from greenstalk_server.job import SECOND, Job
 from greenstalk_server.limits import Admission, Limits
 from greenstalk_server.listeners import Listener, describe_peer, notice_dead_peers
-from greenstalk_server.memory import Heap, after_slice
+from greenstalk_server.memory import Heap, collect_old
 from greenstalk_server.oversight import Complaints, overstayed
 from greenstalk_server.poller import Poller
 from greenstalk_server.restricted import RestrictedSession
@@ -47,6 +47,9 @@ HANDSHAKE_TIMEOUT: Final = 10.0
 
 HOUSEKEEPING_EVERY: Final = 2.0
 """Seconds."""
+
+OLD_COLLECTED: Final = 5
+"""How many rounds of that until the collector looks at what is old."""
 
 LOOKED_AT_ONCE: Final = 500
 """Connections, before others have their turn."""
@@ -93,7 +96,7 @@ class Server:
             for listener in listeners
         ]
         self._ticker: Ticker = Ticker(broker, clock)
-        self._poller: Poller = Poller()
+        self._poller: Poller = Poller(clock)
         broker.timed_out = _on_time_out
         broker.limited.complain = Complaints(clock)
         self._housekeeper: gevent.Greenlet | None = None
@@ -143,8 +146,10 @@ class Server:
     def _keep_house(self) -> None:
         """See to what nobody tells us of: memory that has become free, and peers that are gone while not read."""
         heap = Heap()
-        while True:
+        for number in count(1):
             gevent.sleep(HOUSEKEEPING_EVERY)
+            if not number % OLD_COLLECTED:
+                collect_old()
             heap.give_back()
             self._turn_out_the_overstayed()
             for connection in [connection for connection in self.connections if connection.is_deaf]:
@@ -290,7 +295,7 @@ class Ticker:
             self._sooner.set()
 
     def _run(self) -> None:
-        for number in count(1):
+        while True:
             self._sooner.clear()
             self._due = self._broker.tick(self._clock())
             if self._due is None:
@@ -300,5 +305,4 @@ class Ticker:
             if left > 0:
                 self._sooner.wait(min(left / SECOND, SLEEP_AT_MOST))
             else:
-                after_slice(number)
                 gevent.sleep(TURN)

@@ -1,0 +1,14 @@
+"""What the garbage collector need not look at: jobs, and the long lists of them.
+
+A job is in no cycle that outlives it, so its references free it. But an instance of a class is tracked, and what is
+tracked is looked at once or twice while it is young, 300 ns a job, and in a full collection again: 100 ms for a million
+jobs, in which nobody is served. `untrack` takes one out, for 150 ns.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, Final
+
+untrack: Final[Any] = ctypes.PYFUNCTYPE(None, ctypes.py_object)(("PyObject_GC_UnTrack", ctypes.pythonapi))
+"""Have the collector look at an object no more, which must be in no cycle when it is let go (CPython's C API)."""
