@@ -168,7 +168,7 @@ def _kinds(segment: Replayed, data: bytes, damage: list[Damage]) -> Iterator[int
 def _holder(directory: str) -> str:
     """Who has *directory* locked, if somebody has. Asks without locking, so that it is in nobody's way."""
     try:
-        fd = os.open(Path(directory, LOCK_NAME), os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(Path(directory, LOCK_NAME), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         return ""
     except OSError as error:

@@ -42,7 +42,8 @@ def recover(files: Files, broker: Broker, binlog: Binlog, now: int, is_strict: b
         go_on(recovery, broker, binlog, now)
         next_id = max(recovery.next_id, _import_all(files, broker, binlog, now))
     except OSError as error:
-        raise StartError(f"journal: {error}", EXIT_BINLOG) from error
+        reason = f"{error.filename}: {error.strerror}" if error.filename is not None else str(error)
+        raise StartError(f"journal: {reason}", EXIT_BINLOG) from error
     broker.restore(next_id)
 
 

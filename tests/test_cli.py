@@ -508,6 +508,17 @@ def test_a_missing_binlog_directory_is_named() -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["journal.9", "binlog.1"])
+def test_a_fifo_among_the_files_is_named_and_not_waited_for(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    done = run(*QUIET, "-b", str(tmp_path))
+    assert done.stderr == f"greenstalk-server: journal: {tmp_path / name}: not a regular file\n"
+    assert done.returncode == 10
+    done = run("journal", "check", str(tmp_path))
+    assert done.stderr == f"greenstalk-server: journal check: {tmp_path / name}: not a regular file\n"
+    assert done.returncode == 10
+
+
 @pytest.mark.skipif(not IS_ROOT, reason="only root can become another user")
 def test_a_binlog_directory_that_cannot_be_written_is_named(open_directory: Path) -> None:
     open_directory.chmod(0o755)

@@ -5,7 +5,9 @@ Small enough that a test can stand in for the disk, and forget, tear or refuse w
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -72,7 +74,7 @@ class Directory:
         return [path.name for path in Path(self.path).iterdir()]
 
     def read(self, name: str, size: int = -1) -> bytes:
-        with Path(self.path, name).open("rb") as file:
+        with open(Path(self.path, name), "rb", opener=_open_regular) as file:
             return file.read(size)
 
     def read_at(self, name: str, offset: int, size: int) -> bytes:
@@ -126,6 +128,15 @@ class Directory:
 
     def sync_directory(self) -> None:
         _sync_directory(Path(self.path))
+
+
+def _open_regular(path: str, flags: int) -> int:
+    """Open *path* if it is a regular file; a FIFO would have us wait for a writer, who may never come."""
+    handle = os.open(path, flags | os.O_NONBLOCK)
+    if stat.S_ISREG(os.fstat(handle).st_mode):
+        return handle
+    os.close(handle)
+    raise OSError(errno.EINVAL, "not a regular file", str(path))
 
 
 def _sync_directory(path: Path) -> None:
