@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from greenstalk_server.job import IN_RUN, READY, Job, JobHeap
+from greenstalk_server.untracked import untrack
 
 SLACK: Final = 64
 """Dead entries that are borne beyond as many as live ones."""
@@ -40,6 +41,8 @@ class Arrivals:
         self._jobs: Mapping[int, Job] = jobs
         self._entries: deque[int] = deque()
         self._swept: deque[int] = deque()
+        untrack(self._entries)
+        untrack(self._swept)
         self._left: int = 0
 
     def add(self, job: Job) -> None:
@@ -118,3 +121,4 @@ class Arrivals:
         if not self._left:
             swept.extend(entries)  # what has come meanwhile, an eighth of it at most
             self._entries, self._swept = swept, deque()
+            untrack(self._swept)

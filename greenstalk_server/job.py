@@ -229,6 +229,7 @@ class JobHeap:
         self._old: list[int] = []
         self.count: int = 0
         self.entries: list[int] = []
+        untrack(self.entries)
 
     def push(self, job: Job, rank: int) -> None:
         """Add *job*, which is in no heap."""
@@ -317,6 +318,7 @@ class JobHeap:
             self._sweep_at_once()
         else:
             self._old, self.entries = self.entries, []
+            untrack(self.entries)
             self._go_on_sweeping()
 
     def _go_on_sweeping(self) -> None:
@@ -330,6 +332,7 @@ class JobHeap:
 
     def _sweep_at_once(self) -> None:
         self.entries = list({key for key in self.entries if self._live(key)})
+        untrack(self.entries)
         heapify(self.entries)
 
 

@@ -27,6 +27,9 @@ READ: Final = 1
 AT_ONCE: Final = 16
 """Who is served at once."""
 
+FEW: Final = 16
+"""Sockets that gevent's loop watches itself, if there are no more: then the way by our epoll is longer, by a tenth."""
+
 TIMES: Final = range(4)
 """How often that is, until timers and all else have their turn."""
 
@@ -53,7 +56,8 @@ class Poller:
     def __init__(self, clock: Clock) -> None:
         self._clock: Clock = clock
         self._epoll: select.epoll = select.epoll()
-        self._guests: dict[int, Guest | None] = {}  # of what the epoll knows; None is at rest
+        self._guests: dict[int, Guest | None] = {}  # of what is watched; None is at rest
+        self._watchers: dict[int, Any] = {}  # of those that the epoll does not know
         self._woken: deque[Guest] = deque()
         self._is_due: bool = False  # the loop is going to call
         self._loop: Any = get_hub().loop
@@ -70,11 +74,11 @@ class Poller:
     def read(self, fd: int, guest: Guest) -> None:
         """Serve *guest* while there is something to read from *fd*."""
         if fd not in self._guests:
-            self._epoll.register(fd, select.EPOLLIN)
+            self._watch(fd)
         self._guests[fd] = guest
 
     def rest(self, fd: int) -> None:
-        """Read from *fd* no more, until `read` says so. The epoll is told if something comes: most rest shortly."""
+        """Read from *fd* no more, until `read` says so. It is watched until something comes: most rest shortly."""
         if fd in self._guests:
             self._guests[fd] = None
 
@@ -82,7 +86,25 @@ class Poller:
         """Part with *fd*, which is to be closed."""
         if fd in self._guests:
             del self._guests[fd]
-            self._epoll.unregister(fd)
+            if fd in self._watchers:
+                self._close_watcher(fd)
+            else:
+                self._epoll.unregister(fd)
+
+    def _watch(self, fd: int) -> None:
+        if len(self._guests) < FEW:
+            watcher = self._watchers[fd] = self._loop.io(fd, READ)
+            watcher.start(self._serve_and_go_on, [(fd, READ)])
+            return
+        for other in list(self._watchers):
+            self._close_watcher(other)
+            self._epoll.register(other, select.EPOLLIN)
+        self._epoll.register(fd, select.EPOLLIN)
+
+    def _close_watcher(self, fd: int) -> None:
+        watcher = self._watchers.pop(fd)
+        watcher.stop()
+        watcher.close()
 
     def wake(self, guest: Guest) -> None:
         """Have *guest* go on once those are served that are being served."""
@@ -92,11 +114,18 @@ class Poller:
     def _poll(self) -> None:
         for _ in TIMES:
             events = self._epoll.poll(0, AT_ONCE)
-            self._serve(events)
-            if self._woken:
-                self._go_on()
+            self._serve_and_go_on(events)
             if len(events) < AT_ONCE:
                 break
+
+    def _serve_and_go_on(self, events: list[tuple[int, int]]) -> None:
+        self._is_due = True  # who is woken now goes on without the loop
+        self._serve(events)
+        if self._woken:
+            self._go_on()
+        self._is_due = False
+        if self._woken:
+            self._see_to_the_woken()
 
     def _serve(self, events: list[tuple[int, int]]) -> None:
         """Serve those of whom *events* tell that there is something to read."""

@@ -10,7 +10,7 @@ import gevent
 import pytest
 
 from greenstalk_server.clock import steady_clock
-from greenstalk_server.poller import AT_ONCE, TIMES, Poller
+from greenstalk_server.poller import AT_ONCE, FEW, TIMES, Poller
 from tests.daemon import PATIENCE
 
 
@@ -69,10 +69,13 @@ class Party:
         return numbers
 
 
-@pytest.fixture
-def party() -> Iterator[Party]:
+@pytest.fixture(params=["few are read", "many are read"])
+def party(request: pytest.FixtureRequest) -> Iterator[Party]:
     made = Party()
     made.poller.start()
+    if request.param == "many are read":
+        for guest in made.guests[len(made.guests) - FEW :]:
+            guest.read()
     yield made
     made.poller.stop()
     for guest in made.guests:
@@ -116,13 +119,37 @@ def test_who_rests_is_not_read_until_it_reads_again(party: Party) -> None:
     assert party.wait_for("take", 3) == [1, 0, 0]
 
 
+def test_who_is_forgotten_is_not_read(party: Party) -> None:
+    one, other = party.guests[:2]
+    for guest in (one, other):
+        guest.read()
+        guest.say()
+    party.poller.forget(one.near.fileno())
+    party.poller.forget(one.near.fileno())
+    assert party.wait_for("answer sent", 1) == [1]
+    one.read()
+    assert party.wait_for("answer sent", 2) == [1, 0]
+
+
+def test_few_who_are_read_when_many_come_are_read_on(party: Party) -> None:
+    one, *others = party.guests
+    one.read()
+    one.say()
+    assert party.wait_for("answer sent", 1) == [0]
+    for guest in others:
+        guest.read()
+    for guest in party.guests:
+        guest.say()
+    assert party.wait_for("answer sent", 1 + len(party.guests)) == [0, *range(len(party.guests))]
+
+
 def test_nothing_is_sent_where_there_is_no_reply(party: Party) -> None:
     for guest in party.guests[:2]:
         guest.read()
     party.guests[0].say(b"-")
     party.guests[1].say()
     assert party.wait_for("answer sent", 1) == [1]
-    assert party.wait_for("answer", 2) == [0, 1]
+    assert sorted(party.wait_for("answer", 2)) == [0, 1]
 
 
 def test_who_was_woken_goes_on_before_more_is_read(party: Party) -> None:
