@@ -248,6 +248,7 @@ class Candidate(Generic[Q]):
         """Forget all, to read it from the start."""
         if self._follower is not None:
             self._follower.link.close()
+            self.queue.broker.jobs.clear()  # they would hold each other: see untracked
             self._has_litter = True
         self.queue = self._make(Rows(self.seat), self.clock)
         self._follower = Follower(self.seat, Recovery(self.queue.broker.tube, self.queue.broker.jobs))

@@ -48,6 +48,17 @@ def test_it_is_a_dict(seed: int, share_kept: float) -> None:
     assert [table.get(id) for id in range(SHARD + 50)] == [plain.get(id) for id in range(SHARD + 50)]
 
 
+@pytest.mark.parametrize("ids", [range(1, 3 * PAGE), range(5 * SHARD, 0, -PAGE)])
+def test_cleared_it_is_as_new(ids: range) -> None:
+    table = table_of(ids)
+    table.clear()
+    assert len(table) == 0 and not table and list(table.values()) == []
+    assert all(table.get(id) is None for id in ids)
+    for id in ids:
+        table[id] = job(id)
+    assert dict(table).keys() == set(ids) and len(table) == len(ids)
+
+
 @pytest.mark.parametrize("id", [1, SHARD, 2**63])
 def test_what_is_not_there(id: int) -> None:
     table = table_of(range(2, 5))

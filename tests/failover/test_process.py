@@ -23,6 +23,7 @@ from gevent.event import Event
 from greenstalk_server.broker import Broker
 from greenstalk_server.clock import Clock
 from greenstalk_server.command_line import parse
+from greenstalk_server.jobs import JobTable
 from greenstalk_server.journal import record
 from greenstalk_server.journal.postgresql import Rows, Seat, SharedBinlog, conninfo_of
 from greenstalk_server.leadership import Candidate, seat
@@ -103,6 +104,8 @@ def test_a_standby_that_reads_anew_keeps_nothing_of_what_it_had_read(cluster: Cl
     leader.put(b"a")
     leader.commit()
     made: list[weakref.ref[Kept]] = []
+    gc.collect()
+    before = tables()
 
     def make(rows: Rows, clock: Clock) -> Kept:
         queue = Kept(rows, clock)
@@ -119,6 +122,7 @@ def test_a_standby_that_reads_anew_keeps_nothing_of_what_it_had_read(cluster: Cl
         wait_for(lambda: len(made) == 2 and candidate.role().behind is not None)
         wait_for(lambda: candidate.role().leader == "leader")
         assert [queue() is None for queue in made] == [True, False]
+        assert tables() == before + 1
     finally:
         gc.set_threshold(*thresholds)
         stopping.set()
@@ -126,6 +130,11 @@ def test_a_standby_that_reads_anew_keeps_nothing_of_what_it_had_read(cluster: Cl
         for link in candidate.links:
             link.close()
         leader.close()
+
+
+def tables() -> int:
+    """How many tables of jobs there are."""
+    return sum(isinstance(one, JobTable) for one in gc.get_objects())
 
 
 def test_a_server_is_known_by_a_name_that_a_database_takes() -> None:
