@@ -159,7 +159,7 @@ class Connection:
     def answer(self, data: bytes, now: int) -> bytes:
         """Serve *data*, as `take` gave it; return the replies that may leave now."""
         session, journal = self.session, self._journal
-        promised = journal.promised
+        promised = journal.promised if data or not session.is_woken else journal.safe  # as in go_on, at the end
         try:
             out = session.receive(data, now) if data else session.receive_eof(now)
         except Exception as error:  # noqa: BLE001  it is raised in the greenlet

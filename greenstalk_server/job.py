@@ -54,6 +54,7 @@ class Past:
         self.kicks: int = 0
         self.events: bytes = b""
         self.events_recorded: int = 0
+        untrack(self)
 
 
 NO_PAST: Final = Past()

@@ -14,7 +14,7 @@ Nothing in that switches greenlets, so one time is right for all of them.
 from __future__ import annotations
 
 import select
-from collections import deque
+from collections import OrderedDict
 from typing import Any, Final, Protocol
 
 from gevent import get_hub
@@ -58,7 +58,7 @@ class Poller:
         self._epoll: select.epoll = select.epoll()
         self._guests: dict[int, Guest | None] = {}  # of what is watched; None is at rest
         self._watchers: dict[int, Any] = {}  # of those that the epoll does not know
-        self._woken: deque[Guest] = deque()
+        self._woken: OrderedDict[Guest, None] = OrderedDict()  # each once: it has one reply at a time
         self._is_due: bool = False  # the loop is going to call
         self._loop: Any = get_hub().loop
         self._watcher: Any = self._loop.io(self._epoll.fileno(), READ)
@@ -108,7 +108,7 @@ class Poller:
 
     def wake(self, guest: Guest) -> None:
         """Have *guest* go on once those are served that are being served."""
-        self._woken.append(guest)
+        self._woken[guest] = None
         self._see_to_the_woken()
 
     def _poll(self) -> None:
@@ -120,12 +120,14 @@ class Poller:
 
     def _serve_and_go_on(self, events: list[tuple[int, int]]) -> None:
         self._is_due = True  # who is woken now goes on without the loop
-        self._serve(events)
-        if self._woken:
-            self._go_on()
-        self._is_due = False
-        if self._woken:
-            self._see_to_the_woken()
+        try:
+            self._serve(events)
+            if self._woken:
+                self._go_on()
+        finally:
+            self._is_due = False
+            if self._woken:
+                self._see_to_the_woken()
 
     def _serve(self, events: list[tuple[int, int]]) -> None:
         """Serve those of whom *events* tell that there is something to read."""
@@ -163,7 +165,7 @@ class Poller:
         now = self._clock()
         replies: list[tuple[Guest, bytes]] = []
         for _ in range(min(AT_ONCE, len(self._woken))):
-            guest = self._woken.popleft()
+            guest, _ = self._woken.popitem(last=False)
             out = guest.go_on(now)
             if out:
                 replies.append((guest, out))

@@ -11,8 +11,11 @@ understand in two ways, such as a proxy and this server, is none.
 from __future__ import annotations
 
 import errno
+import fcntl
 import io
 import re
+import struct
+import termios
 import time
 from contextlib import suppress
 from typing import Any, Final
@@ -34,8 +37,13 @@ SLOWEST: Final = 1024
 """Seconds in which a request has to have come, and bytes for each of which it has a part of a second more."""
 
 SEND_TIMEOUT: Final = 60.0
-SENT_AT_ONCE: Final = 65536
-"""Seconds that a client may take to read so many bytes."""
+"""Seconds in which a client that is being answered has to read something."""
+
+_SIOCOUTQ: Final = termios.TIOCOUTQ
+"""Asks for the bytes that were sent and not read, or not acknowledged (tcp(7), unix(7))."""
+
+_FIELD: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[^\r\n\0]*\r?\n")
+"""A header's line (RFC 9112, 5); what is folded, or ends otherwise, others may understand otherwise."""
 
 _VERSION: Final = re.compile(r"HTTP/1\.[0-9]")
 
@@ -44,6 +52,7 @@ class RequestHandler(logs.RequestHandler):
     """One connection, and the requests that come by it."""
 
     request_version: str
+    code: int
 
     def __init__(self, sock: Any, address: object, server: Any) -> None:
         self._incoming: _Incoming = _Incoming(sock, server.turns)
@@ -60,9 +69,12 @@ class RequestHandler(logs.RequestHandler):
         self._incoming.begin()
         return str(super().read_requestline())
 
-    def MessageClass(self, *args: Any) -> Any:  # noqa: N802  gevent's name
-        headers = super().MessageClass(*args)
+    def MessageClass(self, rfile: Any, *args: Any) -> Any:  # noqa: N802  gevent's name
+        head = _Lines(rfile)
+        headers = super().MessageClass(head, *args)
         self._incoming.end_head()
+        if not (head.lines[-1] and all(_FIELD.fullmatch(line) for line in head.lines[:-1])):
+            raise ValueError("its head is not made of whole headers")
         _refuse_ambiguous(headers)
         return headers
 
@@ -81,11 +93,42 @@ class RequestHandler(logs.RequestHandler):
         view = memoryview(data)
         self.socket.settimeout(SEND_TIMEOUT)
         try:
-            for begin in range(0, len(view), SENT_AT_ONCE):
-                super()._sendall(view[begin : begin + SENT_AT_ONCE])
-        except TimeoutError:
-            self._incoming.is_late = True
-            raise BrokenPipeError(errno.EPIPE, "the client does not read") from None
+            while view:
+                sent = self._send(view)
+                self.response_length += sent
+                view = view[sent:]
+        except OSError as error:
+            self.status, self.code = f"socket error: {error}", -abs(self.code)
+            raise
+
+    def _send(self, data: memoryview) -> int:
+        """Send as much of *data* as the system takes; raise OSError if it is gone, or has read nothing for too long.
+
+        A socket is writable only once a third of its buffer is free: on loopback that is a megabyte to be read. So we
+        look whether the client has read anything.
+        """
+        unread = _unread(self.socket)
+        while True:
+            try:
+                return int(self.socket.send(data))
+            except TimeoutError:
+                before, unread = unread, _unread(self.socket)
+                if unread >= before:
+                    self._incoming.is_late = True
+                    raise BrokenPipeError(errno.EPIPE, "the client does not read") from None
+
+
+class _Lines:
+    """Gives the lines of *file*, and keeps them."""
+
+    def __init__(self, file: Any) -> None:
+        self.lines: list[bytes] = []
+        self._file: Any = file
+
+    def readline(self, limit: int = -1) -> bytes:
+        line: bytes = self._file.readline(limit)
+        self.lines.append(line)
+        return line
 
 
 class _Incoming(io.RawIOBase):
@@ -145,6 +188,11 @@ class _Incoming(io.RawIOBase):
             raise TimeoutError
         self._sock.settimeout(left)
         return self._sock.recv_into(buffer)
+
+
+def _unread(sock: Any) -> int:
+    """Bytes sent by *sock* that the peer has not taken yet."""
+    return int(struct.unpack("i", fcntl.ioctl(sock.fileno(), _SIOCOUTQ, bytes(4)))[0])
 
 
 def _refuse_ambiguous(headers: Any) -> None:

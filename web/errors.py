@@ -67,8 +67,12 @@ def _way_back() -> tuple[str, str] | None:
     """Return the label and address of the tube or job that a refused change was about, if it names one."""
     if request.method != "POST" or request.content_length is None or request.content_length > WAY_BACK_AT_MOST:
         return None
-    if id := request.form.get("id"):
+    try:
+        form = request.form
+    except HTTPException:  # it broke off, or is no form
+        return None
+    if id := form.get("id"):
         return f"Back to job {id[:20]}", url_for("job", id=id[:20])
-    if name := request.form.get("tube"):
+    if name := form.get("tube"):
         return "Back to the tube", url_for("tube", tube=name[:200])
     return None

@@ -6,6 +6,7 @@ import http.client
 import json
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from typing import Any
@@ -78,6 +79,28 @@ def test_who_keeps_http_connections_keeps_no_worker_out() -> None:
         with connection.getresponse() as answer:
             assert json.load(answer)["limited"]["files"] > 0
         connection.close()
+
+
+PARTS = b"--a\r\nContent-Disposition: form-data; name=a\r\n\r\n\r\n" * 1100 + b"--a--\r\n"
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        b"Content-Type: application/x-www-form-urlencoded\r\nContent-Length: 100\r\n\r\nid=1",
+        b"Content-Type: multipart/form-data; boundary=a\r\nContent-Length: %d\r\n\r\n%b" % (len(PARTS), PARTS),
+    ],
+    ids=["breaks off", "too many parts"],
+)
+def test_a_form_that_is_none_is_no_error_of_ours(rest: bytes) -> None:
+    """The page that refuses it would lead back to what it is about."""
+    head = b"POST /delete HTTP/1.1\r\nHost: 127.0.0.1\r\nOrigin: http://elsewhere\r\nConnection: close\r\n"
+    with Daemon(*FLAGS) as server, to_web(server) as sock:
+        sock.sendall(head + rest)
+        sock.shutdown(socket.SHUT_WR)
+        assert sock.recv(1000).startswith(b"HTTP/1.1 403")
+        said = server.stop()[1]
+        assert "Traceback" not in said and "ERROR" not in said
 
 
 class Served:
@@ -178,9 +201,9 @@ def test_who_does_not_read_the_answer_is_sent_away(served: Served, monkeypatch: 
 
 
 def test_a_head_has_its_bound(served: Served) -> None:
-    fields = b"".join([b"X-%d: %b\r\n" % (number, bytes(1000)) for number in range(LARGEST_HEAD // 1000 + 1)])
+    fields = b"".join([b"X-%d: %b\r\n" % (number, b"x" * 1000) for number in range(LARGEST_HEAD // 1000 + 1)])
     assert served.ask(b"GET / HTTP/1.1\r\n%b\r\n" % fields).startswith(b"HTTP/1.1 400")
-    assert served.ask(b"GET / HTTP/1.1\r\nConnection: close\r\nX: %b\r\n\r\n" % bytes(50000)).startswith(
+    assert served.ask(b"GET / HTTP/1.1\r\nConnection: close\r\nX: %b\r\n\r\n" % (b"x" * 50000)).startswith(
         b"HTTP/1.1 200"
     )
 
@@ -199,6 +222,11 @@ def test_a_head_has_its_bound(served: Served) -> None:
         b"Content-Length: -1\r\n",
         b"Content-Length: 5, 5\r\n",
         b"Content-Length: \xb2\r\n",
+        b"Content-Length : 5\r\n",
+        b"X\r\nContent-Length: 5\r\n",
+        b"X: a\rContent-Length: 5\r\n",
+        b"X: a\r\n Content-Length: 5\r\n",
+        b"\0X: a\r\nContent-Length: 5\r\n",
     ],
 )
 def test_a_request_that_ends_where_one_likes_is_none(served: Served, fields: bytes) -> None:
@@ -206,6 +234,28 @@ def test_a_request_that_ends_where_one_likes_is_none(served: Served, fields: byt
     answer = served.ask(b"POST / HTTP/1.1\r\n%b\r\n0\r\n\r\nGET / HTTP/1.1\r\nConnection: close\r\n\r\n" % fields)
     assert answer.startswith(b"HTTP/1.1 400")
     assert answer.count(b"HTTP/1.1 ") == 1
+
+
+def test_a_head_that_breaks_off_is_none(served: Served) -> None:
+    with socket.create_connection(("127.0.0.1", served.port), PATIENCE) as sock:
+        sock.sendall(b"POST / HTTP/1.1\r\nContent-Le")
+        sock.shutdown(socket.SHUT_WR)
+        assert sock.recv(100).startswith(b"HTTP/1.1 400")
+
+
+def test_who_reads_slowly_is_answered_to_the_end(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So slowly that the socket is not writable for longer than the timeout."""
+    monkeypatch.setattr(requests, "SEND_TIMEOUT", 0.5)
+    with socket.create_connection(("127.0.0.1", served.port), PATIENCE) as sock:
+        sock.sendall(b"GET /large HTTP/1.1\r\nConnection: close\r\n\r\n")
+        size = 0
+        for _ in range(80):  # four seconds, and no half a megabyte in any 0.5 of them
+            size += len(sock.recv(32768))
+            time.sleep(0.05)
+        while data := sock.recv(2**20):
+            size += len(data)
+    assert size > 2**26
+    assert served.limited.counts()["request_timeout"] == 0
 
 
 def test_a_request_for_a_web_socket_is_one_like_others(served: Served) -> None:

@@ -10,7 +10,7 @@ from greenstalk_server.broker import Broker
 from greenstalk_server.client import Client
 from greenstalk_server.clock import steady_clock
 from greenstalk_server.connection import HELD_AT_MOST, Connection
-from greenstalk_server.job import READY, Job
+from greenstalk_server.job import READY, SECOND, Job
 from greenstalk_server.journal import NullJournal
 from greenstalk_server.poller import Poller
 from greenstalk_server.session import COMMAND_SLICE
@@ -137,6 +137,18 @@ def test_replies_that_wait_for_the_journal() -> None:
     for holder in journal.holders:
         holder.release(journal.promised)
     assert not pair.connection._is_read  # it would watch a descriptor that is another's by now
+
+
+def test_a_job_whose_put_is_not_safe_is_not_told_at_the_end_of_the_input_either() -> None:
+    journal = Slow()
+    broker = Broker(FACTS, journal)
+    pair = Pair(broker, journal)
+    pair.send(b"reserve\r\n")
+    producer = broker.connect(lambda: None)
+    assert broker.put(producer, broker.allocate_id(), 0, 0, SECOND, b"x", 0)
+    assert pair.connection.answer(b"", 0) == b""
+    assert journal.holders == [pair.connection]
+    pair.hang_up()
 
 
 class Prompt(Slow):

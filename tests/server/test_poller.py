@@ -172,6 +172,12 @@ def test_who_is_woken_by_others_goes_on_though_nobody_says_anything(party: Party
     assert party.wait_for("go_on sent", 3) == [3, 1, 2]
 
 
+def test_who_is_woken_twice_goes_on_once(party: Party) -> None:
+    for number in (3, 1, 3):
+        party.poller.wake(party.guests[number])
+    assert party.wait_for("go_on sent", 2) == [3, 1]
+
+
 def test_of_many_who_are_woken_a_few_go_on_at_a_time(party: Party) -> None:
     for guest in party.guests:
         party.poller.wake(guest)
