@@ -14,6 +14,7 @@ from jinja2.bccache import Bucket
 from greenstalk_server.broker import Broker
 from greenstalk_server.client import Client
 from greenstalk_server.job import SECOND
+from greenstalk_server.jobs import JobTable
 from greenstalk_server.stats import ServerFacts
 from tests.daemon import Daemon
 from web import WebOptions, create_app, pace
@@ -46,6 +47,21 @@ def _compiled_once() -> Iterator[None]:
         yield
 
 
+TABLES: list[JobTable] = []
+
+
+@pytest.fixture(autouse=True)
+def _jobs_let_go() -> Iterator[None]:
+    """Have the jobs of the test's queues hold nobody: the collector knows nothing of them (see untracked)."""
+    before = len(TABLES)
+    yield
+    for table in TABLES[before:]:
+        for holder in {job.holder for job in table.values() if job.holder is not None}:
+            holder.reserved.clear()
+        table.clear()
+    del TABLES[before:]
+
+
 class Queue:
     """A broker with a clock that is set by hand, and words for what tests do to it."""
 
@@ -62,6 +78,7 @@ class Queue:
             rusage=lambda: (1.5, 0.25),
         )
         self.broker = Broker(facts)
+        TABLES.append(self.broker.jobs)
 
     def clock(self) -> int:
         return self.now
