@@ -26,7 +26,12 @@ class Talk:
         self.session = Session(self.broker, self._on_wake)
 
     def send(self, data: bytes) -> bytes:
-        """Send *data* in one piece; return all replies to it, as a server would, slice after slice."""
+        """Send *data* in one piece; return all replies to it, as a server would, slice after slice.
+
+        Of a session that is closing a server reads nothing more.
+        """
+        if self.session.is_closing:
+            return b""
         return self._rest(self.session.receive(data, self.now))
 
     def send_all(self, pieces: Iterable[bytes]) -> bytes:

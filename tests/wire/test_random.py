@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from greenstalk_server.protocol import MAX_LINE
@@ -49,6 +49,7 @@ def cut_at(data: bytes, cuts: list[int]) -> list[bytes]:
 
 @settings(max_examples=300, deadline=None)
 @given(CONVERSATIONS, st.lists(st.integers(0, 10_000), max_size=40))
+@example(b"quit\r\nput 0 0 60 0\r\n\r\n", [6])
 def test_where_the_bytes_are_cut_does_not_show(data: bytes, cuts: list[int]) -> None:
     whole, cut = Talk(), Talk()
     expected = whole.send(data) if data else b""
