@@ -47,7 +47,7 @@ WRITE: Final = 2
 
 
 class Connection:
-    """One connection: its socket, its session, and the greenlet that moves bytes between them."""
+    """One connection. What the poller calls is a poller.Guest's; the greenlet that makes it is to run `serve`."""
 
     __slots__ = (
         "_clock",

@@ -68,8 +68,9 @@ class Poller:
         self._watcher.start(self._poll)
 
     def stop(self) -> None:
-        """Serve nobody any more."""
-        self._watcher.stop()
+        """Serve nobody any more who says something; who is woken still goes on."""
+        for watcher in (self._watcher, *self._watchers.values()):
+            watcher.stop()
 
     def read(self, fd: int, guest: Guest) -> None:
         """Serve *guest* while there is something to read from *fd*."""
@@ -91,6 +92,11 @@ class Poller:
             else:
                 self._epoll.unregister(fd)
 
+    def wake(self, guest: Guest) -> None:
+        """Have *guest* go on once those are served that are being served."""
+        self._woken[guest] = None
+        self._see_to_the_woken()
+
     def _watch(self, fd: int) -> None:
         if len(self._guests) < FEW:
             watcher = self._watchers[fd] = self._loop.io(fd, READ)
@@ -105,11 +111,6 @@ class Poller:
         watcher = self._watchers.pop(fd)
         watcher.stop()
         watcher.close()
-
-    def wake(self, guest: Guest) -> None:
-        """Have *guest* go on once those are served that are being served."""
-        self._woken[guest] = None
-        self._see_to_the_woken()
 
     def _poll(self) -> None:
         for _ in TIMES:
@@ -165,7 +166,7 @@ class Poller:
         now = self._clock()
         replies: list[tuple[Guest, bytes]] = []
         for _ in range(min(AT_ONCE, len(self._woken))):
-            guest, _ = self._woken.popitem(last=False)
+            guest = self._woken.popitem(last=False)[0]
             out = guest.go_on(now)
             if out:
                 replies.append((guest, out))

@@ -1,4 +1,4 @@
-"""What the garbage collector need not look at: jobs, and the long lists of them.
+"""What the garbage collector need not look at: jobs, their pasts, and the long lists of jobs and of heap entries.
 
 A job is in no cycle that outlives it, so its references free it. But an instance of a class is tracked, and what is
 tracked is looked at once or twice while it is young, 300 ns a job, and in a full collection again: 100 ms for a million

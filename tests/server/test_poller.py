@@ -143,6 +143,21 @@ def test_few_who_are_read_when_many_come_are_read_on(party: Party) -> None:
     assert party.wait_for("answer sent", 1 + len(party.guests)) == [0, *range(len(party.guests))]
 
 
+def test_nobody_is_read_once_it_is_stopped(party: Party) -> None:
+    one, other = party.guests[:2]
+    one.read()
+    other.read()
+    one.say()
+    assert party.wait_for("answer sent", 1) == [0]
+    party.poller.stop()
+    one.say()
+    other.say()
+    party.poller.wake(party.guests[2])  # comes to it after a round of the loop
+    party.wait_for("go_on sent", 1)
+    gevent.sleep(0.001)
+    assert party.wait_for("take", 1) == [0]
+
+
 def test_nothing_is_sent_where_there_is_no_reply(party: Party) -> None:
     for guest in party.guests[:2]:
         guest.read()

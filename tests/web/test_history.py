@@ -211,7 +211,7 @@ def test_memory_stays_when_the_rings_are_full(watched: Watched) -> None:
     finally:
         tracemalloc.stop()
     assert second > 20_000
-    assert third < 1.25 * second  # a day that stayed besides would make it half as much again
+    assert abs(third - second) < 2_000
 
 
 def test_a_gap_is_unknown(watched: Watched) -> None:
