@@ -59,11 +59,13 @@ class RequestHandler(logs.RequestHandler):
         super().__init__(sock, address, server, io.BufferedReader(self._incoming))
 
     def handle(self) -> None:
-        with suppress(OSError):  # it is gone, and does not hear what is wrong with its request
-            super().handle()
-        if self._incoming.is_late:
-            address = self.client_address[0] if isinstance(self.client_address, tuple) else ""
-            self.server.files.limited.note("request_timeout", address)
+        try:
+            with suppress(OSError):  # it is gone, and does not hear what is wrong with its request
+                super().handle()
+        finally:
+            if self._incoming.is_late:
+                address = self.client_address[0] if isinstance(self.client_address, tuple) else ""
+                self.server.files.limited.note("request_timeout", address)
 
     def read_requestline(self) -> str:
         self._incoming.begin()
@@ -161,7 +163,7 @@ class _Incoming(io.RawIOBase):
         return int(self._sock.fileno())
 
     def readinto(self, buffer: Any, /) -> int:
-        """Read a portion; 0 is the end. Switches."""
+        """Read a portion; 0 is the end. Raises OSError, also if it comes too slowly. Switches."""
         if self._is_over:
             return 0
         if self._came:
@@ -171,7 +173,7 @@ class _Incoming(io.RawIOBase):
         except TimeoutError:
             self._is_over, self.is_late = True, self._came > 0
             self._sock.settimeout(SEND_TIMEOUT)
-            raise
+            raise BrokenPipeError(errno.EPIPE, "the client does not send") from None  # which gevent takes for no error
         if not self._came:
             self._began = time.monotonic()
         self._came += size

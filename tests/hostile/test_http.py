@@ -175,7 +175,9 @@ def test_who_asks_for_nothing_is_sent_away_and_not_counted(served: Served, monke
     assert served.limited.counts()["request_timeout"] == 0
 
 
-def test_a_trickle_is_ended_as_silence_is(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trickle_is_ended_as_silence_is(
+    served: Served, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Each byte comes soon after the one before; the whole does not."""
     monkeypatch.setattr(requests, "GRACE", 0.5)
     with socket.create_connection(("127.0.0.1", served.port), PATIENCE) as sock, suppress(OSError):
@@ -183,6 +185,7 @@ def test_a_trickle_is_ended_as_silence_is(served: Served, monkeypatch: pytest.Mo
         sock.setblocking(False)
         eventually(lambda: _drip(sock), "it is closed")
     eventually(lambda: served.limited.counts()["request_timeout"] == 1, "it is counted")
+    assert capsys.readouterr().err == "", "a client's fault is no error of ours"
 
 
 def _drip(sock: socket.socket) -> bool:
