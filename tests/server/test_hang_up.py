@@ -162,8 +162,9 @@ def test_replies_that_have_waited_for_the_journal_leave_before_later_ones() -> N
     """The put's waits with all others of its slice, and is let go while the next slice is about to be served."""
     journal = Prompt()
     pair = Pair(Broker(FACTS, journal), journal)
-    pair.send(b"put 0 0 60 1\r\nx\r\n" + b"list-tube-used\r\n" * (len(COMMAND_SLICE) - 1) + b"watch other\r\n")
-    assert pair.peer.recv(1 << 20) == b"INSERTED 1\r\n" + b"USING default\r\n" * 999 + b"WATCHING 2\r\n"
+    rest = len(COMMAND_SLICE) - 1
+    pair.send(b"put 0 0 60 1\r\nx\r\n" + b"list-tube-used\r\n" * rest + b"watch other\r\n")
+    assert pair.peer.recv(1 << 20) == b"INSERTED 1\r\n" + b"USING default\r\n" * rest + b"WATCHING 2\r\n"
     pair.hang_up()
 
 

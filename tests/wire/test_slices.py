@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+import pytest
+
 from greenstalk_server.broker import SLICE
-from greenstalk_server.session import COMMAND_SLICE, FEW_WATCHED, OUTPUT_SLICE, TUBE_WEIGHT, WATCHED_WEIGHT
+from greenstalk_server.session import (
+    COMMAND_SLICE,
+    FEW_WATCHED,
+    NEW_TUBE_WEIGHT,
+    OUTPUT_SLICE,
+    TUBE_WEIGHT,
+    WATCHED_WEIGHT,
+)
 from tests.wire.talk import MARK, MARKED, Talk
 
 BODY = b"b" * 60_000
@@ -67,6 +76,14 @@ def test_stats_weigh_as_much_as_the_tubes_there_are() -> None:
     for number in range(OUTPUT_SLICE // TUBE_WEIGHT):
         talk.session.receive(b"watch tube-%d\r\n" % number, talk.now)
     assert [out.count(b"OK ") for out in slices(talk, b"stats\r\n" * 10) if out] == [1] * 10
+
+
+@pytest.mark.parametrize("verb", [b"use", b"watch"])
+def test_new_tubes_have_their_weight(verb: bytes) -> None:
+    count = 3 * OUTPUT_SLICE // NEW_TUBE_WEIGHT
+    request = b"".join([b"%b tube-%d\r\nput 0 0 60 0\r\n\r\n" % (verb, number) for number in range(count)])
+    told = [out.count(b"INSERTED") for out in slices(Talk(), request)]
+    assert sum(told) == count and max(told) <= OUTPUT_SLICE // NEW_TUBE_WEIGHT + 1
 
 
 def test_others_are_served_between_slices() -> None:
