@@ -86,6 +86,9 @@ WEB_STOP_TIMEOUT: Final = 1.0
 LONGEST_PASSWORD: Final = 1000
 """Bytes of a password in a file."""
 
+EXIT_UNWRITTEN: Final = 1
+"""Of a command that answers: stdout did not take what was asked for."""
+
 log = logging.getLogger(__name__)
 
 
@@ -94,7 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         command = parse(sys.argv[1:] if argv is None else argv, os.environ)
         if not isinstance(command, Options):
-            return _answer(command)
+            return _written(command)
         logs.install(command.log_level, command.log_format)
     except StartError as error:
         print(f"{PROGRAM}: {error}", file=sys.stderr)
@@ -105,6 +108,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         _say_why(error, command)
         return error.exit_code
     return EXIT_OK
+
+
+def _written(command: Command) -> int:
+    """Answer *command*; return EXIT_UNWRITTEN, with a line on stderr, if stdout does not take the answer."""
+    try:
+        code = _answer(command)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else the interpreter fails at its exit
+        if not isinstance(error, BrokenPipeError):  # whoever reads has enough
+            print(f"{PROGRAM}: cannot write to stdout: {error.strerror}", file=sys.stderr)
+        return EXIT_UNWRITTEN
+    return code
 
 
 def _answer(command: Command) -> int:
@@ -154,6 +171,8 @@ def _run(options: Options, environ: Mapping[str, str]) -> None:
     with ExitStack() as at_exit:
         listeners = [at_exit.enter_context(listener) for listener in _open(options, environ)]
         _refuse_rules_for_nobody(options, listeners)
+        if options.access and options.web_enabled and not (options.web_password or options.viewer_password):
+            log.warning("the access rules do not bind the dashboard: set GREENSTALK_WEB_PASSWORD, or --no-web")
         web_listener = at_exit.enter_context(open_web_listener(options)) if options.web_enabled else None
         dashboard = _dashboard(web_listener, options, listeners) if web_listener is not None else None
         if options.user is not None:

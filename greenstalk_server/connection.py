@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import select
 import socket
+import struct
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
@@ -26,6 +27,7 @@ from greenstalk_server.broker import Broker
 from greenstalk_server.client import Client
 from greenstalk_server.clock import Clock
 from greenstalk_server.committer import Committer
+from greenstalk_server.job import SECOND
 from greenstalk_server.journal import Journal
 from greenstalk_server.limits import Limited
 from greenstalk_server.listeners import describe_peer
@@ -44,6 +46,9 @@ NO_LIMIT: Final = 2**62
 
 WRITE: Final = 2
 """Event of a gevent io watcher."""
+
+_TCP_INFO: Final = struct.Struct("24xI28xI")
+"""Of struct tcp_info (linux/tcp.h): segments that are not acknowledged; milliseconds since anything was."""
 
 
 class Connection:
@@ -71,6 +76,7 @@ class Connection:
         "_released",
         "_send",
         "_sock",
+        "_unacknowledged_at",
         "_unsent",
         "client",
         "failure",
@@ -114,6 +120,7 @@ class Connection:
         self.failure: int = 0  # errno of what ended it, if that was the socket
         self._unsent: bytes = b""
         self._released: Event | None = None
+        self._unacknowledged_at: int = 0  # when that was first seen of what is on its way; 0 if nothing is
         self._has_promised: bool = False  # by slices whose reply is still to come
         self._is_busy: bool = False
         self._is_gone: bool = False
@@ -255,6 +262,26 @@ class Connection:
     def is_deaf(self) -> bool:
         """Whether it is parked in a reserve, and not read since it has sent too much already."""
         return self.session.is_waiting and not self._is_read
+
+    @property
+    def awaits_disk(self) -> bool:
+        """Whether replies wait for the journal; so it may not be read either."""
+        return bool(self._held)
+
+    def is_unanswered(self, seconds: int, now: int) -> bool:
+        """Whether nothing was acknowledged for *seconds*, though something is on its way all the while.
+
+        To be asked now and then. What the peer does not read, its system acknowledges: who is slow is there.
+        """
+        if self._sock.family == socket.AF_UNIX:
+            return False
+        info = self._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+        segments, silent = _TCP_INFO.unpack(info)
+        if not segments:
+            self._unacknowledged_at = 0
+        elif not self._unacknowledged_at or silent * 1_000_000 < now - self._unacknowledged_at:
+            self._unacknowledged_at = now
+        return segments > 0 and now - self._unacknowledged_at >= seconds * SECOND
 
     def has_lost_its_peer(self) -> bool:
         """Whether the connection is broken, though nobody reads it."""

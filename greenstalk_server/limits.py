@@ -18,24 +18,24 @@ from greenstalk_server.tube import Tube
 
 LIMITED: Final = {
     "access": "commands that the access rules refused",
-    "connections": "connections closed at once, because there were as many as there may be",
-    "connections_per_address": "connections closed at once, because there were as many of one address as there may be",
+    "connections": "connections closed at once, because there were as many as there may be (--max-connections)",
+    "connections_per_address": "connections closed at once: too many of one address (--max-connections-per-address)",
     "handshake": "connections closed because TLS was not agreed on, in time or at all",
-    "files": "times that accepting had to wait, because no file descriptor was left",
-    "jobs": "puts refused, because there were as many jobs as there may be",
-    "bytes": "puts refused, because the bodies of all jobs were as large as they may be",
-    "tube_jobs": "puts refused, because there were as many jobs in the tube as there may be",
-    "tube_bytes": "puts refused, because the bodies of the jobs in the tube were as large as they may be",
-    "tubes": "uses and watches refused, because there were as many tubes as there may be",
-    "watched": "watches refused, because the connection watched as many tubes as it may",
-    "rate": "times that a connection was held up, because it sent more commands in a second than it may",
-    "output": "times that a connection was read no further, because too many replies to it waited for the disk",
-    "idle_timeout": "connections closed because nothing came from them for too long",
-    "command_timeout": "connections closed because a command did not come to its end in time",
-    "dead_peer_timeout": "connections closed because the other side did not answer any more",
+    "files": "times that accepting had to wait, because no file descriptor was left (ulimit -n)",
+    "jobs": "puts refused, because there were as many jobs as there may be (--max-jobs)",
+    "bytes": "puts refused, because the bodies of all jobs were as large as they may be (--max-bytes)",
+    "tube_jobs": "puts refused, because there were as many jobs in the tube as there may be (--max-tube-jobs)",
+    "tube_bytes": "puts refused, because the bodies of the tube's jobs were as large as they may be (--max-tube-bytes)",
+    "tubes": "uses and watches refused, because there were as many tubes as there may be (--max-tubes)",
+    "watched": "watches refused, because the connection watched as many tubes as it may (--max-watched)",
+    "rate": "times that a connection was held up, because it sent more commands in a second than it may (--max-rate)",
+    "output": "times that a connection was read no further: too many replies to it waited for the disk (--max-output)",
+    "idle_timeout": "connections closed because nothing came from them for too long (--idle-timeout)",
+    "command_timeout": "connections closed because a command did not come to its end in time (--command-timeout)",
+    "dead_peer_timeout": "connections closed because the other side did not answer any more (--dead-peer-timeout)",
     "request_timeout": "HTTP connections closed because a request did not come, or its answer was not read, in time",
 }
-"""What is counted, by the name that every output has for it."""
+"""What is counted, by the name that every output has for it; and which option may be set."""
 
 Complaint = Callable[[str, str, str], None]
 """Is told of a limit that was reached: which, the address of the client, and what it asked for."""

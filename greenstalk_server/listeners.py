@@ -95,8 +95,8 @@ def open_listeners(options: Options, environ: Mapping[str, str], is_serving: boo
 def notice_dead_peers(sock: socket.socket, timeout: int) -> None:
     """Have connections accepted from *sock* fail if the other side does not answer for *timeout* seconds.
 
-    It is asked while nothing is under way to it; what is not acknowledged the system sends again, for a quarter of an
-    hour as a rule. 0 is as the system has it, which asks after two hours.
+    It is asked while nothing is under way to it; what is under way is oversight's. 0 is as the system has it, which
+    asks after two hours.
     """
     if sock.family == socket.AF_UNIX or not timeout:
         return
@@ -193,8 +193,22 @@ def _remove_socket(path: Path) -> None:
         return
     if not stat.S_ISSOCK(mode):
         raise FileExistsError("a file that is not a socket is there already")
+    if _is_served(path):
+        raise FileExistsError("a server listens there already")
     log.warning("removing the socket at %s, to listen there", path)
     path.unlink()
+
+
+def _is_served(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        sock.setblocking(False)
+        try:
+            sock.connect(str(path))
+        except BlockingIOError:  # more wait to be accepted than may
+            return True
+        except OSError:
+            return False
+    return True
 
 
 def _ready(sock: socket.socket, is_serving: bool = True) -> socket.socket:

@@ -39,7 +39,9 @@ _LARGEST_COUNT: Final = 2**63 - 1
 _LONGEST_TIMEOUT: Final = 30 * 24 * 3600
 
 _PASSWORD: Final = re.compile(
-    r"(://[^:/@?]*:)(?:.*(?=@)|[^@&]*)|(:/[^:/@?]*:).*(?=@)|([?&]password=)[^&]*|((?:^|\s)password\s*=).*", re.DOTALL
+    r"(://[^:/@?]*:)(?:.*(?=@)|[^@&]*)|(:/[^:/@?]*:).*(?=@)"
+    r"|([?&](?:ssl)?password=)[^&]*|((?:^|\s)password\s*=).*",
+    re.DOTALL,
 )
 """In an address of a database; or in what is none, for want of a slash, or since it is keywords and values."""
 

@@ -33,14 +33,25 @@ class Complaints:
 
     def __call__(self, limit: str, address: str, what: str) -> None:
         """Tell that *limit* was reached by the client at *address*, which asked for *what*. Does not switch."""
-        now = self._clock()
-        told_at = self._told_at.get(limit)
-        if told_at is not None and now - told_at < AGAIN_AFTER:
+        if self._is_soon(limit):
             self._untold[limit] = self._untold.get(limit, 0) + 1
-            return
-        self._told_at[limit] = now
-        facts = {"limit": limit, "address": address, "what": what, "more": self._untold.pop(limit, 0)}
-        log.warning("%s: %s", limit, LIMITED[limit], extra={name: value for name, value in facts.items() if value})
+        else:
+            self._tell({"limit": limit, "address": address, "what": what})
+
+    def tell_the_rest(self) -> None:
+        """Tell how often a limit was reached since its last line, though it is no more. Does not switch."""
+        for limit in [limit for limit in self._untold if not self._is_soon(limit)]:
+            self._tell({"limit": limit})
+
+    def _is_soon(self, limit: str) -> bool:
+        told_at = self._told_at.get(limit)
+        return told_at is not None and self._clock() - told_at < AGAIN_AFTER
+
+    def _tell(self, facts: dict[str, str]) -> None:
+        limit = facts["limit"]
+        self._told_at[limit] = self._clock()
+        extra = facts | {"more": self._untold.pop(limit, 0)}
+        log.warning("%s: %s", limit, LIMITED[limit], extra={name: value for name, value in extra.items() if value})
 
 
 class Guest(Protocol):
@@ -51,11 +62,17 @@ class Guest(Protocol):
     @property
     def session(self) -> Session: ...
 
+    @property
+    def awaits_disk(self) -> bool: ...
+
+    def is_unanswered(self, seconds: int, now: int) -> bool: ...
+
 
 def overstayed(connections: Iterable[Guest], limits: Limits, now: int) -> Iterator[tuple[Guest, str]]:
     """Those of *connections* that have sent nothing, or are in the middle of a command, for too long; with the limit.
 
-    One that waits for a job is not idle, nor is one that holds some: its worker is at work.
+    One that waits for a job is not idle, nor is one that holds some: its worker is at work. And it is no client's fault
+    if the disk is slow: while that is waited for, time stands still.
     """
     idle_since = now - limits.idle_timeout * SECOND
     begun_before = now - limits.command_timeout * SECOND
@@ -63,7 +80,19 @@ def overstayed(connections: Iterable[Guest], limits: Limits, now: int) -> Iterat
         session, client = connection.session, connection.client
         if not isinstance(session, RestrictedSession):
             continue
-        if limits.command_timeout and session.is_incomplete and session.began_at < begun_before:
+        if connection.awaits_disk:
+            session.active_at = session.began_at = now
+        elif limits.command_timeout and session.is_incomplete and session.began_at < begun_before:
             yield connection, "command_timeout"
-        elif limits.idle_timeout and session.active_at < idle_since and not (client.is_waiting or client.reserved):
+        elif limits.idle_timeout and session.active_at < idle_since and not (session.is_waiting or client.reserved):
             yield connection, "idle_timeout"
+
+
+def unanswered(connections: Iterable[Guest], limits: Limits, now: int) -> Iterator[tuple[Guest, str]]:
+    """Those of *connections* whose other side has acknowledged nothing for too long; with the limit.
+
+    TCP sends it again for a quarter of an hour as a rule, and asks who has nothing to acknowledge (see listeners).
+    """
+    for connection in connections:
+        if connection.is_unanswered(limits.dead_peer_timeout, now):
+            yield connection, "dead_peer_timeout"

@@ -98,8 +98,10 @@ class RestrictedSession(Session):
         return super()._begin_put(command, data, pos, out, now)
 
     def _refuse(self, verb: bytes, what: bytes, reply: bytes = REFUSED) -> bytes:
-        told = b"%b %b" % (verb, what) if what else verb
-        self._broker.limited.note("access", self.client.address, told.decode(errors="replace"))
+        told = (b"%b %b" % (verb, what) if what else verb).decode(errors="replace")
+        if self.client.name:
+            told += f" by {self.client.name}"
+        self._broker.limited.note("access", self.client.address, told)
         return reply
 
     def _refuse_job(self, command: Command) -> bytes:

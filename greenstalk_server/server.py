@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import logging
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import count, islice
 from typing import Any, Final
@@ -31,7 +31,7 @@ from greenstalk_server.job import SECOND, Job
 from greenstalk_server.limits import Admission, Limits
 from greenstalk_server.listeners import Listener, describe_peer, notice_dead_peers
 from greenstalk_server.memory import Heap, collect_old
-from greenstalk_server.oversight import Complaints, overstayed
+from greenstalk_server.oversight import Complaints, Guest, overstayed, unanswered
 from greenstalk_server.poller import Poller
 from greenstalk_server.restricted import RestrictedSession
 from greenstalk_server.session import TURN, Session
@@ -50,6 +50,9 @@ HOUSEKEEPING_EVERY: Final = 2.0
 
 OLD_COLLECTED: Final = 5
 """How many rounds of that until the collector looks at what is old."""
+
+ASKED_OFTEN: Final = 8
+"""How many times within the dead peer's timeout it is asked if one is."""
 
 LOOKED_AT_ONCE: Final = 500
 """Connections, before others have their turn."""
@@ -98,7 +101,8 @@ class Server:
         self._ticker: Ticker = Ticker(broker, clock)
         self._poller: Poller = Poller(clock)
         broker.timed_out = _on_time_out
-        broker.limited.complain = Complaints(clock)
+        self._complaints: Complaints = Complaints(clock)
+        broker.limited.complain = self._complaints
         self._housekeeper: gevent.Greenlet | None = None
         self._is_stopped: Event = Event()
 
@@ -151,20 +155,26 @@ class Server:
             if not number % OLD_COLLECTED:
                 collect_old()
             heap.give_back()
-            self._turn_out_the_overstayed()
+            self._turn_out(number)
+            self._complaints.tell_the_rest()
             for connection in [connection for connection in self.connections if connection.is_deaf]:
                 if connection.has_lost_its_peer():
                     connection.kill()
 
-    def _turn_out_the_overstayed(self) -> None:
-        """Close connections that are idle, or in the middle of a command, for longer than they may. Switches."""
+    def _turn_out(self, number: int) -> None:
+        """Close connections that are idle, in the middle of a command, or gone for longer than they may. Switches."""
         limits = self._limits
-        if not (limits.idle_timeout or limits.command_timeout):
-            return
+        if limits.idle_timeout or limits.command_timeout:
+            self._turn_out_those(overstayed)
+        asked_every = max(1, int(limits.dead_peer_timeout / HOUSEKEEPING_EVERY) // ASKED_OFTEN)
+        if limits.dead_peer_timeout and not number % asked_every:
+            self._turn_out_those(unanswered)
+
+    def _turn_out_those(self, found: Callable[[list[Connection], Limits, int], Iterator[tuple[Guest, str]]]) -> None:
         connections = list(self.connections)
         for begin in range(0, len(connections), LOOKED_AT_ONCE):
             still_there = [one for one in connections[begin : begin + LOOKED_AT_ONCE] if one in self.connections]
-            for connection, limit in overstayed(still_there, limits, self.clock()):
+            for connection, limit in found(still_there, self._limits, self.clock()):
                 self.broker.limited.note(limit, connection.client.address)
                 connection.client.hang_up()
             gevent.sleep(TURN)

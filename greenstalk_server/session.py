@@ -3,7 +3,7 @@
 Where a session stands, one of:
 
 - at a command line: `_rest` holds the line's beginning, if some has come;
-- in the body of a put: `_put` is the command, `_parts` what has come, `_missing` how many bytes have not;
+- in the body of a put: `_put` is the command, `_partial` what has come, `_missing` how many bytes have not;
 - in the body of a put that is too big, or not allowed: `_skip` bytes are still to be discarded;
 - in a line that is too long: `_is_long_line`;
 - parked in a reserve: `is_waiting`; what comes meanwhile is kept in `_rest`, unread;
@@ -68,7 +68,7 @@ class Session:
         "_largest",
         "_missing",
         "_out_size",
-        "_parts",
+        "_partial",
         "_put",
         "_put_id",
         "_rest",
@@ -97,7 +97,7 @@ class Session:
         self._rest: bytes = b""
         self._put: Command | None = None
         self._put_id: int = 0
-        self._parts: list[bytes] | None = None
+        self._partial: bytearray | None = None
         self._missing: int = 0
         self._skip: int = 0
         self._is_forbidden: bool = False  # what is skipped is not too big, but may not be put
@@ -253,22 +253,22 @@ class Session:
         if len(data) < end + 2:
             self._put = command
             self._put_id = id
-            self._parts = [data[pos:]]
+            self._partial = bytearray(memoryview(data)[pos:])
             self._missing = end + 2 - len(data)
             return len(data)
         out.append(self._end_put(command, id, data[pos:end], data.startswith(CRLF, end), now))
         return end + 2
 
     def _go_on_with_body(self, command: Command, data: bytes, out: list[bytes], now: int) -> int:
-        assert self._parts is not None
-        taken = data[: self._missing]
-        self._parts.append(taken)
-        self._missing -= len(taken)
+        partial, taken = self._partial, min(self._missing, len(data))
+        assert partial is not None
+        partial += data[:taken]
+        self._missing -= taken
         if not self._missing:
-            whole = b"".join(self._parts)
-            self._put = self._parts = None
-            out.append(self._end_put(command, self._put_id, whole[:-2], whole.endswith(CRLF), now))
-        return len(taken)
+            self._put = self._partial = None
+            body = bytes(memoryview(partial)[:-2])
+            out.append(self._end_put(command, self._put_id, body, partial.endswith(CRLF), now))
+        return taken
 
     def _end_put(self, command: Command, id: int, body: bytes, is_terminated: bool, now: int) -> bytes:
         if not is_terminated:

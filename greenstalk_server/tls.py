@@ -15,9 +15,11 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import socket
 import ssl
 import stat
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -33,6 +35,9 @@ log = logging.getLogger(__name__)
 
 _NAMES: Final = ("DNS", "URI", "email")
 """Kinds of alternative names in a certificate that name a client."""
+
+_PLACE: Final = re.compile(r" \([\w.]+:\d+\)$")
+"""In Python's source, behind what went wrong."""
 
 RECORD: Final = 16384
 """Bytes of data in one record, at most."""
@@ -80,6 +85,7 @@ class TlsSocket(socket.socket):
             is_through = False
         else:
             is_through = True
+            self._refuse_expired()
         not_taken = len(self._incoming.read())  # OpenSSL takes whole records, and none after the handshake's last
         super().recv(len(came) - not_taken)
         return is_through
@@ -131,6 +137,12 @@ class TlsSocket(socket.socket):
         found: Any = self._tls.getpeercert() or {}
         common = [value for part in found.get("subject", ()) for key, value in part if key == "commonName"]
         return common + [value for kind, value in found.get("subjectAltName", ()) if kind in _NAMES]
+
+    def _refuse_expired(self) -> None:
+        """Raise OSError if the client's certificate has expired: OpenSSL looks at none of a session that goes on."""
+        found: Any = self._tls.getpeercert()
+        if found and ssl.cert_time_to_seconds(found["notAfter"]) < time.time():
+            raise ConnectionAbortedError("the client's certificate has expired")
 
     def _decrypt(self, came: bytes) -> bytes:
         parts: list[bytes] = []
@@ -235,6 +247,8 @@ class Certificates:
             context.load_cert_chain(self._cert, self._key, _no_password)
         except (OSError, ValueError) as error:
             where = f"{self._options.named('tls_cert')} {self._cert}"
+            if self._key != self._cert:
+                where += f", {self._options.named(key_field)} {self._key}"
             message = f"{where}: {reason_of(error)}; it must be a certificate, with its key"
             raise StartError(message, EXIT_USAGE) from error
         if self._client_ca is not None:
@@ -271,4 +285,4 @@ def reason_of(error: Exception) -> str:
     reason = getattr(error, "reason", None)
     if isinstance(reason, str):
         return reason.replace("_", " ").lower()
-    return getattr(error, "strerror", None) or str(error)
+    return _PLACE.sub("", getattr(error, "strerror", None) or str(error))

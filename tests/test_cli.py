@@ -369,6 +369,17 @@ def test_an_existing_unix_socket_is_replaced_with_a_warning(tmp_path: Path) -> N
     assert f"WARNING removing the socket at {path}, to listen there" in said
 
 
+def test_a_unix_socket_at_which_a_server_listens_is_left_to_it(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    with Daemon("-l", f"unix:{path}", "--no-web"):
+        done = run("-l", f"unix:{path}", "--no-web")
+        assert (done.returncode, done.stderr) == (
+            111,
+            f"greenstalk-server: cannot listen on unix:{path}: a server listens there already\n",
+        )
+        assert ask_unix(path) == b"INSERTED 1"
+
+
 def test_a_file_that_is_not_a_socket_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "precious"
     path.write_text("data")

@@ -219,6 +219,15 @@ def test_a_rule_that_is_for_nobody_ends_the_start(tmp_path: Path, rule: str, err
     assert f"{path}:2: access: {error}" in done.stderr
 
 
+def test_rules_beside_a_dashboard_without_a_password_are_warned_of(tmp_path: Path) -> None:
+    path = tmp_path / "greenstalk.toml"
+    path.write_text('listen = "127.0.0.1"\n[[access]]\nproduce = ["*"]\n')
+    flags = ("--config", str(path), "-p", "0", "--web-port", "0")
+    for password, is_warned in (("", True), ("secret", False)):
+        with Daemon(*flags, environ=environment(GREENSTALK_WEB_PASSWORD=password)) as daemon:
+            assert daemon.stop()[1].count("the access rules do not bind the dashboard") == is_warned
+
+
 # A real server with the example of docs/security.md, and a real client library
 
 
@@ -240,7 +249,7 @@ def ruled(certificates: Path) -> Iterator[Daemon]:
         yield daemon
         code, said = daemon.stop()
         assert code == 0 and "Traceback" not in said
-        assert "limit=access" in said and "what='watch report.daily'" in said
+        assert "limit=access" in said and "what='watch report.daily by mail-1'" in said
 
 
 def port(daemon: Daemon) -> int:

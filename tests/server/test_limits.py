@@ -21,9 +21,10 @@ import pytest
 from greenstalk_server.broker import Broker
 from greenstalk_server.job import SECOND
 from greenstalk_server.limits import LIMITED, Limits, bounds
+from greenstalk_server.oversight import Complaints
 from greenstalk_server.restricted import RestrictedSession
 from tests.core.world import START, make_broker
-from tests.daemon import COMMAND, PATIENCE, Daemon
+from tests.daemon import COMMAND, PATIENCE, Daemon, ask
 from tests.server.peer import Peer, eventually
 from tests.server.secured import PAGE
 from tests.wire.talk import Talk
@@ -245,6 +246,19 @@ def test_as_many_connections_as_there_may_be() -> None:
     assert at_most_one_a_second(said, "WARNING connections: ")
 
 
+def test_how_often_a_limit_was_reached_is_told_when_it_is_no_more(caplog: pytest.LogCaptureFixture) -> None:
+    now = START
+    complaints = Complaints(lambda: now)
+    for _ in range(5):
+        complaints("jobs", "10.0.0.1:5", "mail")
+    complaints.tell_the_rest()
+    assert "(--max-jobs)" in caplog.text and len(caplog.records) == 1
+    now += SECOND
+    complaints.tell_the_rest()
+    complaints.tell_the_rest()
+    assert [getattr(record, "more", 0) for record in caplog.records] == [0, 4]
+
+
 def can_connect(server: Daemon) -> bool:
     with Peer(server) as peer:
         return is_served(peer)
@@ -313,29 +327,68 @@ def test_who_does_not_come_to_an_end_or_is_idle_is_closed(timed: Daemon) -> None
         assert waiter.read_line().startswith(b"RESERVED")
 
 
+def test_nobody_is_closed_for_what_the_disk_takes(tmp_path: Path) -> None:
+    """All has been sent: a lone put, and more bodies than are read before the first is safe."""
+    slow = (sys.executable, "-c", SLOW, str(tmp_path / "slow"))
+    flags = ("-l", "127.0.0.1", "-p", "0", "--no-web", "-b", str(tmp_path), "-f", "0")
+    with Daemon(*flags, "--idle-timeout", "1", "--command-timeout", "1", command=slow) as server:
+        with Peer(server) as many:
+            (tmp_path / "slow").touch()
+            with Peer(server) as lone:
+                many.send(b"put 0 0 60 60000\r\n%b\r\n" % bytes(60_000) * 20)
+                assert lone.ask(b"put 0 0 60 1\r\nx").startswith(b"INSERTED")
+            for _ in range(20):
+                assert many.read_line().startswith(b"INSERTED")
+            (tmp_path / "slow").unlink()
+        _, said = server.stop()
+        assert "timeout" not in said
+
+
+SLOW = """\
+import os, pathlib, sys, time
+slow, sync = pathlib.Path(sys.argv.pop(1)), os.fdatasync
+
+def fdatasync(fd):
+    if slow.exists():
+        time.sleep(3.5)
+    sync(fd)
+
+os.fdatasync = fdatasync
+from greenstalk_server import cli
+sys.exit(cli.main())
+"""
+
+
 # Peers that are gone, and file descriptors that are used up
 
 
 def test_a_peer_that_is_gone_without_a_word_is_noticed(tmp_path: Path) -> None:
-    """In a network of its own, whose only link is cut: nothing comes any more, not even a reset."""
+    """It is in a network of its own, and from some time on nothing reaches it: not what asks it, nor its job."""
     path = tmp_path / "queue"
-    start = ("unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$0" "$@"', *COMMAND)
-    flags = ("-l", "127.0.0.1", "-l", f"unix:{path}", "-p", "0", "--no-web", "--dead-peer-timeout", "2")
+    start = ("unshare", "--net", "sh", "-c", f'{LINK} && exec "$0" "$@"', *COMMAND)
+    flags = ("-l", "10.77.7.1", "-l", f"unix:{path}", "-p", "0", "--no-web", "--dead-peer-timeout", "2")
     with Daemon(*flags, command=start) as server:
-        enter = ("nsenter", "--net", "--target", str(server.process.pid))
-        port = re.findall(r"127\.0\.0\.1:(\d+), unix", server.first_lines)[0]
+        port = re.findall(r"10\.77\.7\.1:(\d+), unix", server.first_lines)[0]
         client = subprocess.Popen(
-            [*enter, sys.executable, "-c", HOLDER, port], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            ["unshare", "--net", sys.executable, "-c", CLIENT, port], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
         try:
-            assert client.stdout is not None
+            assert client.stdin is not None and client.stdout is not None
+            assert client.stdout.readline() == b"begun\n"
+            inside(server.process.pid, f"ip link set far netns {client.pid}")
+            inside(client.pid, "ip addr add 10.77.7.2/24 dev far && ip link set far up")
+            client.stdin.write(b"\n")
+            client.stdin.flush()
             assert client.stdout.readline() == b"held\n"
             with socket.socket(socket.AF_UNIX) as local:
                 local.settimeout(PATIENCE)
                 local.connect(str(path))
-                assert ask_delete(local) == b"NOT_FOUND\r\n"
-                subprocess.run([*enter, "ip", "link", "set", "lo", "down"], check=True, timeout=PATIENCE)
-                eventually(lambda: ask_delete(local) == b"DELETED\r\n", "the job is nobody's any more")
+                assert ask(local, b"delete 1\r\n") == b"NOT_FOUND"
+                inside(server.process.pid, "ip neigh replace 10.77.7.2 lladdr 02:00:00:00:00:01 dev near nud permanent")
+                assert ask(local, b"put 0 0 600 0\r\n\r\n") == b"INSERTED 2"
+                assert ask(local, b"delete 2\r\n") == b"NOT_FOUND", "the one that waits has it, as far as we know"
+                eventually(lambda: ask(local, b"delete 1\r\n") == b"DELETED", "the job that it held is nobody's")
+                eventually(lambda: ask(local, b"delete 2\r\n") == b"DELETED", "nor the one on its way")
             _, said = server.stop()
             assert "WARNING dead_peer_timeout: connections closed because the other side did not answer" in said
         finally:
@@ -343,19 +396,30 @@ def test_a_peer_that_is_gone_without_a_word_is_noticed(tmp_path: Path) -> None:
             client.communicate()
 
 
-HOLDER = """\
+LINK = (
+    "ip link set lo up && ip link add near type veth peer name far && ip addr add 10.77.7.1/24 dev near"
+    " && ip link set near up"
+)
+
+CLIENT = """\
 import socket, sys
-sock = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
-sock.sendall(b"put 0 0 600 1\\r\\nx\\r\\nreserve\\r\\n")
-assert sock.makefile("rb").readline() == b"INSERTED 1\\r\\n"
+print("begun", flush=True)
+sys.stdin.readline()
+holder = socket.create_connection(("10.77.7.1", int(sys.argv[1])))
+holder.sendall(b"put 0 0 600 1\\r\\nx\\r\\nreserve\\r\\n")
+assert holder.makefile("rb").readline() == b"INSERTED 1\\r\\n"
+waiter = socket.create_connection(("10.77.7.1", int(sys.argv[1])))
+waiter.sendall(b"list-tube-used\\r\\nreserve\\r\\n")
+assert waiter.recv(100) == b"USING default\\r\\n"
 print("held", flush=True)
 sys.stdin.read()
 """
 
 
-def ask_delete(sock: socket.socket) -> bytes:
-    sock.sendall(b"delete 1\r\n")
-    return sock.recv(100)
+def inside(process: int, commands: str) -> None:
+    """Run shell *commands* in the network of *process*."""
+    enter = ("nsenter", "--net", "--target", str(process), "sh", "-c", commands)
+    subprocess.run(enter, check=True, timeout=PATIENCE)
 
 
 def test_without_file_descriptors_accepting_waits_and_the_journal_goes_on(tmp_path: Path) -> None:

@@ -349,6 +349,37 @@ def test_without_a_certificate_of_the_authority_nobody_is_let_in(
     assert not refused(port, context(certificates, "mail-1"))
 
 
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_an_expired_certificate_is_not_let_in_by_the_session_of_before(
+    mutual: Daemon, certificates: Path, version: ssl.TLSVersion
+) -> None:
+    """OpenSSL looks at no certificate again where a session goes on."""
+    lasts = 4
+    begun = time.monotonic()
+    sign = "x509 -req -in mail-1.csr -CA authority.pem -CAkey authority.key -days 1 -out short.pem"
+    faked = ("faketime", "-f", f"-{24 * 3600 - lasts}s", "openssl", *sign.split())
+    subprocess.run(faked, cwd=certificates, check=True, capture_output=True, timeout=PATIENCE)
+    secured = context(certificates)
+    secured.load_cert_chain(certificates / "short.pem", certificates / "mail-1.key")
+    secured.maximum_version = version
+
+    def come(session: ssl.SSLSession | None) -> tuple[ssl.SSLSession | None, bool | None]:
+        sock = socket.create_connection(("127.0.0.1", secured_port(mutual)), PATIENCE)
+        with closing(secured.wrap_socket(sock, server_hostname="localhost", session=session)) as client:
+            client.sendall(b"list-tube-used\r\n")
+            assert client.recv(100) == b"USING default\r\n"
+            return client.session, client.session_reused
+
+    session, is_reused = come(None)
+    assert not is_reused
+    session, is_reused = come(session)
+    assert is_reused
+    time.sleep(max(0, begun + lasts + 1.5 - time.monotonic()))
+    with pytest.raises((ssl.SSLError, ConnectionError, AssertionError)):
+        come(session)
+    eventually(lambda: refused(secured_port(mutual), secured), "nor without a session")
+
+
 def test_with_a_server_certificate_alone_every_client_is_let_in(certificates: Path) -> None:
     with Daemon(*flags(certificates, client_ca=False), "-l", "127.0.0.1", "-p", "0") as daemon:
         assert not refused(secured_port(daemon), context(certificates))
@@ -428,7 +459,7 @@ def test_sighup_reads_the_certificate_anew_and_drops_nobody(certificates: Path, 
             line = daemon.process.stderr.readline()
             assert line
             said += line
-        assert f"--tls-cert {tmp_path}/server.pem: ".encode() in said
+        assert f"--tls-cert {tmp_path}/server.pem, --tls-key {tmp_path}/server.key: [SSL] PEM lib; ".encode() in said
         assert served_serial(port, new) == second
         assert {ask(sock, b"watch c\r\n") for sock in held} == {b"WATCHING 4"}
 
