@@ -28,6 +28,11 @@ _TOKEN_IS_FROM: Final = f"{TOKEN_VARIABLE} or --api-token-file"
 ASKED_IN_QUERY: Final = "q"
 """The one field of requests that stands as it is on the command line; all others have been checked there."""
 
+LONGEST_TARGET: Final = 2**16
+"""Bytes of an address that are sent: of a longer one a server has hung up before it is sent, and its 414 is lost."""
+
+_TOO_LONG: Final = "the --query is too long"
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -74,6 +79,8 @@ class Channel:
         answers is no such API.
         """
         target = f"{self._url.root}{path}" + (f"?{urlencode(query)}" if query else "")
+        if len(target) > LONGEST_TARGET:
+            raise Misuse(_TOO_LONG)
         with self._in_our_words(is_change=method != "GET"):
             is_used = self._connect()
             try:
@@ -153,11 +160,13 @@ class Channel:
         """What to raise if something else than the API answers."""
         return Unreachable(f"what answers at {self._url} is not the API of Greenstalk Server ({why}); is --api right?")
 
-    def _is_other(self, response: HTTPResponse) -> Unreachable:
+    def _is_other(self, response: HTTPResponse) -> Failure:
         """What to raise for a *response* that the API does not give."""
         said = f"{response.status} {response.reason}".strip()
         if 300 <= response.status < 400:
             return Unreachable(f"{self._url} leads elsewhere: {response.getheader('Location')}; give that as --api")
+        if response.status == 414:
+            return Misuse(_TOO_LONG)
         if response.status >= 500:
             message = f"something before {self._url} has answered {said}: the server behind it may not be running"
             return Unreachable(message)

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
+from typing import TextIO
 
 import click
 
@@ -41,7 +42,7 @@ def cli() -> None:
     \b
     Exit codes:
       0    done
-      1    nothing found, or not done
+      1    nothing found, or not done, or what was done could not be written
       2    the command line is wrong, or lacks --yes where nobody can be asked
       3    the server cannot be connected to, or has gone away
       4    the server has refused (DRAINING, OUT_OF_MEMORY, JOB_TOO_BIG, a wrong token and the like)
@@ -74,12 +75,10 @@ for command in (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command with *argv*, by default the process's own arguments; return its exit code."""
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a locale without the characters of a body ends no command
-        sys.stdout.reconfigure(errors="backslashreplace")
+    _prepare_streams()
     try:
         code = cli.main(argv, PROGRAM, standalone_mode=False, obj=Settings())
-        if sys.stdout is not None:  # as it is where a script has closed it
-            sys.stdout.flush()
+        sys.stdout.flush()
     except click.exceptions.NoArgsIsHelpError as error:
         return _fail(error.format_message(), EXIT_USAGE)
     except click.UsageError as error:
@@ -91,9 +90,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (click.Abort, KeyboardInterrupt):
         return _complain("interrupted", EXIT_INTERRUPTED)
     except BrokenPipeError:  # whoever reads has enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard(sys.stdout)
         return EXIT_NOTHING
+    except OSError as error:  # a full disk
+        _discard(sys.stdout)
+        return _complain(f"cannot write to stdout: {error.strerror}", EXIT_NOTHING)
     return code if isinstance(code, int) else EXIT_DONE
+
+
+def _prepare_streams() -> None:
+    """See to it that stdin, stdout and stderr are there, and that stdout takes all or raises."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # a script has closed it: what is written is lost, and reading fails
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), mode))
+    if not isinstance(sys.stdout, io.TextIOWrapper):
+        return
+    if isinstance(sys.stdout.buffer, io.RawIOBase):  # by PYTHONUNBUFFERED, and a TextIOWrapper ignores a short write
+        sys.stdout = io.TextIOWrapper(io.BufferedWriter(sys.stdout.buffer), sys.stdout.encoding)
+    sys.stdout.reconfigure(errors="backslashreplace")  # a locale without the characters of a body ends no command
+
+
+def _discard(stream: TextIO) -> None:
+    """Drop what *stream* still holds: the interpreter would fail with it at its exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _hint(error: click.UsageError) -> str:
@@ -106,5 +125,8 @@ def _complain(message: str, code: int) -> int:
 
 
 def _fail(message: str, code: int) -> int:
-    click.echo(message, err=True)
+    try:
+        click.echo(message, err=True)
+    except OSError:  # nobody can be told
+        _discard(sys.stderr)
     return code

@@ -74,5 +74,6 @@ DURATION: Final = Duration()
 ADDRESS: Final = ServerAddress()
 PRI: Final = click.IntRange(0, MAX_NUMBER)
 JOB_ID: Final = click.IntRange(1, 2**64 - 1)
-COUNT: Final = click.IntRange(1)
+COUNT: Final = click.IntRange(1, MAX_NUMBER)
+"""Of jobs; servers take the bound of `kick` modulo 2**32."""
 STATE: Final = click.Choice(STATES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Callable
@@ -86,6 +87,16 @@ class Settings:
         return Output(is_json=self.is_json, assumes_yes=self.assumes_yes, has_colour=self.has_colour)
 
 
+class Seconds(click.FloatRange):
+    """A number in a range, which nan is not: click compares it with the ends alone."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f"{value} is not in the range {self._describe_range()}.", param, ctx)
+        return number
+
+
 class Verb(click.Command):
     """A command that takes the global options as well, and lists them apart from its own."""
 
@@ -148,7 +159,7 @@ def _global_options(*, reads_environment: bool) -> list[click.Option]:
         _flag("--yes", "assumes_yes", True, "Destroy without asking first."),
         click.Option(
             ["--timeout"],
-            type=click.FloatRange(0, 86400, min_open=True),
+            type=Seconds(0, 86400, min_open=True),
             metavar="SECONDS",
             expose_value=False,
             callback=_setter("timeout", lambda value: value),

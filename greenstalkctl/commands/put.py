@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from typing import BinaryIO
+from typing import BinaryIO, Final
 
 import click
 
@@ -13,6 +13,11 @@ from greenstalkctl.exits import Misuse
 from greenstalkctl.params import DURATION, PRI, TUBE
 from greenstalkctl.server import DEFAULT_PRI, DEFAULT_TTR, DEFAULT_TUBE
 from greenstalkctl.settings import Settings, Verb
+
+LARGEST: Final = 2**30
+"""Bytes of a body: the most that any server can be told to take."""
+
+_CHUNK: Final = 2**20
 
 
 @click.command(cls=Verb, short_help="Put a job, or one for each line.")
@@ -41,8 +46,26 @@ def _bodies(body: str | None, source: BinaryIO, *, has_lines: bool) -> Iterator[
     """Each body; a line as soon as it comes, since the input may never end."""
     if body is not None:
         yield os.fsencode(body)
-    elif has_lines:
-        for line in source:
-            yield line.removesuffix(b"\n")
-    else:
-        yield source.read()
+        return
+    try:
+        if not has_lines:
+            yield _checked(_read(source))
+            return
+        while line := source.readline(LARGEST + 2):
+            yield _checked(line.removesuffix(b"\n"))
+    except OSError as error:
+        raise Misuse(f"cannot read the input: {error.strerror}") from error
+
+
+def _read(source: BinaryIO) -> bytes:
+    """All of *source*, or more than LARGEST of it: it may never end."""
+    body = bytearray()
+    while len(body) <= LARGEST and (chunk := source.read(_CHUNK)):
+        body += chunk
+    return bytes(body)
+
+
+def _checked(body: bytes) -> bytes:
+    if len(body) > LARGEST:
+        raise Misuse(f"the body is larger than {LARGEST} bytes, which is the most that a server takes")
+    return body

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Final
 
 import click
 
 from greenstalkctl import text
 from greenstalkctl.api import Api
-from greenstalkctl.exits import Nothing
+from greenstalkctl.exits import Misuse, Nothing
 from greenstalkctl.follower import LOOK_BACK, Follower, Lister
 from greenstalkctl.interrupt import Interrupt
 from greenstalkctl.output import Output
 from greenstalkctl.params import TUBE
-from greenstalkctl.queue import RESERVED, Seen
+from greenstalkctl.queue import MAX_NUMBER, RESERVED, Seen
 from greenstalkctl.selection import existing
 from greenstalkctl.server import Server
-from greenstalkctl.settings import Settings, Verb
+from greenstalkctl.settings import Seconds, Settings, Verb
 
-INTERVAL: Final = click.FloatRange(0.05, 60)
+INTERVAL: Final = Seconds(0.05, 60)
+NUMBER: Final = click.IntRange(0, MAX_NUMBER)
 
 
 @click.command(cls=Verb, short_help="Print the last jobs of a tube, and follow it.")
 @click.argument("tube", type=TUBE)
-@click.option("-n", "--number", type=click.IntRange(0), default=10, show_default=True, help="How many to begin with.")
+@click.option("-n", "--number", type=NUMBER, default=10, show_default=True, help="How many to begin with.")
 @click.option("-f", "--follow", is_flag=True, help="Go on, with jobs as they come, until Ctrl-C.")
 @click.option("--interval", type=INTERVAL, default=0.5, show_default=True, help="Seconds between two looks.")
 @click.option("--consume", is_flag=True, help="Take the ready jobs: reserve each, print it, delete it.")
@@ -34,6 +36,8 @@ def tail(settings: Settings, tube: str, number: int, follow: bool, interval: flo
     Without --api it puts an empty job into a tube of its own and deletes it at once, to learn the newest id. A job that
     a worker finishes between two looks is not seen.
     """
+    if consume and sys.__stdout__ is None:
+        raise Misuse("stdout is closed, and jobs that are printed nowhere would be lost")
     with settings.connect() if consume else settings.reach() as queue, Interrupt() as interrupt:
         if consume and isinstance(queue, Server):
             settings.out.confirm(f"delete the ready jobs of {tube} from {queue.address}, as they are printed")

@@ -17,7 +17,7 @@ from greenstalkctl.keyboard import Keyboard
 from greenstalkctl.output import table
 from greenstalkctl.pulse import Look, look, rows
 from greenstalkctl.queue import Queue
-from greenstalkctl.settings import Settings, Verb
+from greenstalkctl.settings import Seconds, Settings, Verb
 from greenstalkctl.text import printable
 
 COLUMNS: Final = {
@@ -61,7 +61,7 @@ class Order:
 
 
 @click.command(cls=Verb, short_help="Show the tubes live.")
-@click.option("--interval", type=click.FloatRange(0.1, 3600), default=1.0, show_default=True, help="Seconds a look.")
+@click.option("--interval", type=Seconds(0.1, 3600), default=1.0, show_default=True, help="Seconds a look.")
 @click.option("--once", is_flag=True, help="Look twice, print one table, and end.")
 @click.option("--sort", type=click.Choice(NAMES), default="tube", show_default=True, help="By which column first.")
 @click.pass_obj

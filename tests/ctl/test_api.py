@@ -144,6 +144,12 @@ def test_jobs_that_match_a_search(with_api: WithApi, mail: Client) -> None:
     assert (done.code, "--query cannot be read" in done.err) == (2, True)
 
 
+def test_a_search_that_is_too_long_is_2(with_api: WithApi) -> None:
+    for length in (10_000, 60_000, 100_000, 5_000_000):
+        done = ctl(with_api, "jobs", "--query", "x" * length)
+        assert (done.code, done.err) == (2, "greenstalkctl: the --query is too long\n")
+
+
 def test_jobs_that_workers_hold(with_api: WithApi, mail: Client) -> None:
     mail.put(b"")
     job = mail.reserve(0)

@@ -1,18 +1,22 @@
-"""The page keeps its word: each example is a command line that is taken, and every command is in it."""
+"""The pages keep their word: each example is a command line that is taken, and every command is in them."""
 
 from __future__ import annotations
 
 import re
 import shlex
+import subprocess
+import sys
 
 import pytest
 
 from greenstalkctl.cli import cli
 from greenstalkctl.settings import Settings
-from tests.daemon import REPOSITORY
+from tests.ctl.world import WithApi, ctl
+from tests.daemon import REPOSITORY, environment
 
 PAGE = (REPOSITORY / "docs" / "greenstalkctl.md").read_text()
 README = (REPOSITORY / "README.md").read_text()
+JOBS_PAGE = (REPOSITORY / "docs" / "http-jobs.md").read_text()
 EXAMPLES = [
     example.strip()
     for block in re.findall(r"```sh\n(.*?)```", PAGE + README, re.DOTALL)
@@ -29,3 +33,18 @@ def test_every_example_is_taken(example: str) -> None:
 
 def test_every_command_has_an_example() -> None:
     assert {shlex.split(example)[0] for example in EXAMPLES} == set(cli.commands)
+
+
+def test_the_worker_over_http_needs_no_token_where_the_server_has_none(with_api: WithApi) -> None:
+    ctl(with_api, "put", "hello", "--tube", "mail")
+    (source,) = re.findall(r"```python\n(.*?)```", JOBS_PAGE, re.DOTALL)
+    environ = environment(QUEUE_URL=f"{with_api.dashboard}/api/v1")
+    worker = subprocess.Popen(
+        [sys.executable, "-c", source], env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    try:
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == b"hello\n"
+    finally:
+        worker.kill()
+        worker.communicate()

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,10 @@ from greenstalkctl.address import Address, parse
 from greenstalkctl.cli import cli
 from tests.conformance.servers import Server, peer
 from tests.ctl.test_looking import wait_for_look
-from tests.ctl.world import COMMAND, address, connect, ctl, finish, run, spawn
+from tests.ctl.world import COMMAND, Done, address, connect, ctl, finish, run, spawn
 from tests.daemon import PATIENCE, REPOSITORY, Daemon
+
+BUFFERED_OR_NOT = pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
 
 
 def test_help_has_the_exit_codes() -> None:
@@ -76,6 +79,15 @@ def test_the_version() -> None:
         "--server 127.0.0.1:99999 stats",
         "--server unix: stats",
         "--timeout 0 stats",
+        "--timeout inf stats",
+        "--timeout nan stats",
+        "tail mail --interval nan",
+        "top --once --interval nan",
+        "kick --tube mail --count 4294967296",
+        "jobs -n 99999999999999999999",
+        "tail mail -n 99999999999999999999",
+        "put --file /proc/self/mem",
+        "put --lines --file /proc/self/mem",
     ],
 )
 def test_usage_is_one_line_and_2(one: Server, arguments: str) -> None:
@@ -84,6 +96,12 @@ def test_usage_is_one_line_and_2(one: Server, arguments: str) -> None:
     assert done.out == b""
     (line,) = done.err.splitlines()
     assert line.startswith("greenstalkctl: ")
+
+
+def test_a_count_beyond_the_protocol_is_told_its_range(one: Server) -> None:
+    ctl(one, "put", "x", "--tube", "mail")
+    done = ctl(one, "kick", "--tube", "mail", "--count", "999999999999999999999")
+    assert (done.code, "1<=x<=4294967295" in done.err) == (2, True)
 
 
 @pytest.mark.parametrize("arguments", ["delete 1", "clear mail", "delete --tube mail --state ready --all",
@@ -149,12 +167,90 @@ def test_ctrl_c_is_130(one: Server) -> None:
     assert (done.code, done.err) == (130, "greenstalkctl: interrupted\n")
 
 
-def test_a_reader_that_has_enough_ends_it_quietly(one: Server) -> None:
+def redirected(how: str, *command: str, **variables: str) -> Done:
+    """Run *command* with its streams redirected as a shell reads *how*."""
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$@" {how}', "sh", *command],
+        cwd=REPOSITORY,
+        env=os.environ | variables,
+        capture_output=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    return Done(done.returncode, done.stdout, done.stderr.decode())
+
+
+@BUFFERED_OR_NOT
+@pytest.mark.parametrize("arguments", ["stats", "tubes", "put x", "--help", "--version", "tail --help", "top --once"])
+def test_a_full_disk_is_1(one: Server, arguments: str, unbuffered: str) -> None:
+    command = (*COMMAND, "--server", address(one), *arguments.split())
+    done = redirected(">/dev/full", *command, PYTHONUNBUFFERED=unbuffered)
+    assert (done.code, done.err) == (1, "greenstalkctl: cannot write to stdout: No space left on device\n")
+
+
+@BUFFERED_OR_NOT
+@pytest.mark.parametrize("arguments", ["--help", "--version", "config", "journal check {}"])
+def test_a_full_disk_is_1_for_the_server_too(tmp_path: Path, arguments: str, unbuffered: str) -> None:
+    command = (sys.executable, "-m", "greenstalk_server", *arguments.format(tmp_path).split())
+    assert redirected("", *command).code == 0
+    done = redirected(">/dev/full", *command, PYTHONUNBUFFERED=unbuffered)
+    assert (done.code, done.err) == (1, "greenstalk-server: cannot write to stdout: No space left on device\n")
+
+
+@pytest.mark.parametrize(("arguments", "code"), [("stats", 1), ("peek 1", 1), ("nonsense", 2)])
+def test_a_full_disk_for_complaints_leaves_the_code(one: Server, arguments: str, code: int) -> None:
+    command = (*COMMAND, "--server", address(one), *arguments.split())
+    assert redirected(">/dev/full 2>&1", *command).code == code
+
+
+@BUFFERED_OR_NOT
+def test_a_job_that_was_written_in_part_is_not_deleted(one: Server, tmp_path: Path, unbuffered: str) -> None:
+    job_id = ctl(one, "put", "x" * 5000, "--tube", "mail").text.strip()
+    consume = (*COMMAND, "--server", address(one), "--yes", "tail", "mail", "--consume", "--json")
+    limited = ("sh", "-c", 'ulimit -f 1 && exec "$@"', "sh", *consume)
+    variables = {"PYTHONUNBUFFERED": unbuffered, "PYTHONDONTWRITEBYTECODE": "1"}
+    done = redirected(f">{tmp_path}/jobs", *limited, **variables)
+    assert (done.code, done.err) == (1, "greenstalkctl: cannot write to stdout: File too large\n")
+    assert 0 < (tmp_path / "jobs").stat().st_size < 5000
+    assert ctl(one, "peek", job_id).code == 0
+
+
+def test_a_closed_input_is_2(one: Server) -> None:
+    for arguments in ("put", "put --lines", "put --file -"):
+        done = redirected("<&-", *COMMAND, "--server", address(one), *arguments.split())
+        assert (done.code, done.err) == (2, "greenstalkctl: cannot read the input: Bad file descriptor\n")
+    assert redirected("<&-", *COMMAND, "--server", address(one), "put", "x").code == 0
+    assert redirected("<&-", *COMMAND, "--server", address(one), "clear", "default").code == 2
+
+
+@pytest.mark.parametrize("arguments", ["stats", "tubes --json", "put x", "peek --tube mail --raw", "--help"])
+def test_a_closed_output_is_as_none(one: Server, arguments: str) -> None:
+    ctl(one, "put", "hello", "--tube", "mail")
+    done = redirected(">&-", *COMMAND, "--server", address(one), *arguments.split())
+    assert (done.code, done.err) == (0, "")
+
+
+def test_no_job_is_consumed_into_a_closed_output(one: Server) -> None:
+    job_id = ctl(one, "put", "hello", "--tube", "mail").text.strip()
+    done = redirected(">&-", *COMMAND, "--server", address(one), "--yes", "tail", "mail", "--consume")
+    assert (done.code, "stdout is closed" in done.err) == (2, True)
+    assert ctl(one, "peek", job_id).code == 0
+
+
+def test_without_stderr_the_code_is_the_same(one: Server) -> None:
+    ctl(one, "put", "hello", "--tube", "mail")
+    assert redirected("2>&-", *COMMAND, "--server", address(one), "--yes", "delete", "1000").code == 1
+    assert redirected("2>&-", *COMMAND, "--server", address(one), "--yes", "clear", "mail").code == 0
+
+
+@BUFFERED_OR_NOT
+def test_a_reader_that_has_enough_ends_it_quietly(one: Server, unbuffered: str) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run(
         [*COMMAND, "--server", address(one), "stats"],
         cwd=REPOSITORY,
+        env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
         stdout=writer,
         stderr=subprocess.PIPE,
         check=False,

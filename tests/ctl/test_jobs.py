@@ -7,6 +7,7 @@ from pathlib import Path
 import greenstalk
 import pytest
 
+from greenstalkctl.commands import put
 from tests.conformance.servers import Server
 from tests.ctl.world import EITHER_WAY, Client, ctl, ids, jobs
 
@@ -36,6 +37,22 @@ def test_put_takes_its_body_from_a_file(server: Server, mail: Client, tmp_path: 
 def test_put_puts_a_job_for_each_line(server: Server, mail: Client) -> None:
     done = ctl(server, "put", "--lines", "--tube", "mail", "--json", stdin=b"one\n\ntwo\r\nthree")
     assert [mail.peek(line["id"]).body for line in done.lines] == [b"one", b"", b"two\r", b"three"]
+
+
+@pytest.mark.parametrize("options", [("--file", "/dev/zero"), ("--file", "/dev/zero", "--lines")])
+def test_put_reads_no_more_than_the_largest_body(
+    server: Server, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(put, "LARGEST", 100_000)
+    done = ctl(server, "put", *options)
+    assert (done.code, "larger than 100000 bytes" in done.err, len(done.err.splitlines())) == (2, True, 1)
+
+
+def test_put_takes_the_largest_body(server: Server, mail: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(put, "LARGEST", 3)
+    done = ctl(server, "put", "--lines", "--tube", "mail", "--json", stdin=b"one\ntwo\nfour\n")
+    assert [mail.peek(line["id"]).body for line in done.lines] == [b"one", b"two"]
+    assert (done.code, ctl(server, "put", stdin=b"one").code) == (2, 0)
 
 
 def test_put_defaults_are_those_of_greenstalk(server: Server, mail: Client) -> None:
