@@ -68,7 +68,7 @@ def create_app(
     role            of a server that shares its journal with others; None of one that does not.
     """
     options = options or WebOptions()
-    app = Flask("web", template_folder=template_folder(), static_folder=static_folder())
+    app = guard.Guarded("web", template_folder=template_folder(), static_folder=static_folder())
     # A body may come with each of its line ends as CRLF, or in base64.
     app.config["MAX_CONTENT_LENGTH"] = MAX_REQUEST_BODY + 2 * min(broker.max_job_size, MAX_PUT)
     app.config["MAX_FORM_MEMORY_SIZE"] = app.config["MAX_CONTENT_LENGTH"]

@@ -17,9 +17,10 @@ from hashlib import sha256
 from ipaddress import ip_address
 from typing import Final, NoReturn
 
-from flask import Flask, Response, g, request
+from flask import Flask, Request, Response, g, request
 from werkzeug.datastructures import Authorization, WWWAuthenticate
-from werkzeug.exceptions import Forbidden, MisdirectedRequest, NotFound, TooManyRequests, Unauthorized
+from werkzeug.exceptions import BadHost, Forbidden, MisdirectedRequest, NotFound, TooManyRequests, Unauthorized
+from werkzeug.routing import MapAdapter
 
 from greenstalk_server.clock import Clock
 from web.access import Visitor, asks_api, visitor
@@ -73,6 +74,17 @@ API_VIEWER: Final = "api-viewer-token"
 _host_header: Final = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9._-]+))(?::[0-9]{1,5})?")
 
 log = logging.getLogger(__name__)
+
+
+class Guarded(Flask):
+    """A Flask app that knows its views and links whatever the Host: its guard alone decides about that."""
+
+    def create_url_adapter(self, request: Request | None) -> MapAdapter | None:
+        try:
+            return super().create_url_adapter(request)
+        except BadHost:  # it is no name: a label of it is empty, or too long
+            assert request is not None
+            return self.url_map.bind_to_environ({**request.environ, "HTTP_HOST": "localhost"})
 
 
 class Guard:
@@ -342,7 +354,7 @@ def _digest(text: str) -> bytes:
 
 
 def _plain(host: str) -> str:
-    return host.lower().rstrip(".")
+    return host.lower().removesuffix(".")
 
 
 def _is_ip_literal(host: str) -> bool:

@@ -10,7 +10,7 @@ from greenstalk_server.clock import Clock
 from greenstalk_server.role import Role
 from web.assets import static_folder, template_folder
 from web.audit import Audit
-from web.guard import Guard
+from web.guard import Guard, Guarded
 from web.metrics import exposition, of_role
 from web.options import WebOptions
 from web.proxies import Prefix, TrustedProxies
@@ -21,7 +21,7 @@ RETRY_AFTER = 2
 
 def create_standby_app(role: Callable[[], Role], hostname: str, clock: Clock, options: WebOptions) -> Flask:
     """Return what is served on the dashboard's port by a server whose *role* is to stand by."""
-    app = Flask("web", template_folder=template_folder(), static_folder=static_folder())
+    app = Guarded("web", template_folder=template_folder(), static_folder=static_folder())
     Guard(options, hostname, clock, Audit(clock, None)).install(app)
 
     def overview() -> str:

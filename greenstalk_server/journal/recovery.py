@@ -117,15 +117,18 @@ class Recovery:
     _last: Job = field(default_factory=lambda: Job(0, Tube(b"", {}), b"", 0, 0, 0, 0))
     _import_undo: dict[int, Job | None] | None = None
     _damaged_after: list[tuple[int, Damage]] = field(default_factory=list)
+    _blank: list[tuple[str, int]] = field(default_factory=list)
 
     def replay(self, file: str, number: int, data: bytes, is_newest: bool, told_again: int = NEVER) -> Replayed | None:
         """Take in the segment *number*, whole; return what it was, or None if its head was not sound.
 
         *told_again* is what `retold` says of it. An empty or zeroed file is a segment that was made ahead of its use:
-        it is nothing, and no damage.
+        it is nothing, and no damage, unless it stands below all others: see `_note_blank`.
         """
         self.highest_number = max(self.highest_number, number)
         if not data.strip(b"\0"):
+            if not self.segments:
+                self._blank.append((file, len(data)))
             return None
         try:
             header = record.decode_segment_header(data)
@@ -196,8 +199,12 @@ class Recovery:
         """See what *segment* goes on from: damage to what it tells of again is none, and a gap is damage."""
         first_sequence = segment.header.first_sequence
         has_records = len(data) >= segment.end + record.HEADER_SIZE
-        tells_again = has_records and record.HEADER.unpack_from(data, segment.end)[3] > first_sequence
-        tells_again = tells_again or first_sequence == 1
+        first = record.HEADER.unpack_from(data, segment.end)[3] if has_records else 0
+        tells_again = first > first_sequence or first_sequence == 1
+        if tells_again:
+            self._blank.clear()
+        elif first == first_sequence:
+            self._note_blank(segment)
         for sequence, damage in self._damaged_after:
             if (tells_again and sequence == UNKNOWN) or first_sequence <= sequence + 1:
                 damage.is_torn_tail = True
@@ -206,6 +213,15 @@ class Recovery:
             reason = f"follows on {self.segments[-1].file} with a gap"
             self.damage.append(Damage(segment.file, 0, 0, reason, lost))
         self.sequence = max(self.sequence, segment.header.first_sequence - 1)
+
+    def _note_blank(self, segment: Replayed) -> None:
+        """Note the blank files below *segment*, which begins with its own first record, as damage: they were in use.
+
+        What was made ahead is used lowest first, and what a failed write left blank is told again.
+        """
+        reason = f"is blank, though {segment.file} goes on from it"
+        self.damage += [Damage(file, 0, size, reason) for file, size in self._blank]
+        self._blank.clear()
 
     def _replay_records(self, segment: Replayed, data: bytes) -> None:
         salt = segment.header.salt

@@ -244,6 +244,32 @@ def test_a_blank_segment_was_made_ahead_and_is_no_damage(size: int) -> None:
     assert recovery.highest_number == 9
 
 
+@pytest.mark.parametrize("size", [0, 1, 43, 44, 4096])
+def test_blank_files_below_all_others_are_damage(size: int) -> None:
+    """Spares are used lowest first, and a start numbers above every file: so they were in use."""
+    recovery = recover(STORY.segments | {1: bytes(size)})
+    STORY.assert_nothing_invented(recovery)
+    assert where(recovery.damage) == [("journal.1", 0, size, None, False)]
+    assert "is blank, though journal.2 goes on from it" in str(recovery.damage[0])
+    recovery = recover(STORY.segments | {1: bytes(size), 2: b""})
+    assert where(recovery.damage) == [("journal.1", 0, size, None, False), ("journal.2", 0, 0, None, False)]
+
+
+def test_a_blank_file_below_a_segment_that_is_empty_but_for_its_head_is_judged_by_the_next() -> None:
+    """A head alone does not tell if it is followed by its own first record, or by what is told again."""
+    head = SegmentHeader(b"anew", 2, first_sequence=8, next_id=3).encode()
+    assert not recover({1: b"", 2: head}).damage
+    assert not recover({1: b"", 2: head + bytes(4096), 4: b""}).damage
+    for sequence, is_sound in ((8, False), (9, True)):
+        data = SegmentHeader(b"next", 3, 8, 3).encode() + Encoder(b"next").job(made(3), sequence)
+        assert recover({1: b"", 2: head, 3: data}).is_sound == is_sound
+
+
+def test_a_blank_file_below_all_others_is_no_damage_if_nothing_was_before() -> None:
+    data = SegmentHeader(b"anew", 3, first_sequence=1, next_id=1).encode() + Encoder(b"anew").job(made(1), 1)
+    assert not recover({1: b"", 2: bytes(4096), 3: data}).damage
+
+
 def test_pauses_that_are_over_are_dropped_and_delays_that_are_due_are_ready() -> None:
     story = Story()
     story.begin(1)
@@ -662,6 +688,20 @@ def test_a_start_serves_what_is_sound_and_a_strict_one_refuses_and_changes_nothi
     broker.check()
     assert broker.jobs.keys() == {2, 4}
     assert disk.everything()["journal.2"] == files["journal.2"]
+
+
+@pytest.mark.parametrize("size", [0, 4096])
+def test_a_start_keeps_a_blank_file_that_was_in_use_and_the_next_one_tells_of_it_too(size: int) -> None:
+    files = {name_of(number): data for number, data in STORY.segments.items()}
+    files["journal.1"] = bytes(size)
+    disk = Disk(files)
+    for _ in range(2):
+        before = disk.everything()
+        with pytest.raises(StartError, match=r"--strict-recovery: .*journal\.1: is blank"):
+            recovered(disk, START, is_strict=True)
+        assert disk.everything() == before
+        assert recovered(disk, START, is_strict=False).jobs.keys() == {2, 3, 4}
+        assert disk.read("journal.1") == bytes(size)
 
 
 def test_a_start_cuts_a_torn_tail_and_the_next_one_finds_none() -> None:

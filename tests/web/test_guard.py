@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import base64
+import logging
 import re
 from collections.abc import Callable, Iterator
+from http.client import HTTPConnection
 from itertools import product
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
+from greenstalk_server.clock import steady_clock
+from greenstalk_server.role import Role
+from web import WebOptions, create_standby_app
 from web.assets import static_folder
 from web.guard import SECURITY_HEADERS
 from web.overview import Lookout
 
+from ..daemon import PATIENCE, Daemon
 from .conftest import Queue
 from .table import Page
+from .visit import FLAGS
 
 PASSWORD = "pa:ss wörd"  # noqa: S105
 
@@ -105,6 +113,52 @@ def test_other_host_is_refused(visit: Callable[..., FlaskClient], host: str) -> 
         assert "Uptime" not in response.text
     for path in ("/healthz", "/readyz"):
         assert client.get(path, environ_overrides={"HTTP_HOST": host}).status_code == 200
+
+
+NO_NAMES = ["a..b", ".", ".a", "localhost..", "..localhost", "a" * 64, f"{'a' * 64}.example:8080", "127.0.0.1.."]
+
+
+@pytest.mark.parametrize("host", NO_NAMES)
+def test_a_host_that_no_name_can_be_is_a_foreign_one(
+    visit: Callable[..., FlaskClient], host: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = visit(hosts=["jobs.lan"])
+    for path in ("/", "/live?page=overview", "/metrics", STYLE, "/nowhere", "/api/v1/server", "/api/v1/nowhere"):
+        response = client.get(path, headers={"Host": host}, buffered=True)
+        assert response.status_code == 421, path
+        assert response.mimetype == "application/problem+json" or not path.startswith("/api/")
+        assert "Uptime" not in response.text
+    assert client.post("/tube/pause", headers={"Host": host}).status_code == 421
+    for path in ("/healthz", "/readyz"):
+        assert client.get(path, headers={"Host": host}).status_code == 200
+    assert not [entry for entry in caplog.records if entry.levelno >= logging.ERROR]
+
+
+def test_with_a_password_a_host_that_no_name_can_be_will_do_too(visit: Callable[..., FlaskClient]) -> None:
+    client = visit(password=PASSWORD)
+    for host, path in product(NO_NAMES, ("/", "/api/v1/docs", "/api/v1/server", "/api/v1/openapi.json")):
+        assert client.get(path, headers={"Host": host, **basic("me", PASSWORD)}).status_code == 200, path
+        assert client.get(path, headers={"Host": host}).status_code == 401
+
+
+def test_a_standby_takes_a_host_that_no_name_can_be_for_a_foreign_one() -> None:
+    role = Role(False, "default", "here", "there", 7, 0.25)
+    client = create_standby_app(lambda: role, "here", steady_clock(), WebOptions()).test_client()
+    statuses = {"/": 421, "/metrics": 421, "/elsewhere": 421, "/healthz": 200, "/readyz": 503}
+    for host, path in product(NO_NAMES, statuses):
+        assert client.get(path, headers={"Host": host}).status_code == statuses[path]
+
+
+def test_a_served_host_that_no_name_can_be_leaves_no_error_in_the_log() -> None:
+    with Daemon(*FLAGS) as daemon:
+        for path, status in (("/", 421), ("/api/v1/server", 421), ("/metrics", 421), ("/healthz", 200)):
+            connection = HTTPConnection(urlsplit(daemon.dashboard).netloc, timeout=PATIENCE)
+            connection.request("GET", path, headers={"Host": "a..b"})
+            assert connection.getresponse().status == status
+            connection.close()
+        code, said = daemon.stop()
+    assert code == 0
+    assert "Traceback" not in said and "ERROR" not in said
 
 
 def test_refusal_of_a_host_says_what_to_do(client: FlaskClient) -> None:
