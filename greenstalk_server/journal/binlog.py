@@ -923,8 +923,17 @@ class Binlog:
     @property
     def wants_upkeep(self) -> bool:
         """Whether `upkeep` has something to do."""
-        is_free = bool(self._condemned) and self._condemned[0][0] <= self._on_disk
-        return is_free or bool(self._litter) or (len(self._ahead) < self._wanted_ahead() and not self.is_full)
+        return self._can_remove() or bool(self._litter) or (len(self._ahead) < self._wanted_ahead() and not self.is_full)
+
+    def _can_remove(self) -> bool:
+        """Whether the first condemned segment may go: copies of its jobs are on disk, and another tells the next id.
+
+        A full disk is in more need of it.
+        """
+        if not self._condemned or self._condemned[0][0] > self._on_disk:
+            return False
+        others = self._segments.values()
+        return len(self._condemned) > 1 or self.is_full or any(one.first_sequence <= self._on_disk for one in others)
 
     def _wanted_ahead(self) -> int:
         """So many that all DELETEs have room; and one more while the disk is full, to see if it still is."""
@@ -936,7 +945,7 @@ class Binlog:
         While the disk is full, it is tried to make something if something is removed, or if *is_retry*.
         """
         to_remove, self._litter = self._litter, []
-        while self._condemned and self._condemned[0][0] <= self._on_disk:
+        while self._can_remove():
             to_remove.append(self._condemned.popleft()[1])
         to_make = []
         makes = is_retry or not self.is_full or to_remove

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,19 @@ def test_a_directory_is_free_again_when_its_server_is_killed(tmp_path: Path) -> 
         first.stop(signal.SIGKILL)
     with Daemon(*QUIET, "-b", str(tmp_path)):
         pass
+
+
+def test_no_id_is_given_again_though_no_job_is_left(tmp_path: Path) -> None:
+    """A server that is killed before it has a record of its own leaves the file that tells of the ids before."""
+    flags = (*QUIET, "-b", str(tmp_path), "-f", "0")
+    for id in (b"1", b"", b"2"):
+        with Daemon(*flags) as server:
+            if id:
+                assert server.ask(b"put 0 0 1 0\r\n\r\n") == b"INSERTED " + id
+                assert server.ask(b"delete %b\r\n" % id) == b"DELETED"
+            else:
+                time.sleep(1.5)  # in which files that nobody needs are removed
+            server.stop(signal.SIGKILL)
 
 
 def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
