@@ -923,7 +923,8 @@ class Binlog:
     @property
     def wants_upkeep(self) -> bool:
         """Whether `upkeep` has something to do."""
-        return self._can_remove() or bool(self._litter) or (len(self._ahead) < self._wanted_ahead() and not self.is_full)
+        wants_more = len(self._ahead) < self._wanted_ahead() and not self.is_full
+        return wants_more or bool(self._litter) or self._can_remove()
 
     def _can_remove(self) -> bool:
         """Whether the first condemned segment may go: copies of its jobs are on disk, and another tells the next id.

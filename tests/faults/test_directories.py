@@ -51,7 +51,7 @@ def test_no_id_is_given_again_though_no_job_is_left(tmp_path: Path) -> None:
                 assert server.ask(b"put 0 0 1 0\r\n\r\n") == b"INSERTED " + id
                 assert server.ask(b"delete %b\r\n" % id) == b"DELETED"
             else:
-                time.sleep(1.5)  # in which files that nobody needs are removed
+                time.sleep(3)  # in which files that nobody needs are removed
             server.stop(signal.SIGKILL)
 
 
