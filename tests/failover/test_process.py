@@ -221,6 +221,6 @@ def test_a_standby_that_reads_anew_has_as_much_memory_for_jobs_as_before(
         standby.signal(signal.SIGCONT)
         wait_until(lambda: "all is read from the start" in standby.said, lambda: standby.said)
         before = active.gauge("memory_limit_bytes")
-        assert run_command(active, "handover").returncode == 0
+        wait_until(lambda: run_command(active, "handover").returncode == 0, lambda: standby.said)  # it is up to date
         wait_until(lambda: standby.role == ACTIVE, lambda: standby.said)
         assert standby.gauge("memory_limit_bytes") > before - jobs * len(body) / 2
