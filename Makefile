@@ -36,7 +36,7 @@ test: $(VENV)/.installed-dev  ## set up, then run every test
 	@$(call need,stunnel,stunnel4)
 	@$(call need,faketime,faketime)
 	@$(need_postgresql)
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 compiled: $(COMPILED)/.made  ## set up, then compile the core with mypyc into build/compiled
 
