@@ -47,7 +47,7 @@ from greenstalk_server.limits import Bounds, Limited
 from greenstalk_server.ready import is_before
 from greenstalk_server.stats import Counters, ServerFacts
 from greenstalk_server.timers import Timers
-from greenstalk_server.tube import Tube
+from greenstalk_server.tube import Totals, Tube
 from greenstalk_server.watches import AT_MOST, FEW, Watch
 
 DEFAULT_TUBE: Final = b"default"
@@ -99,6 +99,7 @@ class Broker:
 
     jobs            every job by id.
     tubes           every tube by name, in the order of creation.
+    totals          how many jobs there are by state.
     watches         sets of many tubes that some client watches and has reserved from.
     clients         every connected client.
     parted          addresses of the workers that went last, by number.
@@ -117,6 +118,7 @@ class Broker:
         self.max_job_size: int = max_job_size
         self.jobs: JobTable = JobTable()
         self.tubes: dict[bytes, Tube] = {}
+        self.totals: Totals = Totals()
         self.watches: dict[frozenset[Tube], Watch] = {}
         self.clients: dict[Client, None] = {}
         self.parted: OrderedDict[int, str] = OrderedDict()
@@ -635,6 +637,7 @@ class Broker:
         tube.waits[length] = tube.waits.get(length, 0) + 1
         tube.total_reserves += 1
         tube.reserved_count += 1
+        self.totals.reserved += 1
         if self.bodies is not None:
             self.bodies.reserved(job)
         job.state = RESERVED
@@ -652,6 +655,7 @@ class Broker:
         del job.holder.reserved[job.id]
         job.holder = None
         job.tube.reserved_count -= 1
+        self.totals.reserved -= 1
 
     def _end_run(self, job: Job, kind: int, by: int, now: int) -> None:
         """Take the reserved *job* from its holder, for what *kind* says; it is nowhere then."""
@@ -807,7 +811,7 @@ class Broker:
         """The tube *name*, created if need be; the caller sees to it that it is needed."""
         tube = self.tubes.get(name)
         if tube is None:
-            tube = self.tubes[name] = Tube(name, self.jobs)
+            tube = self.tubes[name] = Tube(name, self.jobs, self.totals)
         return tube
 
     def _may_need(self, name: bytes, client: Client) -> bool:
@@ -845,6 +849,10 @@ class Broker:
                 timer_at = job.holder.timer_at  # of one that has gone, when the next of what it held is given back
                 assert timer_at > 0 and (timer_at <= job.deadline or job.holder.is_closed)
         assert places == dict.fromkeys(self.jobs, 1)
+        assert self.totals.urgent == sum(tube.urgent_count for tube in self.tubes.values())
+        assert self.totals.reserved == sum(job.state == RESERVED for job in self.jobs.values())
+        assert self.totals.delayed == sum(job.state == DELAYED for job in self.jobs.values())
+        assert self.totals.buried == sum(job.state == BURIED for job in self.jobs.values())
         body_bytes = dict.fromkeys(self.tubes.values(), 0)
         for job in self.jobs.values():
             body_bytes[job.tube] += job.size

@@ -6,9 +6,9 @@ for YAML, JSON and HTML. Knows no wire and no clock.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from greenstalk_server.job import DELAYED, RESERVED, SECOND, STATE_NAMES, Job
 from greenstalk_server.tube import Tube
@@ -140,16 +140,6 @@ class JournalStats:
     sync_time: int = 0
 
 
-class JobCounts(NamedTuple):
-    """Jobs of some tubes, by state; the urgent ones are among the ready ones."""
-
-    urgent: int
-    ready: int
-    reserved: int
-    delayed: int
-    buried: int
-
-
 @dataclass(frozen=True, slots=True)
 class ServerStats:
     """The reply to "stats"; times in seconds."""
@@ -255,21 +245,9 @@ class JobStats:
     kicks: int
 
 
-def count_jobs(tubes: Collection[Tube]) -> JobCounts:
-    """How many jobs there are in *tubes*. It takes 1.2 ms for 10,000 of them."""
-    return JobCounts(
-        sum([tube.urgent_count for tube in tubes]),
-        sum([tube.ready.count for tube in tubes]),
-        sum([tube.reserved_count for tube in tubes]),
-        sum([tube.delayed.count for tube in tubes]),
-        sum([len(tube.buried) for tube in tubes]),
-    )
-
-
-def server_stats(broker: Broker, now: int, jobs: JobCounts | None = None) -> ServerStats:
-    """Everything that "stats" tells; *jobs* are those of all tubes, if they have been counted."""
-    facts, journal = broker.facts, broker.journal.stats()
-    urgent, ready, reserved, delayed, buried = jobs or count_jobs(broker.tubes.values())
+def server_stats(broker: Broker, now: int) -> ServerStats:
+    """Return the figures of the reply to "stats"."""
+    facts, journal, totals = broker.facts, broker.journal.stats(), broker.totals
     utime, stime = facts.rusage()
     counters = {name: getattr(broker.counters, name) for name in COUNTERS}
     of_bodies = {}
@@ -278,11 +256,11 @@ def server_stats(broker: Broker, now: int, jobs: JobCounts | None = None) -> Ser
     return (LimitedServerStats if of_bodies else ServerStats)(
         **counters,
         **of_bodies,
-        current_jobs_urgent=urgent,
-        current_jobs_ready=ready,
-        current_jobs_reserved=reserved,
-        current_jobs_delayed=delayed,
-        current_jobs_buried=buried,
+        current_jobs_urgent=totals.urgent,
+        current_jobs_ready=len(broker.jobs) - totals.reserved - totals.delayed - totals.buried,
+        current_jobs_reserved=totals.reserved,
+        current_jobs_delayed=totals.delayed,
+        current_jobs_buried=totals.buried,
         max_job_size=broker.max_job_size,
         current_tubes=len(broker.tubes),
         current_connections=len(broker.clients),

@@ -22,6 +22,18 @@ NAME: Final = re.compile(rb"[A-Za-z0-9+/;.$_()][-A-Za-z0-9+/;.$_()]{0,199}")
 """What a tube may be called (protocol.txt, "Names")."""
 
 
+class Totals:
+    """Jobs of all tubes by state. Jobs in no other state are ready, and some of them urgent."""
+
+    __slots__ = ("buried", "delayed", "reserved", "urgent")
+
+    def __init__(self) -> None:
+        self.urgent: int = 0
+        self.reserved: int = 0
+        self.delayed: int = 0
+        self.buried: int = 0
+
+
 def is_tube_name(name: bytes) -> bool:
     """Whether a tube may be called *name*."""
     return NAME.fullmatch(name) is not None
@@ -66,6 +78,7 @@ class Tube:
         "total_releases",
         "total_reserves",
         "total_timeouts",
+        "totals",
         "urgent_count",
         "using",
         "wait_time",
@@ -75,9 +88,10 @@ class Tube:
         "watching",
     )
 
-    def __init__(self, name: bytes, jobs: Mapping[int, Job]) -> None:
-        """*jobs* is the broker's table of every job by id."""
+    def __init__(self, name: bytes, jobs: Mapping[int, Job], totals: Totals | None = None) -> None:
+        """*jobs* is the broker's table of every job by id, *totals* are its counts."""
         self.name: bytes = name
+        self.totals: Totals = totals if totals is not None else Totals()
         self.ready: ReadyQueue = ReadyQueue(name, jobs)
         self.delayed: JobHeap = JobHeap(name, jobs)
         self.buried: OrderedDict[int, Job] = OrderedDict()
@@ -116,16 +130,19 @@ class Tube:
                 watch.note(job)
         if job.pri < URGENT_BELOW:
             self.urgent_count += 1
+            self.totals.urgent += 1
 
     def add_delayed(self, job: Job) -> None:
         """Put *job*, which is nowhere, among the delayed ones until its deadline."""
         job.state = DELAYED
         self.delayed.push(job, job.deadline)
+        self.totals.delayed += 1
 
     def add_buried(self, job: Job) -> None:
         """Put *job*, which is nowhere, at the end of the buried ones."""
         job.state = BURIED
         self.buried[job.id] = job
+        self.totals.buried += 1
 
     def remove(self, job: Job) -> None:
         """Take out *job*, which is ready, delayed or buried here; it is nowhere then."""
@@ -133,15 +150,18 @@ class Tube:
             self.remove_ready(job)
         elif job.state == DELAYED:
             self.delayed.remove(job)
+            self.totals.delayed -= 1
         else:
             assert job.state == BURIED and job.key == NO_KEY
             del self.buried[job.id]
+            self.totals.buried -= 1
 
     def remove_ready(self, job: Job) -> None:
         """Take out *job*, which is ready here; it is nowhere then."""
         self.ready.remove(job)
         if job.pri < URGENT_BELOW:
             self.urgent_count -= 1
+            self.totals.urgent -= 1
 
     @property
     def waiting_count(self) -> int:

@@ -15,7 +15,7 @@ from greenstalk_server.bodies import Bodies
 from greenstalk_server.broker import Broker
 from greenstalk_server.job import SECOND
 from greenstalk_server.role import Role
-from greenstalk_server.stats import JobCounts, JournalStats, ServerStats, count_jobs, server_stats
+from greenstalk_server.stats import JournalStats, ServerStats, server_stats
 from greenstalk_server.tube import Tube
 from web import sparkline, text
 from web.history import History, Rates
@@ -29,9 +29,6 @@ LONGEST_FILTER: Final = 200
 
 TUBES_A_STEP: Final = 256
 """Tubes that are looked at in one go, about 0.2 ms."""
-
-FEW_TUBES: Final = 500
-"""The figures of a server with so many are summed up for whoever asks; with more, once a second for all."""
 
 BY_NAME: Final = "name"
 
@@ -205,6 +202,7 @@ LIMIT_LABELS: Final = {
     "watched": "Too many watched by one",
     "rate": "Held up as too fast",
     "output": "Held up by the disk",
+    "listings": "Too many long lists",
     "idle_timeout": "Closed as idle",
     "command_timeout": "Closed amid a command",
     "dead_peer_timeout": "Closed as gone",
@@ -363,8 +361,6 @@ class Overview:
         }
 
 
-_NO_JOBS: Final = JobCounts(0, 0, 0, 0, 0)
-
 _Ranked = tuple[bool, float, bytes, Tube]
 """A tube with what puts it in its place: what has no value stands last, and among equals it goes by name."""
 
@@ -376,8 +372,6 @@ class Lookout:
         self._broker: Broker = broker
         self._history: History = history
         self._role: Callable[[], Role] | None = role
-        self._stats: ServerStats | None = None
-        self._stats_at: int = 0
 
     def look(self, query: str, order: Order, now: int) -> Overview:
         """Look at the first tubes in *order*, of those whose name contains *query* in any case. May switch."""
@@ -389,7 +383,7 @@ class Lookout:
             if broker.tubes.get(tube.name) is tube:  # others had their turn since
                 rows.append(tube_texts(Seen(tube, self._history, now)))
                 pace.rest()
-        stats = self.stats(now, pace)
+        stats = server_stats(broker, now)
         return Overview(
             server=server_texts(stats) | self._more_texts(),
             tubes=rows,
@@ -431,25 +425,10 @@ class Lookout:
     def _matching(self, query: str) -> Iterator[list[Tube]]:
         """The tubes whose names contain *query*, a slice at a time."""
         wanted = query.lower().encode(errors="replace")
-        for tubes in self._slices():
+        all_tubes = list(self._broker.tubes.values())
+        for begin in range(0, len(all_tubes), TUBES_A_STEP):
+            tubes = all_tubes[begin : begin + TUBES_A_STEP]
             yield [tube for tube in tubes if wanted in tube.name.lower()] if wanted else tubes
-
-    def _slices(self) -> Iterator[list[Tube]]:
-        """The tubes there are now, some at a time."""
-        tubes = list(self._broker.tubes.values())
-        for begin in range(0, len(tubes), TUBES_A_STEP):
-            yield tubes[begin : begin + TUBES_A_STEP]
-
-    def stats(self, now: int, pace: Pace) -> ServerStats:
-        """The figures of the server. May switch."""
-        is_recent = 0 <= now - self._stats_at < SECOND
-        if self._stats is None or not is_recent or len(self._broker.tubes) <= FEW_TUBES:
-            jobs = _NO_JOBS
-            for tubes in self._slices():
-                jobs = JobCounts(*map(sum, zip(jobs, count_jobs(tubes), strict=True)))
-                pace.rest()
-            self._stats, self._stats_at = server_stats(self._broker, now, jobs), now
-        return self._stats
 
     def _more_texts(self) -> dict[str, str]:
         """What is known of the server besides "stats"."""

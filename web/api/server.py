@@ -10,7 +10,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from greenstalk_server.broker import Broker
 from greenstalk_server.clock import Clock
-from greenstalk_server.stats import ServerStats
+from greenstalk_server.stats import ServerStats, server_stats
 from web.api.cursors import DEFAULT_LIMIT, MOST, Cursor, Limit, NextCursor, dump, load
 from web.api.endpoint import endpoint
 from web.api.tubes import ListTubes, RatesPerSecond, Series, Spanned, Tubes, rates_told
@@ -22,7 +22,6 @@ from web.fields import Fields
 from web.history import History
 from web.live import LiveHub, State
 from web.overview import Lookout
-from web.pace import Pace
 from web.rings import SPANS
 
 LIVE: Final = "api"
@@ -202,7 +201,7 @@ class Server:
     def _told(self, now: int) -> ServerFigures:
         journal, memory = self._broker.journal.stats(), self._broker.facts.memory()
         return ServerFigures(
-            stats=self._lookout.stats(now, Pace()),
+            stats=server_stats(self._broker, now),
             rates=rates_told(self._history.total_rates()),
             journal=Journal(
                 is_on_disk=journal.is_on_disk,
