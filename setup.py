@@ -30,6 +30,7 @@ COMPILED = (
     "restricted",
     "session",
     "stats",
+    "streams",
     "timers",
     "tube",
     "untracked",

@@ -17,6 +17,7 @@ from gevent.pywsgi import WSGIServer
 from gevent.server import StreamServer
 
 from greenstalk_server.limits import Limited
+from greenstalk_server.poller import BUDGET, Poller
 from greenstalk_server.turns import Turns
 
 KEPT_BACK: Final = 64
@@ -24,6 +25,9 @@ KEPT_BACK: Final = 64
 
 LOOK_AGAIN: Final = 0.1
 """Seconds until it is tried again."""
+
+ACCEPT_COST: Final = BUDGET // 16
+"""Cost of accepting a connection; see Poller.spend."""
 
 _WITHOUT_MEANS: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 
@@ -104,16 +108,100 @@ class _Plain(StreamServer):  # type: ignore[misc]
         return sock, address
 
 
-class Acceptor(_Patient, _Plain):
-    """Accepts clients of the beanstalk protocol, each for a greenlet that runs *handle* with its socket and address."""
+Admit = Callable[[socket.socket, object], Callable[[], None] | None]
+"""Admits the connection of a socket from an address, and returns what its greenlet runs; None if it is refused."""
 
-    def __init__(
-        self, listener: socket.socket, handle: Callable[[socket.socket, object], None], files: Files, at_once: int
-    ) -> None:
-        """*at_once* are accepted at most, before others have their turn."""
-        super().__init__(listener, handle, spawn=gevent.spawn_raw)
+
+class Acceptor(_Patient, _Plain):
+    """Accepts clients of the beanstalk protocol, as a handler of a poller: in order with what connections send."""
+
+    def __init__(self, listener: socket.socket, admit: Admit, files: Files, poller: Poller, batch_size: int) -> None:
+        """*batch_size* connections are accepted at most before others are served."""
+        super().__init__(listener, admit)
         self.files: Files = files
-        self.max_accept: int = at_once
+        self.max_accept: int = batch_size
+        self._admit: Admit = admit
+        self._poller: Poller = poller
+        self._fd: int = listener.fileno()
+        self._is_added: bool = False
+        self._is_accepting: bool = False
+        self._may_have_more: bool = False
+
+    def start_accepting(self) -> None:
+        self._is_accepting = True
+        if not self._is_added:
+            self._is_added = True
+            self._poller.add(self._fd, self)
+        else:
+            self._poller.queue(self)
+
+    def stop_accepting(self) -> None:
+        self._is_accepting = False
+        super().stop_accepting()
+
+    def close(self) -> None:
+        self._poller.remove(self._fd)
+        super().close()
+
+    def do_read(self) -> Any:
+        accepted = super().do_read()
+        self._may_have_more = accepted is not None
+        return accepted
+
+    def do_handle(self, sock: socket.socket, address: object) -> None:
+        self._poller.spend(ACCEPT_COST)
+        try:
+            run = self._admit(sock, address)
+        except BaseException:
+            self.do_close(sock, address)
+            raise
+        if run is None:
+            self.do_close(sock, address)
+        else:
+            gevent.spawn_raw(self._run, run, sock, address)
+
+    def _run(self, run: Callable[[], None], sock: socket.socket, address: object) -> None:
+        try:
+            run()
+        finally:
+            self.do_close(sock, address)
+
+    # For the poller
+
+    def receive(self) -> bytes:
+        """Return what makes the poller call `serve`, in order with the other handlers of the batch."""
+        return b""
+
+    def serve(self, data: bytes, now: int, limit: range) -> bytes:
+        """Accept a batch of connections."""
+        return self.resume(now, limit)
+
+    def resume(self, now: int, limit: range) -> bytes:
+        """Accept a batch of connections."""
+        if self._is_accepting:
+            self._do_read()
+            if self._may_have_more:
+                self._poller.queue(self)
+        return b""
+
+    def serve_more(self, now: int) -> bool:
+        """Serve nothing: no acceptor is unfinished."""
+        return False
+
+    def collect(self) -> bytes:
+        """Return no replies."""
+        return b""
+
+    def send(self, out: bytes) -> None:
+        """Send nothing."""
+
+    def defer(self, data: bytes) -> None:
+        """Accept in the next batch."""
+        self._poller.queue(self)
+
+    def note_unread(self) -> None:
+        """Accept when the poller calls `resume`."""
+        self._poller.queue(self)
 
 
 class WebServer(_Patient, WSGIServer):  # type: ignore[misc]

@@ -46,6 +46,7 @@ from greenstalk_server.journal import Journal, NullJournal
 from greenstalk_server.limits import Bounds, Limited
 from greenstalk_server.ready import is_before
 from greenstalk_server.stats import Counters, ServerFacts
+from greenstalk_server.streams import Listings, NameList
 from greenstalk_server.timers import Timers
 from greenstalk_server.tube import Totals, Tube
 from greenstalk_server.watches import AT_MOST, FEW, Watch
@@ -106,6 +107,7 @@ class Broker:
     bodies          which bodies are in memory; None if all are, and may be. To be set before `restore`.
     is_draining     puts are refused.
     limited         counts what was refused or held up because of a limit, here and by whoever sees to others.
+    listings        how many names are being sent in lists.
     bounds          limits of jobs and tubes; None without any. To be set before `restore`.
     """
 
@@ -127,6 +129,7 @@ class Broker:
         self.is_draining: bool = False
         self.limited: Limited = Limited()
         self.bounds: Bounds | None = None
+        self.listings: Listings = Listings()
         self.next_id: int = 1
         self.producer_count: int = 0
         self.worker_count: int = 0
@@ -134,6 +137,7 @@ class Broker:
         self.alarm: Callable[[int], None] = _no_alarm
         self.farewell: Callable[[Tube], None] = _no_farewell
         self.timed_out: Callable[[Client, Job], None] = _no_complaint
+        self._names: NameList | None = None
         self._burials: int = 0
         self._waits: int = 0
         self._last_client: int = 0
@@ -812,7 +816,14 @@ class Broker:
         tube = self.tubes.get(name)
         if tube is None:
             tube = self.tubes[name] = Tube(name, self.jobs, self.totals)
+            self._names = None
         return tube
+
+    def name_list(self) -> NameList:
+        """The names of all tubes, in the order of creation; the same list until a tube comes or goes."""
+        if self._names is None:
+            self._names = NameList(self.tubes, self.listings)
+        return self._names
 
     def _may_need(self, name: bytes, client: Client) -> bool:
         """Whether the tube *name* is there, or may be made for *client*."""
@@ -829,6 +840,7 @@ class Broker:
     def _drop_if_unneeded(self, tube: Tube) -> None:
         if tube.is_unneeded() and tube is not self._default and self.tubes.get(tube.name) is tube:
             del self.tubes[tube.name]
+            self._names = None
             self.farewell(tube)
             self._timers.disarm(tube)
             if tube.paused_until:

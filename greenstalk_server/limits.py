@@ -30,6 +30,7 @@ LIMITED: Final = {
     "watched": "watches refused, because the connection watched as many tubes as it may (--max-watched)",
     "rate": "times that a connection was held up, because it sent more commands in a second than it may (--max-rate)",
     "output": "times that a connection was read no further: too many replies to it waited for the disk (--max-output)",
+    "listings": "commands list-tubes and list-tubes-watched refused, because too many long lists were being sent",
     "idle_timeout": "connections closed because nothing came from them for too long (--idle-timeout)",
     "command_timeout": "connections closed because a command did not come to its end in time (--command-timeout)",
     "dead_peer_timeout": "connections closed because the other side did not answer any more (--dead-peer-timeout)",

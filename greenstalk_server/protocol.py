@@ -282,6 +282,21 @@ def found(id: int, body: bytes) -> bytes:
     return b"".join((b"FOUND %d %d\r\n" % (id, len(body)), body, CRLF))
 
 
+def reserved_line(id: int, body: bytes) -> bytes:
+    """The first line of the reply to a reserve that got the job *id*."""
+    return b"RESERVED %d %d\r\n" % (id, len(body))
+
+
+def found_line(id: int, body: bytes) -> bytes:
+    """The first line of the reply to a peek that found the job *id*."""
+    return b"FOUND %d %d\r\n" % (id, len(body))
+
+
+def ok_line(size: int) -> bytes:
+    """The first line of a reply with *size* bytes of YAML."""
+    return b"OK %d\r\n" % size
+
+
 def using(name: bytes) -> bytes:
     """The reply to use and list-tube-used."""
     return b"USING %b\r\n" % name

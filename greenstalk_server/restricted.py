@@ -20,9 +20,14 @@ from greenstalk_server.access import Grants
 from greenstalk_server.broker import DEFAULT_TUBE, Broker
 from greenstalk_server.job import SECOND, Job
 from greenstalk_server.protocol import Command
-from greenstalk_server.session import COMMAND_SLICE, HANDLERS, TUBE_WEIGHT, TURN, Session
+from greenstalk_server.session import COMMAND_SLICE, HANDLERS, Session, Work
+from greenstalk_server.streams import NameList
 
 REFUSED: Final = protocol.UnknownCommand.reply
+
+LISTED_PER_SLICE: Final = 1000
+LISTING_WEIGHT: Final = 64
+"""Tubes that a list-tubes looks at in one slice, and the cost of each; see session.OUTPUT_SLICE."""
 
 
 class RestrictedSession(Session):
@@ -58,24 +63,24 @@ class RestrictedSession(Session):
             return False
         return self._put is not None or self._skip > 0 or self._is_long_line or bool(self._rest)
 
-    def receive(self, data: bytes, now: int) -> bytes:
+    def receive(self, data: bytes, now: int, limit: range = COMMAND_SLICE) -> bytes:
         """Take *data*, as Session does."""
         was_incomplete, served = self.is_incomplete, self._served
         self.active_at = now
-        reply = super().receive(data, now)
+        reply = super().receive(data, now, limit)
         if not was_incomplete or self._served != served:
             self.began_at = now
         return reply
 
-    def resume(self, now: int) -> bytes:
-        """Go on, as Session does."""
+    def resume(self, now: int, limit: range = COMMAND_SLICE) -> bytes:
+        """Continue, as Session does."""
         self.active_at = self.began_at = now
-        self.pause = TURN
-        return super().resume(now)
+        self.pause = 0.0
+        return super().resume(now, limit)
 
-    def _serve(self, data: bytes, pos: int, out: list[bytes], now: int) -> bytes:
+    def _serve(self, data: bytes, pos: int, out: list[bytes], now: int, limit: range) -> bytes:
         """Serve, as Session does; and count, since each reply is that of one command."""
-        reply = super()._serve(data, pos, out, now)
+        reply = super()._serve(data, pos, out, now, limit if len(limit) <= len(self._slice) else self._slice)
         self._served += len(out)
         if self._interval and out:
             self._hold_up(len(out), now)
@@ -190,10 +195,31 @@ class RestrictedSession(Session):
 
     def _guarded_list_tubes(self, command: Command, now: int) -> bytes | None:
         assert self._grants is not None
-        grants = self._grants
         self._broker.counters.cmd_list_tubes += 1
-        self._out_size += TUBE_WEIGHT * len(self._broker.tubes)  # each is looked at, though few may be told
-        return self._sized(protocol.name_list([name for name in self._broker.tubes if grants.may_something(name)]))
+        return self._go_on_working(_Listing(list(self._broker.tubes), self._grants), now)
+
+
+class _Listing(Work):
+    """A list of those of the tubes *names* that *grants* concern."""
+
+    __slots__ = ("_allowed", "_grants", "_names", "_position")
+
+    def __init__(self, names: list[bytes], grants: Grants) -> None:
+        self._names: list[bytes] = names
+        self._grants: Grants = grants
+        self._position: int = 0
+        self._allowed: list[bytes] = []
+
+    def go_on(self, session: Session, broker: Broker, now: int) -> bytes | None:
+        """Look at a slice of the tubes."""
+        start, end = self._position, self._position + LISTED_PER_SLICE
+        names = self._names[start:end]
+        session.cost += LISTING_WEIGHT * len(names)
+        self._position = end
+        self._allowed += [name for name in names if self._grants.may_something(name)]
+        if end < len(self._names):
+            return None
+        return session.list_names(NameList(self._allowed, broker.listings))
 
 
 _GUARDED: Final[dict[bytes, Any]] = {

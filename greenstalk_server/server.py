@@ -35,7 +35,7 @@ from greenstalk_server.oversight import Complaints, Guest, overstayed, unanswere
 from greenstalk_server.poller import Poller
 from greenstalk_server.restricted import RestrictedSession
 from greenstalk_server.session import TURN, Session
-from greenstalk_server.tls import Certificates, reason_of, shake_hands
+from greenstalk_server.tls import Certificates, TlsSocket, reason_of, shake_hands
 
 log = logging.getLogger(__name__)
 
@@ -94,12 +94,12 @@ class Server:
         self._handshakes: set[Any] = set()
         for listener in listeners:
             notice_dead_peers(listener.sock, limits.dead_peer_timeout)
+        self._poller: Poller = Poller(clock)
         self._acceptors: list[Acceptor] = [
-            Acceptor(listener.sock, partial(self._handle, listener), files, _accepted_at_once(listener))
+            Acceptor(listener.sock, partial(self._admit, listener), files, self._poller, _accepted_at_once(listener))
             for listener in listeners
         ]
         self._ticker: Ticker = Ticker(broker, clock)
-        self._poller: Poller = Poller(clock)
         broker.timed_out = _on_time_out
         self._complaints: Complaints = Complaints(clock)
         broker.limited.complain = self._complaints
@@ -179,39 +179,41 @@ class Server:
                 connection.client.hang_up()
             gevent.sleep(TURN)
 
-    def _handle(self, listener: Listener, sock: socket.socket, address: object) -> None:
-        """Serve who has connected to *listener*, if there is room for one more. Switches."""
+    def _admit(self, listener: Listener, sock: socket.socket, address: object) -> Callable[[], None] | None:
+        """Admit a connection to *listener*; return what its greenlet runs, None if it is one too many. Does not switch.
+
+        A plain connection counts from now on, before anything that arrives later is served.
+        """
         host = address[0] if isinstance(address, tuple) else ""
         limit = self._admission.enter(host)
         if limit is not None:
             self.broker.limited.note(limit, describe_peer(sock, address)[0])
-            return
-        try:
-            if listener.is_tls:
-                self._serve_by_tls(listener, sock, address)
-            else:
-                self._serve(listener, sock, address, [])
-        finally:
-            self._admission.leave(host)
+            return None
+        if listener.is_tls:
+            return partial(self._serve_by_tls, listener, sock, address, host)
+        return partial(self._serve, self._connect(listener, sock, address, []), host)
 
-    def _serve_by_tls(self, listener: Listener, sock: socket.socket, address: object) -> None:
-        """Agree on TLS, and serve. Switches."""
+    def _serve_by_tls(self, listener: Listener, sock: socket.socket, address: object, host: str) -> None:
+        """Complete the TLS handshake, and serve. Switches."""
         assert self._certificates is not None
         greenlet, where = getcurrent(), describe_peer(sock, address)[0]
         self._handshakes.add(greenlet)
+        secured: TlsSocket | None = None
         try:
             secured = shake_hands(self._certificates, sock, HANDSHAKE_TIMEOUT)
         except OSError as error:
             self.broker.limited.note("handshake", where, reason_of(error))
-            return
         except GreenletExit:
-            return
+            pass
         finally:
             self._handshakes.discard(greenlet)
-        self._serve(listener, secured, address, secured.peer_names())
+            if secured is None:
+                self._admission.leave(host)
+        if secured is not None:
+            self._serve(self._connect(listener, secured, address, secured.peer_names()), host)
 
-    def _serve(self, listener: Listener, sock: socket.socket, address: object, names: list[str]) -> None:
-        """Serve a connection whose certificate has *names*. Switches."""
+    def _connect(self, listener: Listener, sock: socket.socket, address: object, names: list[str]) -> Connection:
+        """Begin to serve a connection whose certificate has *names*. Does not switch."""
         connection = Connection(
             self.broker,
             sock,
@@ -223,13 +225,19 @@ class Server:
             self._session_maker(listener, names),
             self._limits.output,
         )
+        connection.on_leave = _on_leave
         if names:
             connection.client.name = names[0]
         self.connections.add(connection)
         if log.isEnabledFor(logging.DEBUG):
             log.debug("connected", extra=_fields(connection.client))
+        connection.start()
+        return connection
+
+    def _serve(self, connection: Connection, host: str) -> None:
+        """Serve *connection*, from *host*, until it ends. Switches."""
         try:
-            connection.serve()
+            connection.run()
         except GreenletExit:
             pass
         except Exception:
@@ -238,10 +246,8 @@ class Server:
             self.connections.discard(connection)
             if connection.failure == errno.ETIMEDOUT:
                 self.broker.limited.note("dead_peer_timeout", connection.client.address)
-            if log.isEnabledFor(logging.DEBUG):
-                jobs = list(islice(connection.client.reserved, JOBS_LOGGED))
-                log.debug("disconnected", extra=_fields(connection.client) | {"jobs": jobs})
             connection.close()
+            self._admission.leave(host)
 
     def _session_maker(self, listener: Listener, names: list[str]) -> Callable[[Broker, Callable[[], None]], Session]:
         """What makes the session of a connection: a plain one where nothing restricts it."""
@@ -263,6 +269,12 @@ def _accepted_at_once(listener: Listener) -> int:
 def _fields(client: Client) -> dict[str, object]:
     """What the log says of a connection."""
     return {"connection": client.number, "address": client.address}
+
+
+def _on_leave(client: Client) -> None:
+    """Note that *client* is disconnected, with the jobs that it held. Does not switch."""
+    if log.isEnabledFor(logging.DEBUG):
+        log.debug("disconnected", extra=_fields(client) | {"jobs": list(islice(client.reserved, JOBS_LOGGED))})
 
 
 def _on_refused(client: Client, command: bytes, reply: bytes) -> None:

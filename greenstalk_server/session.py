@@ -2,17 +2,18 @@
 
 Where a session stands, one of:
 
-- at a command line: `_rest` holds the line's beginning, if some has come;
+- at a command line: `_rest` holds the beginning of the line, if some of it has arrived;
 - in the body of a put: `_put` is the command, `_partial` what has come, `_missing` how many bytes have not;
 - in the body of a put that is too big, or not allowed: `_skip` bytes are still to be discarded;
 - in a line that is too long: `_is_long_line`;
-- parked in a reserve: `is_waiting`; what comes meanwhile is kept in `_rest`, unread;
+- parked in a reserve: `is_waiting`; input that arrives meanwhile is kept in `_rest`, from `_position` on;
 - parked because the body of `_awaited` is on disk: `is_waiting` too;
-- in the middle of its input because it has done enough for one turn: `has_more`;
+- in the middle of its input or of its work, at the end of a slice: `has_more`, and `_rest` as above;
+- in the middle of a large reply: `has_more`, and `stream` holds the rest of the reply, to be sent before `resume`;
 - closing: `is_closing`; the connection is to be closed once what was returned is sent.
 
-One call serves all that has come, up to a slice, and returns the replies as one piece. The slices bound
-what a call costs, and what it returns to about OUTPUT_SLICE and one reply.
+One call serves what has arrived, up to a slice, and returns the replies as one piece. A slice bounds the cost of a
+call; the bytes it returns are at most OUTPUT_SLICE and one reply that is no larger than that.
 """
 
 from __future__ import annotations
@@ -27,21 +28,34 @@ from greenstalk_server.broker import Broker
 from greenstalk_server.client import Client
 from greenstalk_server.job import Job
 from greenstalk_server.protocol import CRLF, MAX_LINE, Command
+from greenstalk_server.streams import BodyStream, NameList, Stream
+from greenstalk_server.tube import Tube
 
 INPUT_LIMIT: Final = 65536
 """Bytes kept unread while parked; the caller should read no further."""
 
 OUTPUT_SLICE: Final = 65536
+"""Cost of a slice: bytes of replies, and what counts as such. A reply that is larger is a stream."""
+
 COMMAND_SLICE: Final = range(500)
-"""Commands: a millisecond of puts."""
+"""Commands of a slice; about a millisecond of puts."""
+
+COMMAND_WEIGHT: Final = OUTPUT_SLICE // len(COMMAND_SLICE)
+"""Cost of a command, besides that of its reply."""
+
+FEW_NAMES: Final = 256
+"""Names whose list is smaller than OUTPUT_SLICE, however long they are."""
 
 FEW_WATCHED: Final = 64
 WATCHED_WEIGHT: Final = 512
 """What looking at so many watched tubes counts as, in bytes of replies. A reserve that watches fewer looks for nothing;
 one that watches 8000 is a slice, of about two milliseconds."""
 
-TUBE_WEIGHT: Final = 64
-"""The same, for stats, which adds up a dozen figures of each tube there is."""
+NAME_WEIGHT: Final = 2
+"""The same, for a name of a list that is sent as a stream: it is copied and measured at once."""
+
+KICK_WEIGHT: Final = 128
+"""The same, for each job that a kick moves."""
 
 NEW_TUBE_WEIGHT: Final = 2048
 """The same, for a tube that was not there: with the job that is put into it next, 13 us."""
@@ -64,23 +78,25 @@ class Session:
         "_is_forbidden",
         "_is_long_line",
         "_is_peek",
-        "_kick",
         "_largest",
         "_missing",
-        "_out_size",
         "_partial",
+        "_position",
         "_put",
         "_put_id",
         "_rest",
         "_skip",
         "_slice",
         "_weight",
+        "_work",
         "client",
+        "cost",
         "has_more",
         "is_closing",
         "is_waiting",
         "pause",
         "refused",
+        "stream",
     )
 
     def __init__(self, broker: Broker, wake: Callable[[], None]) -> None:
@@ -90,11 +106,14 @@ class Session:
         self.is_waiting: bool = False
         self.has_more: bool = False
         self.is_closing: bool = False
-        self.pause: float = TURN  # seconds to let pass before `resume`, where `has_more`
+        self.pause: float = 0.0  # seconds to let pass before `resume`, where `has_more`
+        self.stream: Stream | None = None
+        self.cost: int = 0  # of the current or last slice, see OUTPUT_SLICE
         self.refused: Callable[[Client, bytes, bytes], None] = _nothing  # is told a command and the error that it gets
         self._is_eof: bool = False
         self._is_long_line: bool = False
         self._rest: bytes = b""
+        self._position: int = 0
         self._put: Command | None = None
         self._put_id: int = 0
         self._partial: bytearray | None = None
@@ -103,10 +122,9 @@ class Session:
         self._is_forbidden: bool = False  # what is skipped is not too big, but may not be put
         self._largest: int = broker.max_job_size  # bytes of a body that is taken; less than 0 is none
         self._handlers: dict[bytes, _Handler] = HANDLERS
-        self._kick: _Kick | None = None
-        self._out_size: int = 0
+        self._work: Work | None = None
         self._slice: range = COMMAND_SLICE
-        self._weight: int = 0  # of a reserve, as `_out_size` counts it
+        self._weight: int = 0  # cost of a reserve
         self._awaited: Job | None = None
         self._is_peek: bool = False
         self._is_body_here: bool = False
@@ -115,7 +133,7 @@ class Session:
     @property
     def wants_input(self) -> bool:
         """Whether to read on: not in the middle of its input, nor at its end, and not too much kept unread."""
-        return not self.has_more and not self._is_eof and len(self._rest) < INPUT_LIMIT
+        return not self.has_more and not self._is_eof and len(self._rest) - self._position < INPUT_LIMIT
 
     @property
     def is_woken(self) -> bool:
@@ -124,11 +142,13 @@ class Session:
             return self._is_body_here
         return self.is_waiting and not self.client.is_waiting
 
-    def receive(self, data: bytes, now: int) -> bytes:
-        """Take *data*, not empty, and return the replies it makes."""
+    def receive(self, data: bytes, now: int, limit: range = COMMAND_SLICE) -> bytes:
+        """Take *data*, not empty; serve up to len(*limit*) commands of it, and return their replies."""
         if self.is_waiting:
-            self._rest += data
+            self._rest = self._rest[self._position :] + data
+            self._position = 0
             return b""
+        self.cost = 0
         out: list[bytes] = []
         pos = 0
         if self._put is not None:
@@ -138,13 +158,13 @@ class Session:
         elif self._rest:
             data = self._rest + data
             self._rest = b""
-        return self._serve(data, pos, out, now)
+        return self._serve(data, pos, out, now, limit)
 
-    def receive_eof(self, now: int) -> bytes:
+    def receive_eof(self, now: int, limit: range = COMMAND_SLICE) -> bytes:
         """Note that no more data comes: the peer closed its side. What has come is still served."""
         self._is_eof = True
         if self.is_woken:
-            return self.resume(now)
+            return self.resume(now, limit)
         out: list[bytes] = []
         if self._awaited is not None:
             return b""  # what has come is served once the body is here
@@ -152,40 +172,51 @@ class Session:
             self._broker.cancel_wait(self.client)
             self.is_waiting = False
             out.append(protocol.TIMED_OUT)
-        return self._serve(self._take_rest(), 0, out, now)
+        self.cost = 0
+        return self._serve(self._rest, self._position, out, now, limit)
 
-    def resume(self, now: int) -> bytes:
-        """Go on: after `wake`, or where the last call left `has_more`."""
+    def resume(self, now: int, limit: range = COMMAND_SLICE) -> bytes:
+        """Continue after `wake`, or where the last call left `has_more`; its stream has been sent."""
         out: list[bytes] = []
+        self.cost = 0
         if self.is_waiting:
             self.is_waiting = False
             told = self._with_body(now) if self._awaited is not None else self._outcome(self._take_outcome(), now)
             if told is None:
                 return b""
             out.append(told)
-        elif self._kick is not None:
-            reply = self._go_on_kicking(self._kick, now)
+        elif self._work is not None:
+            reply = self._go_on_working(self._work, now)
             if reply is None:
                 return b""
             out.append(reply)
-        return self._serve(self._take_rest(), 0, out, now)
+        if self.stream is not None:
+            self.has_more = True
+            return out[0]
+        return self._serve(self._rest, self._position, out, now, limit)
 
     def close(self, now: int) -> None:
-        """Part with the broker; call once, last."""
+        """Disconnect the client; call once, last."""
         self._awaited = None
+        self.end_stream()
         self._broker.disconnect(self.client, now)
+
+    def end_stream(self) -> None:
+        """Note that the stream, if there is one, is sent or given up."""
+        if self.stream is not None:
+            self.stream.close()
+            self.stream = None
 
     # Framing
 
-    def _serve(self, data: bytes, pos: int, out: list[bytes], now: int) -> bytes:
-        """Serve the lines of *data* from *pos* on; keep what is not served; return *out* as one piece."""
+    def _serve(self, data: bytes, pos: int, out: list[bytes], now: int, limit: range) -> bytes:
+        """Serve the lines of *data* from *pos* on, up to a slice; keep the rest; return *out* as one piece."""
         known, handlers = protocol.known, self._handlers
         self.has_more = False
-        self._out_size = 0
         if self._is_long_line:
             pos = self._go_on_with_long_line(data, pos, out)
         size = len(data)
-        for _ in self._slice:
+        for _ in limit:
             if pos == size:
                 break
             end = data.find(CRLF, pos, pos + MAX_LINE)
@@ -209,20 +240,23 @@ class Session:
             if reply is None:
                 break
             out.append(reply)
-            if self._out_size > OUTPUT_SLICE:
+            if self.cost > OUTPUT_SLICE:
                 self.has_more = True
                 break
         else:
-            self.has_more = True
-        if pos < size:
-            self._rest = data[pos:]
+            self.has_more = pos < size
+            self.cost += COMMAND_WEIGHT * len(limit)
+        self._keep_from(data, pos)
         if self._is_eof and not self.has_more and self._awaited is None:
             self.is_closing = True
         return out[0] if len(out) == 1 else b"".join(out)
 
-    def _take_rest(self) -> bytes:
-        rest, self._rest = self._rest, b""
-        return rest
+    def _keep_from(self, data: bytes, pos: int) -> None:
+        """Keep *data* from *pos* on. It is not copied for each of many small slices."""
+        if pos < len(data) - pos and (self.has_more or self.is_waiting):
+            self._rest, self._position = data, pos
+        else:
+            self._rest, self._position = data[pos:], 0
 
     def _go_on_with_long_line(self, data: bytes, pos: int, out: list[bytes]) -> int:
         end = data.find(CRLF, pos)
@@ -305,7 +339,7 @@ class Session:
         if not client.is_worker:
             broker.note_worker(client)
         if self._weight:
-            self._out_size += self._weight
+            self.cost += self._weight
         job = broker.reserve(client, now)
         if job is not None:
             return self._bring(job, is_peek=False)
@@ -334,7 +368,10 @@ class Session:
         return self._with(job, body, is_peek)
 
     def _with(self, job: Job, body: bytes, is_peek: bool) -> bytes:
-        self._out_size += len(body)
+        self.cost += len(body)
+        if len(body) > OUTPUT_SLICE:
+            self.stream = BodyStream(body)
+            return protocol.found_line(job.id, body) if is_peek else protocol.reserved_line(job.id, body)
         return protocol.found(job.id, body) if is_peek else protocol.reserved(job.id, body)
 
     def _await_body(self, job: Job, is_peek: bool) -> None:
@@ -416,17 +453,14 @@ class Session:
         tube = self.client.used
         state = states.BURIED if tube.buried else states.DELAYED
         present = len(tube.buried) or tube.delayed.count
-        self._kick = _Kick(state, min(command[1], present))
-        return self._go_on_kicking(self._kick, now)
+        return self._go_on_working(_Kick(tube, state, min(command[1], present)), now)
 
-    def _go_on_kicking(self, kick: _Kick, now: int) -> bytes | None:
-        done = self._broker.kick(self.client.used, kick.state, kick.bound - kick.done, now)
-        kick.done += done
-        if done and kick.done < kick.bound:
-            self.has_more = True
-            return None
-        self._kick = None
-        return protocol.kicked(kick.done)
+    def _go_on_working(self, work: Work, now: int) -> bytes | None:
+        """Do a slice of *work*; return the reply at its end, else None, with `has_more`."""
+        reply = work.go_on(self, self._broker, now)
+        self._work = None if reply is not None else work
+        self.has_more = reply is None
+        return reply
 
     def _kick_job(self, command: Command, now: int) -> bytes:
         return protocol.KICKED if self._broker.kick_job(command[1], now) else protocol.NOT_FOUND
@@ -457,7 +491,6 @@ class Session:
 
     def _stats(self, command: Command, now: int) -> bytes:
         self._broker.counters.cmd_stats += 1
-        self._out_size += TUBE_WEIGHT * len(self._broker.tubes)
         return self._sized(protocol.stats(stats.server_stats(self._broker, now)))
 
     def _stats_job(self, command: Command, now: int) -> bytes:
@@ -471,8 +504,11 @@ class Session:
         return protocol.NOT_FOUND if tube is None else self._sized(protocol.stats(stats.tube_stats(tube, now)))
 
     def _list_tubes(self, command: Command, now: int) -> bytes:
-        self._broker.counters.cmd_list_tubes += 1
-        return self._sized(protocol.name_list(self._broker.tubes))
+        broker = self._broker
+        broker.counters.cmd_list_tubes += 1
+        if len(broker.tubes) <= FEW_NAMES:
+            return self._sized(protocol.name_list(broker.tubes))
+        return self.list_names(broker.name_list())
 
     def _list_tube_used(self, command: Command, now: int) -> bytes:
         self._broker.counters.cmd_list_tube_used += 1
@@ -480,14 +516,28 @@ class Session:
 
     def _list_tubes_watched(self, command: Command, now: int) -> bytes:
         self._broker.counters.cmd_list_tubes_watched += 1
-        return self._sized(protocol.name_list(self.client.watched))
+        watched = self.client.watched
+        if len(watched) <= FEW_NAMES:
+            return self._sized(protocol.name_list(watched))
+        return self.list_names(NameList(watched, self._broker.listings))
+
+    def list_names(self, names: NameList) -> bytes:
+        """Return the reply that lists *names*, or its first line if it is a stream."""
+        if names.size <= OUTPUT_SLICE:
+            return self._sized(protocol.name_list(names.names))
+        self.cost += OUTPUT_SLICE + NAME_WEIGHT * len(names.names)
+        self.stream = names.open()
+        if self.stream is None:
+            self._broker.limited.note("listings", self.client.address)
+            return protocol.OUT_OF_MEMORY
+        return protocol.ok_line(names.size)
 
     def _weigh_new(self, tube: bytes) -> None:
         if tube not in self._broker.tubes:
-            self._out_size += NEW_TUBE_WEIGHT
+            self.cost += NEW_TUBE_WEIGHT
 
     def _sized(self, reply: bytes) -> bytes:
-        self._out_size += len(reply)
+        self.cost += len(reply)
         return reply
 
     def _quit(self, command: Command, now: int) -> None:
@@ -498,15 +548,33 @@ def _nothing(client: Client, command: bytes, reply: bytes) -> None:
     """Stand in for `Session.refused` where nobody listens."""
 
 
-class _Kick:
-    """A kick under way: of jobs in *state*, *done* of at most *bound*."""
+class Work:
+    """A command that takes several slices."""
 
-    __slots__ = ("bound", "done", "state")
+    __slots__ = ()
 
-    def __init__(self, state: int, bound: int) -> None:
-        self.state: int = state
-        self.bound: int = bound
-        self.done: int = 0
+    def go_on(self, session: Session, broker: Broker, now: int) -> bytes | None:
+        """Do the next slice, and add its cost to the session's; return the reply at the end, else None."""
+        raise NotImplementedError
+
+
+class _Kick(Work):
+    """A kick of up to *bound* jobs of *tube* in *state*."""
+
+    __slots__ = ("_bound", "_done", "_state", "_tube")
+
+    def __init__(self, tube: Tube, state: int, bound: int) -> None:
+        self._tube: Tube = tube
+        self._state: int = state
+        self._bound: int = bound
+        self._done: int = 0
+
+    def go_on(self, session: Session, broker: Broker, now: int) -> bytes | None:
+        """Kick a slice."""
+        done = broker.kick(self._tube, self._state, self._bound - self._done, now)
+        session.cost += KICK_WEIGHT * done
+        self._done += done
+        return None if done and self._done < self._bound else protocol.kicked(self._done)
 
 
 _Handler: TypeAlias = Callable[[Any, Command, int], bytes | None]

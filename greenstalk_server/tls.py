@@ -64,6 +64,7 @@ class TlsSocket(socket.socket):
         self._tls: ssl.SSLObject = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
         self._leaving: bytes = b""  # encrypted; goes before what is in _outgoing
         self._encrypted: int = 0  # bytes given to `send` that it has encrypted, and not yet told of
+        self._has_unread: bool = False
         self._is_over: bool = False
         self._failure: OSError | None = None  # how it is over, if badly
 
@@ -93,7 +94,9 @@ class TlsSocket(socket.socket):
     def recv(self, buflen: int = 0, flags: int = 0) -> bytes:
         """Return all that a portion of what has come holds, whatever *buflen* is: less than two portions."""
         if not self._is_over:
+            self._has_unread = False
             came = super().recv(PORTION)
+            self._has_unread = len(came) == PORTION
             if not came:
                 return came  # and the system will say so again
             data = self._decrypt(came)
@@ -107,6 +110,10 @@ class TlsSocket(socket.socket):
         if self._failure is not None:
             raise self._failure
         return b""
+
+    def has_unread(self) -> bool:
+        """Whether the last `recv` may have left something unread that had arrived."""
+        return self._has_unread
 
     def send(self, data: Any, flags: int = 0) -> int:
         """Send *data*; if BlockingIOError is raised it has to be sent again, with or without more behind it."""

@@ -5,6 +5,7 @@ from . import (
     corpus_jobs,
     corpus_names,
     corpus_numbers,
+    corpus_order,
     corpus_servers,
     corpus_stats,
     corpus_time,
@@ -22,6 +23,7 @@ _ALL: list[Conversation] = [
     *corpus_tubes.CONVERSATIONS,
     *corpus_stats.CONVERSATIONS,
     *corpus_servers.CONVERSATIONS,
+    *corpus_order.CONVERSATIONS,
     *corpus_time.CONVERSATIONS,
 ]
 

@@ -16,9 +16,11 @@ from dataclasses import dataclass
 from .normalise import normalise
 from .script import (
     Close,
+    ContinueServer,
     Conversation,
     HalfClose,
     Open,
+    PauseServer,
     Quiet,
     Read,
     ReadToEnd,
@@ -109,6 +111,7 @@ class _Player:
         return self._end()
 
     def close(self) -> None:
+        self.server.resume()
         for connection in self.connections.values():
             connection.close()
 
@@ -141,11 +144,20 @@ class _Player:
             case Close(name):
                 self.connections.pop(name).close()
                 self.server.barrier()
+            case Wait() | Signal() | PauseServer() | ContinueServer():
+                self._take_without_connection(step)
+        return []
+
+    def _take_without_connection(self, step: Wait | Signal | PauseServer | ContinueServer) -> None:
+        match step:
             case Wait(seconds):
                 time.sleep(seconds)
             case Signal(number):
                 self.server.signal(number)
-        return []
+            case PauseServer():
+                self.server.pause()
+            case ContinueServer():
+                self.server.resume()
 
     def _send(self, name: str, data: bytes) -> None:
         connection = self._connection(name)

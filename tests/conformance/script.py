@@ -15,6 +15,8 @@ A corpus is a string of conversations, each a title and one step a line::
     a close                       close at once, reading nothing
     wait 1.5                      let seconds pass
     signal SIGUSR1                send the server a signal
+    pause-server                  stop the server's process; what is sent from now on queues up
+    continue-server               let it continue
 
 Names of connections are single letters. In what is sent, ``\r \n \t \0 \\ \xHH`` are escapes, ``{3}`` is the
 third job id allocated since the conversation began, and ``{ab*100}`` is ``ab`` a hundred times. A trailing
@@ -94,7 +96,18 @@ class Signal:
     number: signal.Signals
 
 
-Step = Send | Read | Open | Quiet | HalfClose | ReadToEnd | Close | Wait | Signal
+@dataclass(frozen=True, slots=True)
+class PauseServer:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class ContinueServer:
+    pass
+
+
+Step = Send | Read | Open | Quiet | HalfClose | ReadToEnd | Close | Wait | Signal | PauseServer | ContinueServer
+_OF_NO_CONNECTION = Wait | Signal | PauseServer | ContinueServer
 
 _CONNECTION_VERBS: dict[str, type[Open | Quiet | HalfClose | ReadToEnd | Close]] = {
     "open": Open,
@@ -164,7 +177,7 @@ def _conversation(title: str, lines: list[str]) -> Conversation:
         flags=tuple(word for word in words if word not in marks),
         is_timed="timed" in marks,
         needs_own_server="own-server" in marks,
-        connections=frozenset(step.connection for _, step in steps if not isinstance(step, Wait | Signal)),
+        connections=frozenset(step.connection for _, step in steps if not isinstance(step, _OF_NO_CONNECTION)),
     )
 
 
@@ -172,6 +185,7 @@ _SEND = re.compile(r"([a-z])(>>|>|\+)(?: (.*))?$")
 _READ = re.compile(r"([a-z])<(?: (\d+))?$")
 _VERB = re.compile(r"([a-z]) ([a-z-]+)$")
 _WAIT = re.compile(r"wait (\d+(?:\.\d+)?)$")
+_SERVER_STEPS: dict[str, Step] = {"pause-server": PauseServer(), "continue-server": ContinueServer()}
 _SIGNAL = re.compile(r"signal (SIG[A-Z0-9]+)$")
 
 
@@ -189,6 +203,8 @@ def parse_step(line: str) -> Step:
         return Wait(float(found[1]))
     if found := _SIGNAL.match(line):
         return Signal(signal.Signals[found[1]])
+    if line in _SERVER_STEPS:
+        return _SERVER_STEPS[line]
     raise ScriptError(f"not a step: {line!r}")
 
 

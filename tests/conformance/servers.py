@@ -82,6 +82,7 @@ class Server:
         self.flags = tuple(flags)
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed by close)
         self._last_id = 0
+        self._is_paused = False
         self._process, self._control, self.address = self._start()
 
     @property
@@ -110,6 +111,8 @@ class Server:
         An unknown command touches no counter. Its reply proves that the event loop has come round; three
         replies, that what lay in the same batch of events, in any order, has been handled too.
         """
+        if self._is_paused:
+            return
         for _ in range(3):
             reply = self._control.ask(b"barrier")
             if reply != b"UNKNOWN_COMMAND":
@@ -124,6 +127,29 @@ class Server:
         self._process.send_signal(number)
         for _ in range(100):  # a signal has no reply; the loop sees it within a turn or two
             self.round_trip()
+
+    def pause(self) -> None:
+        """Stop the process once it sleeps in its event loop, so that nothing of what came before is left to do."""
+        self.barrier()
+        self._await_state("S")
+        self._process.send_signal(signal.SIGSTOP)
+        self._await_state("T")
+        self._is_paused = True
+
+    def resume(self) -> None:
+        """Let the process continue, if it is paused."""
+        if self._is_paused:
+            self._process.send_signal(signal.SIGCONT)
+            self._is_paused = False
+
+    def _await_state(self, state: str) -> None:
+        """Return once the process is in *state*, a letter of proc(5)."""
+        deadline = time.monotonic() + START_SECONDS
+        stat = Path(f"/proc/{self.pid}/stat")
+        while (found := stat.read_text().rpartition(") ")[2][0]) != state:
+            if time.monotonic() > deadline:
+                raise ServerError(f"{self.kind.name} is in state {found}, not {state}{self.log_tail()}")
+            time.sleep(0.001)
 
     def reset(self) -> Baseline:
         """Bring the server to the known state, starting it anew if it cannot be, and return the baseline."""

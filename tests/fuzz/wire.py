@@ -17,7 +17,7 @@ from typing import Final
 
 from greenstalk_server import protocol
 from greenstalk_server.broker import Broker
-from greenstalk_server.connection import RECEIVE_AT_MOST
+from greenstalk_server.connection import RECEIVE_SIZE
 from greenstalk_server.job import SECOND, STATE_NAMES, Job
 from greenstalk_server.protocol import MAX_LINE
 from greenstalk_server.session import COMMAND_SLICE, INPUT_LIMIT, OUTPUT_SLICE, Session
@@ -27,7 +27,7 @@ from tests.fuzz.oracle import Oracle
 from tests.fuzz.source import Source
 from tests.journal.disk import Chance, Disk, Fault, seeded
 from tests.journal.workload import Bench
-from tests.wire.talk import kept
+from tests.wire.talk import kept, stream_of
 
 CLIENTS: Final = 4
 SMALL_REPLY: Final = 230
@@ -174,7 +174,7 @@ class Wire:
 
     def _send(self, talker: Talker, size: int) -> None:
         """Let *size* bytes of the outbox arrive, 255 for all, as a connection does: it finishes before it reads on."""
-        size = min(size if size < 255 else RECEIVE_AT_MOST, len(talker.outbox))
+        size = min(size if size < 255 else RECEIVE_SIZE, len(talker.outbox))
         self._go_on(talker)
         while talker.session.has_more:
             self._go_on(talker)
@@ -226,12 +226,13 @@ class Wire:
     def _took(self, talker: Talker, out: bytes) -> None:
         """Look at what a call has returned, and at what the session keeps."""
         session = talker.session
-        largest = max(self.broker.max_job_size, 300 * (len(self.broker.tubes) + 20), 20_000)
+        largest = min(max(self.broker.max_job_size, 300 * (len(self.broker.tubes) + 20), 20_000), OUTPUT_SLICE + 100)
         assert len(out) <= OUTPUT_SLICE + largest + SMALL_REPLY * len(COMMAND_SLICE)
+        out += b"".join(stream_of(session))
         assert self.oracle.answered(talker.number, out) <= len(COMMAND_SLICE) + 1
         self.oracle.rested(talker.number, session.is_waiting, session.has_more, session.is_closing)
         if session.is_waiting or session.has_more or session.is_closing:
-            assert kept(session) <= INPUT_LIMIT + RECEIVE_AT_MOST
+            assert kept(session) <= INPUT_LIMIT + RECEIVE_SIZE
         else:
             assert kept(session) < MAX_LINE + 2 + self.broker.max_job_size
 

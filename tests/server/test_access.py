@@ -148,9 +148,11 @@ def test_list_tubes_costs_what_it_looks_at(broker: Broker) -> None:
         broker.put_into(b"%d" % number, 0, 0, 60 * SECOND, b"", START)
     talk = Guarded(broker, consume="mail")
     told = b"OK 11\r\n---\n- mail\n\r\n"
-    assert talk.session.receive(b"list-tubes\r\n" * 3, START) == told
-    assert talk.session.has_more
-    assert talk.session.resume(START) + talk.session.resume(START) == told * 2
+    outs = [talk.session.receive(b"list-tubes\r\n" * 3, START)]
+    while talk.session.has_more:
+        outs.append(talk.session.resume(START))
+    assert b"".join(outs) == told * 3
+    assert len(outs) >= 6 and max(out.count(b"OK") for out in outs) == 1
 
 
 def test_malformed_commands_are_answered_as_ever(broker: Broker) -> None:

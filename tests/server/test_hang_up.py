@@ -9,7 +9,7 @@ import gevent
 from greenstalk_server.broker import Broker
 from greenstalk_server.client import Client
 from greenstalk_server.clock import steady_clock
-from greenstalk_server.connection import HELD_AT_MOST, Connection
+from greenstalk_server.connection import MAX_HELD, Connection
 from greenstalk_server.job import READY, SECOND, Job
 from greenstalk_server.journal import NullJournal
 from greenstalk_server.poller import Poller
@@ -83,8 +83,9 @@ class Pair:
     def _serve(self, sock: socket.socket) -> None:
         parts = (self._poller, self._committer, lambda *_: None)
         self.connection = Connection(self._broker, sock, "", steady_clock(), *parts)
+        self.connection.start()
         try:
-            self.connection.serve()
+            self.connection.run()
         finally:
             self.connection.close()
 
@@ -130,13 +131,13 @@ def test_replies_that_wait_for_the_journal() -> None:
     journal = Slow()
     broker = Broker(FACTS, journal)
     pair = Pair(broker, journal)
-    for _ in range(HELD_AT_MOST):
+    for _ in range(MAX_HELD):
         pair.send(b"put 0 0 60 1\r\nx\r\n")
-    assert len(journal.holders) == HELD_AT_MOST
+    assert len(journal.holders) == MAX_HELD
     pair.hang_up()
     for holder in journal.holders:
         holder.release(journal.promised)
-    assert not pair.connection._is_read  # it would watch a descriptor that is another's by now
+    assert pair.connection._is_paused  # it would receive from a descriptor that is another's by now
 
 
 def test_a_job_whose_put_is_not_safe_is_not_told_at_the_end_of_the_input_either() -> None:
@@ -146,9 +147,14 @@ def test_a_job_whose_put_is_not_safe_is_not_told_at_the_end_of_the_input_either(
     pair.send(b"reserve\r\n")
     producer = broker.connect(lambda: None)
     assert broker.put(producer, broker.allocate_id(), 0, 0, SECOND, b"x", 0)
-    assert pair.connection.answer(b"", 0) == b""
+    assert pair.connection.serve(b"", 0, COMMAND_SLICE) == b""
     assert journal.holders == [pair.connection]
-    pair.hang_up()
+    assert pair.client.is_closed and not pair.is_at_end()
+    journal.holders[0].release(journal.promised)
+    pair.settle()
+    assert pair.peer.recv(100) == b"RESERVED 1 1\r\nx\r\n"
+    assert pair.is_at_end()
+    pair.peer.close()
 
 
 class Prompt(Slow):

@@ -1,4 +1,4 @@
-"""Who has something to read, or was woken, is served in the order in which that came, a few at a time."""
+"""The poller serves handlers in the order in which something arrived for them, in small batches, and in turns."""
 
 from __future__ import annotations
 
@@ -10,209 +10,316 @@ import gevent
 import pytest
 
 from greenstalk_server.clock import steady_clock
-from greenstalk_server.poller import AT_ONCE, FEW, TIMES, Poller
+from greenstalk_server.poller import BATCH_SIZE, BUDGET, MAX_BATCHES, PORTION, Poller
+from greenstalk_server.session import COMMAND_SLICE
 from tests.daemon import PATIENCE
 
+SIZE = 8
+"""Bytes that a handler receives at once."""
 
-class Guest:
-    """One end of a pair of sockets. It takes a byte at a time, and notes whatever it is asked for."""
 
-    def __init__(self, number: int, poller: Poller, called: list[tuple[str, int]]) -> None:
+class Handler:
+    """One end of a pair of sockets, with a poller.Handler that records the calls.
+
+    cost   of a portion.
+    left   portions that are left to be served, besides the first.
+    """
+
+    def __init__(self, number: int, poller: Poller, calls: list[tuple[str, int]]) -> None:
         self.near, self.far = socket.socketpair()
         self.near.setblocking(False)
         self.number = number
         self.poller = poller
-        self.called = called
-        self.wakes: list[Guest] = []
+        self.calls = calls
+        self.wakes: list[Handler] = []
+        self.limits: list[range] = []
+        self.cost = 0
+        self.left = 0
+        self.is_unread = False
+        self.deferred: bytes | None = None
 
-    def read(self) -> None:
-        self.poller.read(self.near.fileno(), self)
+    def add(self) -> None:
+        self.poller.add(self.near.fileno(), self)
 
-    def rest(self) -> None:
-        self.poller.rest(self.near.fileno())
-
-    def say(self, data: bytes = b"x") -> None:
+    def send_from_peer(self, data: bytes = b"x") -> None:
         self.far.send(data)
 
-    def take(self) -> bytes | None:
-        self.called.append(("take", self.number))
-        return self.near.recv(1)
+    def receive(self) -> bytes | None:
+        self._record("receive")
+        try:
+            data = self.near.recv(SIZE)
+        except BlockingIOError:
+            return None
+        if len(data) == SIZE:
+            self.note_unread()
+        return data
 
-    def answer(self, data: bytes, now: int) -> bytes:
-        self.called.append(("answer", self.number))
+    def serve(self, data: bytes, now: int, limit: range) -> bytes:
+        self._record("serve" if data else "end")
+        self.limits.append(limit)
         for other in self.wakes:
-            self.poller.wake(other)
-        return b"answer" if data == b"x" else b""
+            self.poller.queue(other)
+        self.poller.spend(self.cost)
+        if self.left:
+            self.poller.note_unfinished(self)
+            return b""
+        return b"reply" if data != b"-" else b""
 
-    def go_on(self, now: int) -> bytes:
-        self.called.append(("go_on", self.number))
-        return b"go_on"
+    def resume(self, now: int, limit: range) -> bytes:
+        data, self.deferred = self.deferred, None
+        if data is None and self.is_unread:
+            self.is_unread = False
+            data = self.receive()
+        if data is not None:
+            return self.serve(data, now, limit)
+        self._record("resume")
+        if self.left:
+            self.poller.note_unfinished(self)
+        return b"reply"
+
+    def serve_more(self, now: int) -> bool:
+        self._record("more")
+        self.poller.spend(self.cost)
+        self.left -= 1
+        return self.left > 0
+
+    def collect(self) -> bytes:
+        return b"reply"
 
     def send(self, out: bytes) -> None:
-        self.called.append((out.decode() + " sent", self.number))
+        self._record("send")
+
+    def defer(self, data: bytes) -> None:
+        self._record("defer")
+        self.deferred = data
+        self.poller.queue(self)
+
+    def note_unread(self) -> None:
+        self.is_unread = True
+        self.poller.queue(self)
+
+    def _record(self, call: str) -> None:
+        self.calls.append((call, self.number))
 
 
-class Party:
-    """Three times as many guests as are served at once."""
+class Stage:
+    """A poller, and three batches of handlers."""
 
     def __init__(self) -> None:
         self.poller = Poller(steady_clock())
-        self.called: list[tuple[str, int]] = []
-        self.guests = [Guest(number, self.poller, self.called) for number in range(3 * AT_ONCE)]
+        self.calls: list[tuple[str, int]] = []
+        self.handlers = [Handler(number, self.poller, self.calls) for number in range(3 * BATCH_SIZE)]
 
-    def wait_for(self, what: str, count: int) -> list[int]:
-        """Return who was asked for *what*, in order, once that was so often."""
+    def add_all(self) -> None:
+        for handler in self.handlers:
+            handler.add()
+
+    def wait_for(self, call: str, count: int) -> list[int]:
+        """Return the handlers of the first *count* such calls, in order, once there are as many and no more."""
         with gevent.Timeout(PATIENCE):
-            while len(numbers := [number for asked, number in self.called if asked == what]) < count:
+            while len(numbers := self.numbers(call)) < count:
                 gevent.sleep(0.001)
         assert len(numbers) == count
         return numbers
 
+    def numbers(self, call: str) -> list[int]:
+        return [number for made, number in self.calls if made == call]
 
-@pytest.fixture(params=["few are read", "many are read"])
-def party(request: pytest.FixtureRequest) -> Iterator[Party]:
-    made = Party()
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    made = Stage()
     made.poller.start()
-    if request.param == "many are read":
-        for guest in made.guests[len(made.guests) - FEW :]:
-            guest.read()
     yield made
     made.poller.stop()
-    for guest in made.guests:
-        guest.near.close()
-        guest.far.close()
+    for handler in made.handlers:
+        handler.near.close()
+        handler.far.close()
 
 
-def test_who_came_first_is_served_first(party: Party) -> None:
-    for guest in party.guests:
-        guest.read()
-    order = random.sample(party.guests, len(party.guests))
-    for guest in order:
-        guest.say()
-    numbers = [guest.number for guest in order]
-    assert party.wait_for("answer sent", len(order)) == numbers
-    steps = ("take", "answer", "answer sent")
-    few = [numbers[begin : begin + AT_ONCE] for begin in range(0, len(numbers), AT_ONCE)]
-    assert party.called == [(step, number) for some in few for step in steps for number in some]
+@pytest.mark.parametrize("count", [1, 2, 5, BATCH_SIZE, BATCH_SIZE + 1, 3 * BATCH_SIZE])
+def test_handlers_are_served_in_order_of_arrival(stage: Stage, count: int) -> None:
+    stage.add_all()
+    for _ in range(3):
+        stage.calls.clear()
+        order = random.sample(stage.handlers, count)
+        for handler in order:
+            handler.send_from_peer()
+        assert stage.wait_for("send", count) == [handler.number for handler in order]
 
 
-def test_who_has_more_stands_in_line_again(party: Party) -> None:
-    for guest in party.guests:
-        guest.read()
-        guest.say(b"xx")
-    assert party.wait_for("take", 6 * AT_ONCE) == 2 * list(range(3 * AT_ONCE))
+def test_order_of_arrival_does_not_depend_on_what_was_served_before(stage: Stage) -> None:
+    """With level-triggered registrations the handler served last would stand first."""
+    stage.add_all()
+    first, second = stage.handlers[:2]
+    first.send_from_peer()
+    stage.wait_for("send", 1)
+    second.send_from_peer()
+    first.send_from_peer()
+    assert stage.wait_for("send", 3) == [0, 1, 0]
 
 
-def test_who_rests_is_not_read_until_it_reads_again(party: Party) -> None:
-    one, other = party.guests[:2]
-    one.read()
-    one.rest()
-    other.read()
-    one.say()
-    other.say()
-    assert party.wait_for("take", 1) == [1]
-    one.read()
-    assert party.wait_for("take", 2) == [1, 0]
-    one.rest()
-    one.read()
-    one.say()
-    assert party.wait_for("take", 3) == [1, 0, 0]
+def test_a_batch_is_received_then_served_then_sent(stage: Stage) -> None:
+    stage.add_all()
+    for handler in stage.handlers:
+        handler.send_from_peer()
+    stage.wait_for("send", 3 * BATCH_SIZE)
+    numbers = range(3 * BATCH_SIZE)
+    batches = [numbers[start : start + BATCH_SIZE] for start in range(0, len(numbers), BATCH_SIZE)]
+    passes = ("receive", "serve", "send")
+    assert stage.calls == [(call, number) for batch in batches for call in passes for number in batch]
 
 
-def test_who_is_forgotten_is_not_read(party: Party) -> None:
-    one, other = party.guests[:2]
-    for guest in (one, other):
-        guest.read()
-        guest.say()
-    party.poller.forget(one.near.fileno())
-    party.poller.forget(one.near.fileno())
-    assert party.wait_for("answer sent", 1) == [1]
-    one.read()
-    assert party.wait_for("answer sent", 2) == [1, 0]
+def test_input_left_unread_shares_each_batch_with_what_arrives(stage: Stage) -> None:
+    stage.add_all()
+    for handler in stage.handlers:
+        handler.send_from_peer(b"x" * (2 * SIZE - 1))
+    numbers = stage.wait_for("receive", 6 * BATCH_SIZE)
+    first, half = list(range(BATCH_SIZE)), BATCH_SIZE // 2
+    assert numbers[:BATCH_SIZE] == first
+    assert sorted(numbers[BATCH_SIZE : 2 * BATCH_SIZE]) == [*range(half), *range(BATCH_SIZE, BATCH_SIZE + half)]
+    assert sorted(numbers) == sorted(2 * list(range(3 * BATCH_SIZE)))
 
 
-def test_few_who_are_read_when_many_come_are_read_on(party: Party) -> None:
-    one, *others = party.guests
-    one.read()
-    one.say()
-    assert party.wait_for("answer sent", 1) == [0]
-    for guest in others:
-        guest.read()
-    for guest in party.guests:
-        guest.say()
-    assert party.wait_for("answer sent", 1 + len(party.guests)) == [0, *range(len(party.guests))]
+def test_data_and_the_end_that_arrive_together_are_both_received(stage: Stage) -> None:
+    stage.add_all()
+    stage.handlers[0].send_from_peer()
+    stage.handlers[0].far.close()
+    assert stage.wait_for("end", 1) == [0]
+    assert stage.numbers("serve") == [0]
 
 
-def test_nobody_is_read_once_it_is_stopped(party: Party) -> None:
-    one, other = party.guests[:2]
-    one.read()
-    other.read()
-    one.say()
-    assert party.wait_for("answer sent", 1) == [0]
-    party.poller.stop()
-    one.say()
-    other.say()
-    party.poller.wake(party.guests[2])  # comes to it after a round of the loop
-    party.wait_for("go_on sent", 1)
+def test_a_handler_that_is_queued_is_not_served_twice_in_a_batch(stage: Stage) -> None:
+    """What it receives when it resumes would be served before what it has received in the same batch before."""
+    stage.add_all()
+    stage.handlers[0].send_from_peer()
+    stage.handlers[0].note_unread()
+    stage.wait_for("serve", 1)
+    assert stage.calls[-3:] == [("receive", 0), ("serve", 0), ("send", 0)]
+
+
+def test_a_handler_that_was_removed_is_not_served(stage: Stage) -> None:
+    one, other = stage.handlers[:2]
+    for handler in (one, other):
+        handler.add()
+        handler.send_from_peer()
+    stage.poller.remove(one.near.fileno())
+    stage.poller.remove(one.near.fileno())
+    assert stage.wait_for("send", 1) == [1]
+    one.add()
+    assert stage.wait_for("send", 2) == [1, 0]
+
+
+def test_sockets_are_not_served_after_stop_but_queued_handlers_are(stage: Stage) -> None:
+    one, other = stage.handlers[:2]
+    one.add()
+    other.add()
+    one.send_from_peer()
+    assert stage.wait_for("send", 1) == [0]
+    stage.poller.stop()
+    one.send_from_peer()
+    other.send_from_peer()
+    stage.poller.queue(stage.handlers[2])
+    stage.wait_for("resume", 1)
     gevent.sleep(0.001)
-    assert party.wait_for("take", 1) == [0]
+    assert stage.wait_for("receive", 1) == [0]
 
 
-def test_nothing_is_sent_where_there_is_no_reply(party: Party) -> None:
-    for guest in party.guests[:2]:
-        guest.read()
-    party.guests[0].say(b"-")
-    party.guests[1].say()
-    assert party.wait_for("answer sent", 1) == [1]
-    assert sorted(party.wait_for("answer", 2)) == [0, 1]
+def test_nothing_is_sent_where_there_is_no_reply(stage: Stage) -> None:
+    stage.add_all()
+    stage.handlers[0].send_from_peer(b"-")
+    stage.handlers[1].send_from_peer()
+    assert stage.wait_for("send", 1) == [1]
+    assert stage.wait_for("serve", 2) == [0, 1]
 
 
-def test_who_was_woken_goes_on_before_more_is_read(party: Party) -> None:
-    for guest in party.guests:
-        guest.read()
-        guest.say()
-    party.guests[5].wakes = [party.guests[-1]]
-    assert party.wait_for("take", 3 * AT_ONCE) == list(range(3 * AT_ONCE))
-    at = party.called.index(("go_on", 3 * AT_ONCE - 1))
-    assert party.called[at - 1] == ("answer sent", AT_ONCE - 1)
-    assert party.called[at + 1 : at + 3] == [("go_on sent", 3 * AT_ONCE - 1), ("take", AT_ONCE)]
-    assert party.wait_for("go_on", 1)
+def test_a_handler_that_is_woken_resumes_in_the_next_batch(stage: Stage) -> None:
+    stage.add_all()
+    for handler in stage.handlers:
+        handler.send_from_peer()
+    woken = stage.handlers[-1]
+    stage.handlers[5].wakes = [woken]
+    stage.wait_for("serve", 3 * BATCH_SIZE)
+    next_batch = stage.calls[3 * BATCH_SIZE :]
+    calls = [call for call in next_batch if call[0] != "receive"]
+    assert calls[:2] == [("resume", woken.number), ("serve", BATCH_SIZE)]
+    assert len(next_batch[: next_batch.index(calls[0])]) == BATCH_SIZE - 1
 
 
-def test_who_is_woken_by_others_goes_on_though_nobody_says_anything(party: Party) -> None:
-    party.poller.wake(party.guests[3])
-    party.poller.wake(party.guests[1])
-    assert party.wait_for("go_on sent", 2) == [3, 1]
-    party.poller.wake(party.guests[2])
-    assert party.wait_for("go_on sent", 3) == [3, 1, 2]
-
-
-def test_who_is_woken_twice_goes_on_once(party: Party) -> None:
+def test_handlers_queued_from_outside_resume_in_order_and_once(stage: Stage) -> None:
     for number in (3, 1, 3):
-        party.poller.wake(party.guests[number])
-    assert party.wait_for("go_on sent", 2) == [3, 1]
+        stage.poller.queue(stage.handlers[number])
+    assert stage.wait_for("resume", 2) == [3, 1]
+    stage.poller.queue(stage.handlers[2])
+    assert stage.wait_for("resume", 3) == [3, 1, 2]
 
 
-def test_of_many_who_are_woken_a_few_go_on_at_a_time(party: Party) -> None:
-    for guest in party.guests:
-        party.poller.wake(guest)
-    party.wait_for("go_on sent", 3 * AT_ONCE)
-    numbers = list(range(3 * AT_ONCE))
-    few = [numbers[begin : begin + AT_ONCE] for begin in range(0, len(numbers), AT_ONCE)]
-    assert party.called == [(step, number) for some in few for step in ("go_on", "go_on sent") for number in some]
+def test_queued_handlers_resume_in_batches(stage: Stage) -> None:
+    for handler in stage.handlers:
+        stage.poller.queue(handler)
+    stage.wait_for("send", 3 * BATCH_SIZE)
+    numbers = range(3 * BATCH_SIZE)
+    batches = [numbers[start : start + BATCH_SIZE] for start in range(0, len(numbers), BATCH_SIZE)]
+    assert stage.calls == [(call, number) for batch in batches for call in ("resume", "send") for number in batch]
 
 
-def test_who_always_has_something_leaves_turns_to_others(party: Party) -> None:
-    """To those that are polled, and, after some rounds, to all else that the loop does."""
-    busy, other = party.guests[:AT_ONCE], party.guests[AT_ONCE]
-    for guest in busy:
-        guest.say(b"x" * 10 * len(TIMES))
-        guest.read()
-    other.read()
-    other.say()
+def test_a_handler_alone_is_served_a_slice_and_several_a_portion_each(stage: Stage) -> None:
+    stage.add_all()
+    stage.handlers[0].send_from_peer()
+    stage.wait_for("send", 1)
+    for handler in stage.handlers[:2]:
+        handler.send_from_peer()
+    stage.wait_for("send", 3)
+    assert [handler.limits for handler in stage.handlers[:2]] == [[COMMAND_SLICE, PORTION], [PORTION]]
+
+
+def test_handlers_with_pipelined_input_take_turns(stage: Stage) -> None:
+    stage.add_all()
+    for number, left in ((0, 3), (1, 1), (2, 2)):
+        stage.handlers[number].left = left
+        stage.handlers[number].send_from_peer()
+    stage.handlers[3].send_from_peer()
+    assert stage.wait_for("send", 4) == [3, 0, 1, 2]
+    assert stage.numbers("serve") == [0, 1, 2, 3]
+    assert stage.numbers("more") == [0, 1, 2, 0, 2, 0]
+
+
+def test_a_short_input_does_not_wait_for_the_end_of_a_long_one(stage: Stage) -> None:
+    """Once the long one has used up the budget the loop runs, and who has come meanwhile has its turn."""
+    stage.add_all()
+    long, short = stage.handlers[:2]
+    long.left, long.cost = 100, BUDGET // 4
+    long.send_from_peer()
+    while not stage.numbers("more"):
+        gevent.sleep(0.000001)
+    short.send_from_peer()
+    before = len(stage.numbers("more"))
+    while not stage.numbers("serve").count(1):
+        gevent.sleep(0.000001)
+    assert len(stage.numbers("more")) - before <= 2 * BUDGET // long.cost
+    stage.wait_for("more", 100)
+
+
+def test_a_batch_whose_budget_is_used_up_is_deferred_and_none_of_it_lost(stage: Stage) -> None:
+    stage.add_all()
+    for handler in stage.handlers[:BATCH_SIZE]:
+        handler.cost = BUDGET // 2
+        handler.send_from_peer()
+    stage.wait_for("send", BATCH_SIZE)
+    assert stage.numbers("serve") == list(range(BATCH_SIZE))
+    assert stage.numbers("defer")
+
+
+def test_a_handler_that_always_has_input_leaves_turns_to_others(stage: Stage) -> None:
+    """To the sockets polled after it, and, after some batches, to the other watchers of the loop."""
+    stage.add_all()
+    busy, other = stage.handlers[:BATCH_SIZE], stage.handlers[BATCH_SIZE]
+    for handler in busy:
+        handler.send_from_peer(b"x" * SIZE * 10 * len(MAX_BATCHES))
+    other.send_from_peer()
     turns = 0
-    while ("answer", other.number) not in party.called:
+    while ("serve", other.number) not in stage.calls:
         gevent.sleep(0.000001)
         turns += 1
     assert turns <= 3
-    assert sum(asked == "take" for asked, _ in party.called) <= turns * 2 * len(TIMES) * AT_ONCE
+    assert len(stage.numbers("receive")) <= turns * 2 * len(MAX_BATCHES) * BATCH_SIZE

@@ -58,12 +58,23 @@ class Talk:
     def _rest(self, out: bytes) -> bytes:
         outs = [out]
         while self.session.has_more:
+            outs += stream_of(self.session)
             outs.append(self.session.resume(self.now))
         self.broker.check()
         return b"".join(outs)
 
     def _on_wake(self) -> None:
         self.woken += 1
+
+
+def stream_of(session: Session) -> list[bytes]:
+    """Return the pieces of the stream that *session* has begun, if it has, as a connection sends them."""
+    pieces = []
+    if session.stream is not None:
+        while piece := session.stream.next():
+            pieces.append(piece)
+        session.end_stream()
+    return pieces
 
 
 def kept(session: Session) -> int:

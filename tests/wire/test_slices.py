@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import pytest
 
+from greenstalk_server import streams
 from greenstalk_server.broker import SLICE
 from greenstalk_server.session import (
     COMMAND_SLICE,
+    FEW_NAMES,
     FEW_WATCHED,
     NEW_TUBE_WEIGHT,
     OUTPUT_SLICE,
-    TUBE_WEIGHT,
     WATCHED_WEIGHT,
 )
-from tests.wire.talk import MARK, MARKED, Talk
+from tests.core.world import make_broker
+from tests.wire.talk import MARK, MARKED, Talk, stream_of
 
 BODY = b"b" * 60_000
 PUT = b"put 0 0 60 60000\r\n" + BODY + b"\r\n"
@@ -71,11 +73,102 @@ def test_a_reserve_weighs_as_much_as_the_tubes_it_looks_at() -> None:
     assert len(slices(talk, b"reserve-with-timeout 0\r\n" * count)) == 1
 
 
-def test_stats_weigh_as_much_as_the_tubes_there_are() -> None:
+def test_stats_cost_the_same_however_many_tubes_there_are() -> None:
     talk = Talk()
-    for number in range(OUTPUT_SLICE // TUBE_WEIGHT):
-        talk.session.receive(b"watch tube-%d\r\n" % number, talk.now)
-    assert [out.count(b"OK ") for out in slices(talk, b"stats\r\n" * 10) if out] == [1] * 10
+    for number in range(1000):
+        talk.session.receive(b"use tube-%d\r\nput 0 0 60 0\r\n\r\n" % number, talk.now)
+    talk.session.receive(b"stats\r\n", talk.now)
+    many = talk.session.cost
+    few = Talk()
+    few.session.receive(b"stats\r\n", few.now)
+    assert many <= few.session.cost + 50
+
+
+def test_a_body_larger_than_a_slice_is_a_stream_and_the_next_command_waits() -> None:
+    talk = Talk(make_broker(max_job_size=10**7))
+    body = bytes(range(256)) * 20_000
+    talk.send(b"put 0 0 60 %d\r\n%b\r\n" % (len(body), body))
+    assert talk.session.receive(b"peek 1\r\n" + MARK, talk.now) == b"FOUND 1 %d\r\n" % len(body)
+    assert talk.session.has_more and not talk.session.wants_input
+    pieces = stream_of(talk.session)
+    assert b"".join(pieces) == body + b"\r\n"
+    assert max(map(len, pieces)) <= OUTPUT_SLICE + 2
+    assert talk.resume() == MARKED
+    assert talk.send(b"reserve\r\n" + MARK) == b"RESERVED 1 %d\r\n%b\r\n" % (len(body), body) + MARKED
+
+
+def test_a_large_body_that_ends_a_wait_is_a_stream() -> None:
+    talk = Talk(make_broker(max_job_size=10**7))
+    other = Talk(talk.broker)
+    body = bytes(10**6)
+    talk.send(b"reserve\r\n" + MARK)
+    other.send(b"put 0 0 60 %d\r\n%b\r\n" % (len(body), body))
+    assert talk.session.resume(talk.now) == b"RESERVED 1 %d\r\n" % len(body)
+    assert talk.session.has_more
+    assert b"".join(stream_of(talk.session)) == body + b"\r\n"
+    assert talk.resume() == MARKED
+
+
+@pytest.mark.parametrize("pieces", [1, 2])
+@pytest.mark.parametrize("more", [-1, 0, 1])
+def test_bodies_around_the_size_of_a_piece(pieces: int, more: int) -> None:
+    size = pieces * OUTPUT_SLICE + more
+    talk = Talk(make_broker(max_job_size=10**7))
+    body = bytes(size)
+    talk.send(b"put 0 0 60 %d\r\n%b\r\n" % (len(body), body))
+    assert talk.send(b"peek 1\r\n" + MARK) == b"FOUND 1 %d\r\n%b\r\n" % (len(body), body) + MARKED
+
+
+@pytest.mark.parametrize("count", [FEW_NAMES - 1, FEW_NAMES, FEW_NAMES + 1, 1000, 20_000])
+@pytest.mark.parametrize("length", [5, 200])
+def test_long_lists_are_streams_of_small_pieces(count: int, length: int) -> None:
+    talk = Talk()
+    names = [b"default", *(b"%0*d" % (length, number) for number in range(count - 1))]
+    talk.send(b"".join([b"watch %b\r\n" % name for name in names]))
+    yaml = b"---\n" + b"".join(b"- %b\n" % name for name in names)
+    for command in (b"list-tubes\r\n", b"list-tubes-watched\r\n"):
+        out = talk.session.receive(command + MARK, talk.now)
+        pieces = stream_of(talk.session)
+        rest = talk.session.resume(talk.now) if talk.session.has_more else b""
+        assert out + b"".join(pieces) + rest == b"OK %d\r\n%b\r\n" % (len(yaml), yaml) + MARKED
+        assert max(map(len, [out, *pieces])) <= OUTPUT_SLICE + 300
+
+
+def test_a_list_that_is_being_sent_does_not_change() -> None:
+    talk = Talk()
+    talk.send(b"".join([b"watch %0200d\r\n" % number for number in range(1000)]))
+    out = talk.session.receive(b"list-tubes\r\n", talk.now)
+    Talk(talk.broker).send(b"use new\r\n")
+    pieces = stream_of(talk.session)
+    assert sum(map(len, pieces)) == int(out.split()[1]) + 2
+    assert b"- new\n" not in b"".join(pieces)
+    assert b"- default\n" in talk.send(b"list-tubes\r\n")
+
+
+def test_connections_that_list_the_same_tubes_share_one_list() -> None:
+    first = Talk()
+    first.send(b"".join([b"watch %0200d\r\n" % number for number in range(1000)]))
+    talks = [Talk(first.broker) for _ in range(50)]
+    for talk in talks:
+        talk.session.receive(b"list-tubes\r\n", talk.now)
+    assert first.broker.listings.names == 1001
+    for talk in talks:
+        talk.close()
+    assert first.broker.listings.names == 0
+
+
+def test_lists_are_refused_while_too_many_names_are_being_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "MAX_LISTED_NAMES", 2500)
+    first = Talk()
+    first.send(b"".join([b"watch %0200d\r\n" % number for number in range(1000)]))
+    talks = [Talk(first.broker) for _ in range(4)]
+    for talk in talks[:2]:
+        talk.send(b"".join([b"watch %0200d\r\n" % number for number in range(1000)]))
+        assert talk.session.receive(b"list-tubes-watched\r\n", talk.now).startswith(b"OK ")
+    assert talks[2].send(b"list-tubes\r\n" + MARK) == b"OUT_OF_MEMORY\r\n" + MARKED
+    assert first.broker.limited.counts()["listings"] == 1
+    talks[0].close()
+    assert talks[2].send(b"list-tubes\r\n").startswith(b"OK ")
 
 
 @pytest.mark.parametrize("verb", [b"use", b"watch"])
