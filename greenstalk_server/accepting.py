@@ -203,6 +203,10 @@ class Acceptor(_Patient, _Plain):
         """Accept when the poller calls `resume`."""
         self._poller.queue(self)
 
+    def note_hang_up(self) -> None:
+        """Accept when the poller calls `resume`: errors are those of `accept`."""
+        self._poller.queue(self)
+
 
 class WebServer(_Patient, WSGIServer):  # type: ignore[misc]
     """gevent's HTTP server; *files* is to be set before it starts.

@@ -108,6 +108,7 @@ class Broker:
     is_draining     puts are refused.
     limited         counts what was refused or held up because of a limit, here and by whoever sees to others.
     listings        how many names are being sent in lists.
+    max_watched     tubes that a client may watch; 0 for any number.
     bounds          limits of jobs and tubes; None without any. To be set before `restore`.
     """
 
@@ -130,6 +131,7 @@ class Broker:
         self.limited: Limited = Limited()
         self.bounds: Bounds | None = None
         self.listings: Listings = Listings()
+        self.max_watched: int = 0
         self.next_id: int = 1
         self.producer_count: int = 0
         self.worker_count: int = 0
@@ -138,6 +140,7 @@ class Broker:
         self.farewell: Callable[[Tube], None] = _no_farewell
         self.timed_out: Callable[[Client, Job], None] = _no_complaint
         self._names: NameList | None = None
+        self._leaving: dict[Client, None] = {}  # closed, with jobs or watches that later ticks end
         self._burials: int = 0
         self._waits: int = 0
         self._last_client: int = 0
@@ -185,7 +188,10 @@ class Broker:
         return client
 
     def disconnect(self, client: Client, now: int) -> None:
-        """Part with *client*: its wait ends, its reserved jobs are ready again in the order it reserved them."""
+        """Disconnect *client*: end its wait, and requeue the jobs that it holds, in the order it reserved them.
+
+        Of the jobs and the watched tubes a slice, and the rest at later ticks.
+        """
         self.cancel_wait(client)
         client.is_closed = True
         client.wake = client.hang_up = _nobody  # they refer to the connection, which refers to the client
@@ -199,10 +205,7 @@ class Broker:
         client.used.using -= 1
         self._drop_if_unneeded(client.used)
         self._end_watch(client)
-        for tube in client.watched.values():
-            tube.watching -= 1
-            self._drop_if_unneeded(tube)
-        self._give_back(client, SLICE, now)
+        self._part(client, SLICE, now)
 
     def note_producer(self, client: Client) -> None:
         """Count *client* among the producers."""
@@ -230,7 +233,7 @@ class Broker:
     def watch(self, client: Client, name: bytes) -> int:
         """Have *client*'s reserves take from the tube *name* too; return how many it watches, or 0 if it may not."""
         if name not in client.watched:
-            if self.bounds is not None and not self._may_watch(name, client):
+            if not self._may_watch(name, client):
                 return 0
             tube = self.tube(name)
             tube.watching += 1
@@ -592,7 +595,7 @@ class Broker:
 
     def _client_due(self, client: Client, now: int) -> None:
         if client.is_closed:
-            self._give_back(client, 1, now)
+            self._part(client, 1, now)
             return
         job = client.soonest()
         if client.is_waiting and job is not None and job.deadline - SAFETY_MARGIN <= now:
@@ -711,17 +714,23 @@ class Broker:
         job.tube.add_buried(job)
         self.journal.update(job)
 
-    def _give_back(self, client: Client, at_most: int, now: int) -> None:
-        """Make ready what the closed *client* held: *at_most* so many jobs now, and the rest at the next ticks."""
-        for job in list(islice(client.reserved.values(), at_most)):
+    def _part(self, client: Client, limit: int, now: int) -> None:
+        """Requeue up to *limit* jobs that the closed *client* held, and end up to *limit* of its watches."""
+        for job in list(islice(client.reserved.values(), limit)):
             self._remove_reserved(job)
             self._note_reservation(job, life.RETURNED, client.number, now)
             job.deadline = now
             self.journal.lapse(job)
             self._add_ready(job, now)
-        if client.reserved:
+        for tube in list(islice(client.watched.values(), limit)):
+            del client.watched[tube.name]
+            tube.watching -= 1
+            self._drop_if_unneeded(tube)
+        if client.reserved or client.watched:
+            self._leaving[client] = None
             self._arm(client, now)
         else:
+            self._leaving.pop(client, None)
             self._timers.disarm(client)
 
     def _set_delay(self, job: Job, delay: int | None, now: int) -> None:
@@ -833,7 +842,8 @@ class Broker:
 
     def _may_watch(self, name: bytes, client: Client) -> bool:
         """Whether *client* may watch the tube *name* too."""
-        if self.bounds is not None and not self.bounds.have_a_watch(len(client.watched), name, client.address):
+        if self.max_watched and len(client.watched) >= self.max_watched:
+            self.limited.note("watched", client.address, name.decode())
             return False
         return self._may_need(name, client)
 
@@ -908,7 +918,7 @@ class Broker:
         clients = list(self.clients)
         assert tube.reserved_count == sum(job.tube is tube and job.state == RESERVED for job in self.jobs.values())
         assert tube.using == sum(client.used is tube for client in clients)
-        assert tube.watching == sum(tube.name in client.watched for client in clients)
+        assert tube.watching == sum(tube.name in client.watched for client in [*clients, *self._leaving])
         assert tube.total_reserves == sum(tube.waits.values())
         waiting = [client for client in clients if client.is_waiting and tube.name in client.watched]
         assert set(tube.waiters) == {client for client in waiting if client.watch is None}

@@ -401,6 +401,7 @@ def _broker(options: Options, clock: Clock, limits: Limits, journal: Journal, *,
     """A broker, new and empty, within its limits; *can_let_go*: bodies can be read back from *journal*."""
     broker = Broker(server_facts(started_at=clock()), journal, options.max_job_size)
     broker.bounds = bounds(limits, broker.limited)
+    broker.max_watched = limits.watched
     if options.memory_limit:
         broker.bodies = Bodies(_memory_for_jobs(options.memory_limit), can_let_go)
     return broker

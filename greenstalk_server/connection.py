@@ -73,6 +73,7 @@ class Connection:
         "_error",
         "_fd",
         "_greenlet",
+        "_has_hung_up",
         "_has_left",
         "_has_promised",
         "_has_unread",
@@ -150,6 +151,7 @@ class Connection:
         self._is_paused: bool = False  # what arrives is left unread
         self._is_readable: bool = False  # something has been left unread
         self._is_stopping: bool = False
+        self._has_hung_up: bool = False
         self._has_left: bool = False
         self._error: Exception | None = None
 
@@ -197,9 +199,9 @@ class Connection:
             self._is_gone = True
             return b""
         if self._has_unread is not None:
-            if self._has_unread():
+            if self._has_unread() or self._has_hung_up:
                 self.note_unread()
-        elif data is not None and len(data) == RECEIVE_SIZE:
+        elif data and (len(data) == RECEIVE_SIZE or self._has_hung_up):
             self.note_unread()
         return data
 
@@ -207,6 +209,11 @@ class Connection:
         """Have `resume` called, to receive again, though the poller reports nothing new."""
         self._is_readable = True
         self._poller.queue(self)
+
+    def note_hang_up(self) -> None:
+        """Have the rest of the stream received: the poller reports nothing new once the peer has closed."""
+        self._has_hung_up = True
+        self.note_unread()
 
     def defer(self, data: bytes) -> None:
         """Keep *data*, as `receive` returned it, and have `resume` called, to serve it."""
@@ -289,8 +296,11 @@ class Connection:
             sent = self._send(out)
         except BlockingIOError:
             sent = 0
-        except OSError:
-            return  # the peer is gone, and the next recv will say so
+        except OSError:  # the peer is gone; what it has sent besides is not served
+            self._is_gone = True
+            self._leave(self._clock())
+            self._need_greenlet(b"")
+            return
         if sent < len(out):
             self._need_greenlet(out[sent:])
 

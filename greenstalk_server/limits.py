@@ -129,10 +129,6 @@ class Bounds:
         """Whether the tube *name* may be made while there are *tubes*."""
         return not self._limits.tubes or tubes < self._limits.tubes or self._refuse("tubes", address, name)
 
-    def have_a_watch(self, watched: int, name: bytes, address: str) -> bool:
-        """Whether a connection that watches so many tubes may watch *name* too."""
-        return not self._limits.watched or watched < self._limits.watched or self._refuse("watched", address, name)
-
     def _refuse(self, limit: str, address: str, name: bytes) -> bool:
         self.reached = limit
         self._limited.note(limit, address, name.decode(errors="replace"))
@@ -145,7 +141,7 @@ def _jobs_of(tube: Tube) -> int:
 
 def bounds(limits: Limits, limited: Limited) -> Bounds | None:
     """The bounds that *limits* set to jobs and tubes; None if they set none, and nothing is to be looked at."""
-    is_any = limits.jobs or limits.bytes or limits.tube_jobs or limits.tube_bytes or limits.tubes or limits.watched
+    is_any = limits.jobs or limits.bytes or limits.tube_jobs or limits.tube_bytes or limits.tubes
     return Bounds(limits, limited) if is_any else None
 
 

@@ -665,13 +665,13 @@ DEFINITIONS: Final = (
     ),
     Definition(
         ("--max-watched",),
-        "answer OUT_OF_MEMORY to a watch of one more tube than N by one connection",
+        "answer OUT_OF_MEMORY to a watch of one more tube than N by one connection; 0 for no limit",
         field="max_watched",
         metavar="N",
         variable="GREENSTALK_MAX_WATCHED",
         key="limits.watched",
         type=_COUNT,
-        default="0",
+        default="10240",
     ),
     Definition(
         ("--max-rate",),

@@ -73,6 +73,9 @@ class Handler(Protocol):
     def note_unread(self) -> None:
         """Have the poller call `resume`, which receives again: there may be more than `receive` has returned."""
 
+    def note_hang_up(self) -> None:
+        """As `note_unread`, until `receive` returns the end of the stream: no event announces it again."""
+
 
 class Poller:
     """Serves handlers in the hub. No method switches.
@@ -189,13 +192,13 @@ class Poller:
             if handler is None:
                 continue
             if self._is_queued and handler in self._is_queued:
-                handler.note_unread()
+                handler.note_hang_up() if what != select.EPOLLIN else handler.note_unread()
                 continue
             data = handler.receive()
             if data is not None:
                 received.append((handler, data))
-                if data and what != select.EPOLLIN:
-                    handler.note_unread()
+            if what != select.EPOLLIN and data != b"":
+                handler.note_hang_up()
         return received
 
     def _take_turns(self, now: int, replies: list[tuple[Handler, bytes]]) -> None:

@@ -19,6 +19,7 @@ call; the bytes it returns are at most OUTPUT_SLICE and one reply that is no lar
 from __future__ import annotations
 
 from collections.abc import Callable
+from io import BytesIO
 from typing import Any, Final, TypeAlias
 
 from greenstalk_server import broker as outcomes
@@ -116,7 +117,7 @@ class Session:
         self._position: int = 0
         self._put: Command | None = None
         self._put_id: int = 0
-        self._partial: bytearray | None = None
+        self._partial: BytesIO | None = None
         self._missing: int = 0
         self._skip: int = 0
         self._is_forbidden: bool = False  # what is skipped is not too big, but may not be put
@@ -287,7 +288,8 @@ class Session:
         if len(data) < end + 2:
             self._put = command
             self._put_id = id
-            self._partial = bytearray(memoryview(data)[pos:])
+            self._partial = BytesIO()
+            self._partial.write(memoryview(data)[pos:])
             self._missing = end + 2 - len(data)
             return len(data)
         out.append(self._end_put(command, id, data[pos:end], data.startswith(CRLF, end), now))
@@ -296,12 +298,15 @@ class Session:
     def _go_on_with_body(self, command: Command, data: bytes, out: list[bytes], now: int) -> int:
         partial, taken = self._partial, min(self._missing, len(data))
         assert partial is not None
-        partial += data[:taken]
+        partial.write(memoryview(data)[:taken])
         self._missing -= taken
         if not self._missing:
             self._put = self._partial = None
-            body = bytes(memoryview(partial)[:-2])
-            out.append(self._end_put(command, self._put_id, body, partial.endswith(CRLF), now))
+            size: int = command[4]
+            partial.seek(size)
+            is_terminated = partial.read() == CRLF
+            partial.truncate(size)  # and `getvalue` returns the buffer itself, not a copy
+            out.append(self._end_put(command, self._put_id, partial.getvalue(), is_terminated, now))
         return taken
 
     def _end_put(self, command: Command, id: int, body: bytes, is_terminated: bool, now: int) -> bytes:

@@ -67,7 +67,7 @@ def test_defaults() -> None:
         max_tube_jobs=0,
         max_tube_bytes=0,
         max_tubes=0,
-        max_watched=0,
+        max_watched=10240,
         max_rate=0,
         max_output=2**20,
         idle_timeout=0,

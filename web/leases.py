@@ -188,9 +188,10 @@ class Leases:
         client.hang_up = partial(self._hang_up, client.number)
         for name in ask.tubes:
             if not broker.watch(client, name):
+                is_one_too_many = len(client.watched) >= broker.max_watched > 0
+                limit = "watched" if is_one_too_many or broker.bounds is None else broker.bounds.reached
                 broker.disconnect(client, self._clock())
-                assert broker.bounds is not None
-                raise Refused(f"A limit of the server is reached: {broker.bounds.reached}.")
+                raise Refused(f"A limit of the server is reached: {limit}.")
         if DEFAULT_TUBE not in ask.tubes:
             broker.ignore(client, DEFAULT_TUBE)
         broker.note_worker(client)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from greenstalk_server.broker import SLICE
 from greenstalk_server.job import BURIED, SECOND
 from tests.core.world import World
 
@@ -210,3 +211,20 @@ def test_delays_and_times_to_run_go_on_during_a_pause(world: World) -> None:
 def test_pausing_a_missing_tube_finds_nothing(world: World) -> None:
     assert not world.client().pause_tube(b"missing", 5)
     assert world.tubes() == [b"default"]
+
+
+def test_a_client_that_watches_many_tubes_leaves_them_slice_by_slice(world: World) -> None:
+    client = world.client()
+    with world.in_bulk():
+        for number in range(3 * SLICE):
+            client.watch(b"tube-%d" % number)
+    client.disconnect()
+    world.broker.check()
+    assert len(world.broker.tubes) == 2 * SLICE + 2  # `default` was one of those left at once
+    ticks = 0
+    while len(world.broker.tubes) > 1:
+        world.broker.tick(world.now)
+        world.broker.check()
+        ticks += 1
+    assert ticks <= 4
+    assert world.broker.tick(world.now) is None

@@ -38,6 +38,7 @@ LOOPBACK = ("-l", "127.0.0.1", "-p", "0", "--web-port", "0")
 def limited_talk(**limits: int) -> Talk:
     broker = make_broker()
     broker.bounds = bounds(Limits(**limits), broker.limited)
+    broker.max_watched = Limits(**limits).watched
     return Talk(broker)
 
 

@@ -98,6 +98,9 @@ class Handler:
         self.is_unread = True
         self.poller.queue(self)
 
+    def note_hang_up(self) -> None:
+        self.note_unread()
+
     def _record(self, call: str) -> None:
         self.calls.append((call, self.number))
 

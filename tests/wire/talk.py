@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from io import BytesIO
 from typing import Final
 
 from greenstalk_server.broker import Broker
@@ -85,7 +86,9 @@ def kept(session: Session) -> int:
 def _size(value: object) -> int:
     if isinstance(value, list):
         return sum(_size(item) for item in value)
-    return len(value) if isinstance(value, bytes | bytearray) else 0
+    if isinstance(value, BytesIO):
+        return value.getbuffer().nbytes
+    return len(value) if isinstance(value, bytes) else 0
 
 
 def whole(data: bytes) -> list[bytes]:

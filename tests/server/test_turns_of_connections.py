@@ -1,0 +1,135 @@
+"""Connections share the server: large replies, long pipelines and closes of one do not keep others waiting."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import struct
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+import gevent
+import pytest
+
+from greenstalk_server.broker import Broker
+from greenstalk_server.connection import STREAMED_AT_ONCE
+from greenstalk_server.poller import PORTION
+from tests.daemon import PATIENCE, Daemon
+from tests.server.peer import Peer, eventually
+from tests.server.test_hang_up import FACTS, Pair
+
+LARGE = 20_000_000
+
+
+@pytest.fixture
+def daemon() -> Iterator[Daemon]:
+    with Daemon("-l", "127.0.0.1", "-p", "0", "--no-web") as started:
+        yield started
+
+
+@contextmanager
+def paused(daemon: Daemon) -> Iterator[None]:
+    """Stop the process of *daemon*; what is sent meanwhile queues up."""
+    os.kill(daemon.process.pid, signal.SIGSTOP)
+    stat = Path(f"/proc/{daemon.process.pid}/stat")
+    eventually(lambda: stat.read_text().rpartition(") ")[2][0] == "T", "it is stopped")
+    try:
+        yield
+    finally:
+        os.kill(daemon.process.pid, signal.SIGCONT)
+
+
+def watch_many(pair: Pair) -> None:
+    """Have 20,000 tubes whose list is 4 MB."""
+    for start in range(0, 20_000, 100):
+        pair.send(b"".join(b"watch %0200d\r\n" % number for number in range(start, start + 100)))
+        assert pair.peer.recv(1 << 16).count(b"WATCHING") == 100
+
+
+def test_a_large_reply_leaves_turns_to_others() -> None:
+    """The reader takes whatever has arrived in each turn of the loop; as many turns as pieces are left to others."""
+    broker = Broker(FACTS, max_job_size=LARGE)
+    pair = Pair(broker)
+    pair.peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 * STREAMED_AT_ONCE)
+    body = os.urandom(LARGE)
+    client = broker.connect(lambda: None)
+    assert broker.put(client, broker.allocate_id(), 0, 0, 1, body, 0)
+    pair.peer.sendall(b"peek 1\r\nlist-tube-used\r\n")
+    expected = b"FOUND 1 %d\r\n%b\r\nUSING default\r\n" % (LARGE, body)
+    came, turns = bytearray(), 0
+    with gevent.Timeout(PATIENCE):
+        while len(came) < len(expected):
+            try:
+                came += pair.peer.recv(1 << 26)
+            except BlockingIOError:
+                gevent.sleep(0.000001)
+                turns += 1
+    assert came == expected
+    assert turns >= LARGE // STREAMED_AT_ONCE
+    pair.hang_up()
+
+
+def test_a_client_that_leaves_in_a_large_reply_frees_its_list() -> None:
+    broker = Broker(FACTS)
+    pair = Pair(broker)
+    watch_many(pair)
+    pair.send(b"list-tubes\r\n")
+    assert broker.listings.names == 20_001
+    pair.hang_up()
+    assert broker.listings.names == 0
+
+
+def test_unread_lists_take_little_memory() -> None:
+    """Forty lists of 4 MB each that nobody reads."""
+    broker = Broker(FACTS)
+    with ExitStack() as stack:
+        pairs = [Pair(broker) for _ in range(40)]
+        for pair in pairs:
+            stack.callback(pair.hang_up)
+        watch_many(pairs[0])
+        for pair in pairs:
+            pair.send(b"list-tubes\r\n")
+        assert broker.listings.names == 20_001
+        assert sum(len(pair.connection._unsent) for pair in pairs) < len(pairs) * 70_000
+
+
+def test_a_long_pipeline_does_not_delay_a_short_one(daemon: Daemon) -> None:
+    put = b"put 0 0 60 1\r\nx\r\n"
+    with Peer(daemon) as first, Peer(daemon) as second, Peer(daemon) as short:
+        with paused(daemon):
+            first.send(put * 1000)
+            second.send(put * 1000)
+            short.send(put)
+        ids = [int(peer.read_line().split()[1]) for peer in (short, first, second)]
+        assert ids[1] == 1
+        assert ids[2] == 1 + len(PORTION)
+        assert ids[0] == 1 + 2 * len(PORTION)
+        for peer in (first, second):
+            assert [peer.read_line().startswith(b"INSERTED ") for _ in range(999)] == [True] * 999
+
+
+def test_commands_that_arrived_with_a_reset_are_executed(daemon: Daemon) -> None:
+    """The peer, beanstalkd, stops at the first reply that it cannot send."""
+    with Peer(daemon) as watcher:
+        with paused(daemon):
+            leaving = socket.create_connection(("127.0.0.1", daemon.port))
+            leaving.sendall(b"use mail\r\n" + b"put 0 0 60 1\r\nx\r\n" * 10)
+            leaving.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            leaving.close()
+        eventually(lambda: watcher.stats()["current-connections"] == "1", "it has left")
+        assert watcher.stats(b"stats-tube mail")["current-jobs-ready"] == "10"
+
+
+def test_a_busy_connection_that_is_closed_gives_its_jobs_back(daemon: Daemon) -> None:
+    """It is not read while it has unsent replies, and it is the failing send that ends it."""
+    with Peer(daemon) as watcher, socket.create_connection(("127.0.0.1", daemon.port)) as busy:
+        busy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        busy.sendall(b"put 0 0 60 60000\r\n" + bytes(60_000) + b"\r\nreserve\r\n")
+        busy.setblocking(False)
+        with suppress(BlockingIOError):
+            while True:
+                busy.send(b"peek 1\r\n" * 1000)
+        busy.close()
+        eventually(lambda: watcher.stats()["current-jobs-ready"] == "1", "the job is ready again")
