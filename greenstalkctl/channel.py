@@ -35,7 +35,7 @@ ASKED_IN_QUERY: Final = "q"
 LONGEST_TARGET: Final = 2**16
 """Bytes of an address that are sent: of a longer one a server has hung up before it is sent, and its 414 is lost."""
 
-MAX_JSON: Final = 2**25
+MAX_JSON: Final = 2**24
 """Bytes of an answer in JSON. The largest is a page of jobs, with two MiB of bodies, each byte of them escaped."""
 
 MAX_HEAD: Final = 2**23
@@ -124,7 +124,10 @@ class Channel:
             raise link.TooLargeError(f"it announces an answer of {response.length} bytes")
         assert self._link is not None
         self._link.budget = limit  # the length of a chunked answer is not known before its end
-        return response, response.read(limit + 1) if response.length is None else response.read()
+        content = response.read(limit + 1) if response.length is None else response.read()
+        if len(content) > limit:
+            raise link.TooLargeError(f"its answer has more than {limit} bytes")
+        return response, content
 
     def _headers(self) -> dict[str, str]:
         headers = {"Accept": f"{JSON}, {PROBLEM}, {BYTES}", "Content-Type": JSON, "User-Agent": "greenstalkctl"}

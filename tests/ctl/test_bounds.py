@@ -14,7 +14,7 @@ import pytest
 from greenstalkctl.server import MAX_STATS
 from tests.conformance.servers import Server
 from tests.ctl.world import COMMAND, Done, ctl, run
-from tests.daemon import PATIENCE, REPOSITORY
+from tests.daemon import PATIENCE, REPOSITORY, Daemon
 
 MIB = 2**20
 ROOM = 1000 * MIB
@@ -107,7 +107,8 @@ def test_an_answer_over_http_that_is_too_large_is_3(pieces: list[bytes]) -> None
         done = bounded("--api", f"http://127.0.0.1:{port}", "stats")
     assert (done.code, done.out) == (3, b"")
     (line,) = done.err.splitlines()
-    assert "is not the API of Greenstalk Server" in line or "does not speak HTTP" in line
+    assert "is not the API of Greenstalk Server (it" in line or "does not speak HTTP" in line
+    assert "JSON" not in line
 
 
 @pytest.mark.parametrize(
@@ -162,7 +163,17 @@ def test_too_little_memory_is_one_line() -> None:
     assert (done.code, done.err) == (1, "greenstalkctl: there is not enough memory for this\n")
 
 
-def test_the_largest_answers_of_real_servers_are_taken(server: Server) -> None:
+def test_the_largest_page_of_the_api_is_taken() -> None:
+    """Two bodies of a MiB, each of whose bytes JSON has as six."""
+    with Daemon("-l", "127.0.0.1", "-p", "0", "--web-port", "0", "-z", "2000000") as daemon:
+        for body in (b"\x01" * (MIB - 1), b"\x01" * MIB):
+            reply = daemon.ask(b"put 0 0 60 %d\r\n%b\r\n" % (len(body), body))
+            assert reply.startswith(b"INSERTED")
+        done = run("--api", daemon.dashboard, "jobs", "--json")
+    assert [len(job["body"]) for job in done.lines] == [MIB - 1, MIB]
+
+
+def test_the_largest_lists_of_real_servers_are_taken(server: Server) -> None:
     names = [f"{number:05d}-{'x' * 190}" for number in range(3000)]
     with socket.create_connection(server.address) as sock, sock.makefile("rb") as replies:
         sock.sendall(b"".join(b"watch %s\r\n" % name.encode() for name in names))
