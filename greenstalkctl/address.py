@@ -1,15 +1,20 @@
-"""Where a server listens: HOST:PORT, or unix:PATH. And where its API is: the URL of its dashboard."""
+"""Addresses: HOST:PORT, tls:HOST:PORT or unix:PATH of a server, and the URL of its dashboard."""
 
 from __future__ import annotations
 
 import re
 import socket
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal, TypeAlias
+
+Scheme: TypeAlias = Literal["", "plain", "tls"]
 
 DEFAULT_PORT: Final = 11300
 API_ROOT: Final = "/api/v1"
 _HOST_AND_PORT: Final = re.compile(r"(?:\[(?P<ipv6>[^\]]+)\]|(?P<host>[^:\[\]\s]+))(?::(?P<port>[0-9]{1,5}))?")
+_SCHEME: Final = re.compile(r"(plain|tls):(?![0-9]+$)")
+"""Not followed by a port alone: `tls:11300` is port 11300 of the host `tls`."""
+
 _URL: Final = re.compile(
     r"(?P<scheme>https?)://(?:\[(?P<ipv6>[0-9A-Fa-f:.]+)\]|(?P<host>[A-Za-z0-9._-]+))(?::(?P<port>[0-9]{1,5}))?"
     r"(?P<path>[A-Za-z0-9._~/-]*)"
@@ -18,19 +23,29 @@ _URL: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """The path of a Unix socket if it is one, else host and port."""
+    """The path of a Unix socket if it is one, else host and port.
+
+    scheme          `tls` or `plain` if the address says so; without one, --tls decides. Unix sockets have none.
+    """
 
     host: str = "127.0.0.1"
     port: int = DEFAULT_PORT
     path: str = ""
+    scheme: Scheme = ""
 
     def __str__(self) -> str:
         if self.path:
             return f"unix:{self.path}"
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.scheme}{':' if self.scheme else ''}{host}:{self.port}"
+
+    @property
+    def is_secure(self) -> bool:
+        """Whether it is reached by TLS."""
+        return self.scheme == "tls"
 
     def connect(self, timeout: float) -> socket.socket:
-        """Return a connected socket whose operations take *timeout* seconds at most; raise OSError."""
+        """Return a connected socket; raise OSError, after *timeout* seconds for each address that the host has."""
         if not self.path:
             return socket.create_connection((self.host, self.port), timeout)
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -47,11 +62,20 @@ def parse(text: str) -> Address:
     """Return the address that *text* names; raise ValueError, with what is allowed, if it is none."""
     if text.startswith("unix:") and len(text) > len("unix:"):
         return Address(path=text.removeprefix("unix:"))
-    match = _HOST_AND_PORT.fullmatch(text)
+    scheme, rest = _split(text)
+    match = _HOST_AND_PORT.fullmatch(rest)
     port = int(match["port"] or DEFAULT_PORT) if match else 0
     if match is None or not 0 < port < 65536:
-        raise ValueError(f"{text!r} is not HOST:PORT (a port is 1 to 65535) or unix:PATH")
-    return Address(host=match["ipv6"] or match["host"], port=port)
+        raise ValueError(f"{text!r} is not HOST:PORT (a port is 1 to 65535), tls:HOST:PORT or unix:PATH")
+    return Address(match["ipv6"] or match["host"], port, scheme=scheme)
+
+
+def _split(text: str) -> tuple[Scheme, str]:
+    """Return the scheme of *text*, and the rest."""
+    match = _SCHEME.match(text)
+    if match is None:
+        return "", text
+    return "tls" if match[1] == "tls" else "plain", text[match.end() :]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,17 +6,21 @@ has and the API has not is left out: `file` of a job, `cmd-pause-tube` of a tube
 
 from __future__ import annotations
 
+import ssl
 from base64 import b64decode
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
 
 from greenstalkctl import text
 from greenstalkctl.address import Url
 from greenstalkctl.channel import Channel
 from greenstalkctl.exits import Failure
-from greenstalkctl.queue import TUBE_NAME, Seen, Stats
+from greenstalkctl.queue import MAX_TUBES, OF_JOB, OF_SERVER, OF_TUBE, TUBE_NAME, Seen, Stats, checked
+
+T = TypeVar("T")
 
 PAGE: Final = 1000
 """What a list answers at most, and how many ids a change may name."""
@@ -84,12 +88,15 @@ class Task:
 
 
 class Api:
-    """The API at *url*, by *token*, which is empty if there is none. An operation takes *timeout* seconds at most."""
+    """The API at *url*, by *token*, which is empty if there is none. An answer takes *timeout* seconds at most.
 
-    def __init__(self, url: Url, token: str, timeout: float) -> None:
+    *context* is that of TLS, for a URL with https://.
+    """
+
+    def __init__(self, url: Url, token: str, timeout: float, context: ssl.SSLContext | None = None) -> None:
         """Make sure that it is one; raise Unreachable or Refused."""
         self.address = url
-        self._channel = Channel(url, token, timeout)
+        self._channel = Channel(url, token, timeout, context)
         try:
             self._greet()
         except Failure:
@@ -107,21 +114,24 @@ class Api:
     # What there is
 
     def stats(self) -> Stats:
-        return _server(self._get("/server"))
+        return self._made(_server, self._get("/server"))
 
     def tubes(self) -> list[str]:
         return [stats["name"] for stats in self.figures() if TUBE_NAME.fullmatch(stats["name"])]
 
     def figures(self) -> list[Stats]:
-        return [_tube(found) for found in self._pages("/tubes", "tubes", {"limit": PAGE})]
+        found = list(islice(self._pages("/tubes", "tubes", {"limit": PAGE}), MAX_TUBES + 1))
+        if len(found) > MAX_TUBES:
+            raise self._channel.is_none_of_ours(f"it has a list of more than {MAX_TUBES} tubes")
+        return [self._made(_tube, each) for each in found]
 
     def tube(self, name: str) -> Stats | None:
         answer = self._channel.ask("GET", "/tube", {"tube": name}, ordinary=MISSING)
-        return _tube(answer.data) if answer.is_success else None
+        return self._made(_tube, answer.data) if answer.is_success else None
 
     def see(self, job_id: int) -> Seen | None:
         answer = self._channel.ask("GET", f"/jobs/{job_id}", ordinary=MISSING)
-        return self._whole(_seen(answer.data)) if answer.is_success else None
+        return self._whole(self._made(_seen, answer.data)) if answer.is_success else None
 
     def see_first(self, tube: str, state: str) -> Seen | None:
         first = next(self.jobs(tube, state, limit=1), None)
@@ -143,13 +153,13 @@ class Api:
         """
         given = {"tube": tube, "state": state, "q": query, "limit": limit, "bodies": str(has_bodies).lower()}
         asked = {name: value for name, value in given.items() if value}
-        return map(_seen, self._pages("/jobs", "jobs", asked))
+        return (self._made(_seen, found) for found in self._pages("/jobs", "jobs", asked))
 
     # What changes something
 
     def put(self, tube: str, body: bytes, pri: int, delay: int, ttr: int) -> int:
         new = text.fields(body) | {"tube": tube, "pri": pri, "delay": delay, "ttr": ttr}
-        return int(self._channel.ask("POST", "/jobs", body=new).data["id"])
+        return self._made(lambda answer: int(answer["id"]), self._channel.ask("POST", "/jobs", body=new).data)
 
     def kick_job(self, job_id: int) -> bool:
         return self._does("POST", f"/jobs/{job_id}/kick")
@@ -171,18 +181,18 @@ class Api:
         asked = {"action": change.action, "tube": change.tube, "state": change.state, "dry_run": is_dry}
         asked |= {"to": change.target} if change.target is not None else {}
         asked |= {"ids": ids} if ids is not None else {}
-        return _task(self._channel.ask("POST", "/bulk", body=asked).data)
+        return self._made(_task, self._channel.ask("POST", "/bulk", body=asked).data)
 
     def run(self, task_id: str) -> Task:
         """Start to do what a dry run has counted: to those jobs that still match, and to none newer."""
-        return _task(self._channel.ask("POST", f"/tasks/{task_id}/run").data)
+        return self._made(_task, self._channel.ask("POST", f"/tasks/{task_id}/run").data)
 
     def task(self, task_id: str) -> Task:
-        return _task(self._get(f"/tasks/{task_id}"))
+        return self._made(_task, self._get(f"/tasks/{task_id}"))
 
     def cancel(self, task_id: str) -> Task:
         """Have a task end soon."""
-        return _task(self._channel.ask("DELETE", f"/tasks/{task_id}").data)
+        return self._made(_task, self._channel.ask("DELETE", f"/tasks/{task_id}").data)
 
     # How it is asked
 
@@ -200,14 +210,24 @@ class Api:
         return self._channel.ask(method, path, ordinary=UNDONE).is_success
 
     def _pages(self, path: str, key: str, query: Mapping[str, object]) -> Iterator[Any]:
-        """What all pages of a list hold."""
-        cursor: dict[str, object] = {}
+        """Yield the items of all pages of a list. A page may be empty and not be the last."""
+        cursor: object = None
         while True:
-            page = self._channel.ask("GET", path, {**query, **cursor}).data
-            yield from page[key]
-            if page["next_cursor"] is None:
+            asked = {**query, "cursor": cursor} if cursor is not None else query
+            items, following = self._made(_page(key), self._channel.ask("GET", path, asked).data)
+            yield from items
+            if following is None:
                 return
-            cursor = {"cursor": page["next_cursor"]}
+            if following == cursor:
+                raise self._channel.is_none_of_ours("its list does not end")
+            cursor = following
+
+    def _made(self, make: Callable[[Any], T], data: Any) -> T:
+        """Return what *make* makes of *data*, or raise Unreachable if the API never has such data."""
+        try:
+            return make(data)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise self._channel.is_none_of_ours("its answer has not the form of the API's") from error
 
     def _whole(self, seen: Seen) -> Seen:
         """*seen* with its body, if that is only too large for JSON; it stays None if it is hidden or gone."""
@@ -217,23 +237,33 @@ class Api:
         return Seen(seen.stats, answer.data) if answer.is_success else seen
 
 
+def _page(key: str) -> Callable[[Any], tuple[list[Any], object]]:
+    """Return what takes the items under *key*, and the next cursor, out of a page."""
+
+    def taken(page: Any) -> tuple[list[Any], object]:
+        return list(page[key]), page["next_cursor"]
+
+    return taken
+
+
 def _server(found: Mapping[str, Any]) -> Stats:
     """The figures of the server; texts are as the protocol has them."""
     journal, memory = found["journal"], found["memory"] or {}
-    return {
+    stats = {
         **{_name(key): _as_stat(value) for key, value in found["stats"].items()},
         **_rates(found["rates"]),
         **{f"journal-{_name(key)}": value for key, value in journal.items()},
         **{f"memory-{_name(key)}": value for key, value in memory.items()},
     }
+    return checked(stats, OF_SERVER)
 
 
 def _tube(found: Mapping[str, Any]) -> Stats:
-    return {key: found[name] for key, name in _TUBE.items()} | _rates(found["rates"])
+    return checked({key: found[name] for key, name in _TUBE.items()} | _rates(found["rates"]), OF_TUBE)
 
 
 def _seen(found: Mapping[str, Any]) -> Seen:
-    stats = {_name(key): found[key] for key in _JOB} | {"bytes": found["size"]}
+    stats = checked({_name(key): found[key] for key in _JOB} | {"bytes": found["size"]}, OF_JOB)
     body = found["body"]
     if body is None:
         return Seen(stats, None)
@@ -241,11 +271,11 @@ def _seen(found: Mapping[str, Any]) -> Seen:
 
 
 def _task(found: Mapping[str, Any]) -> Task:
-    return Task(found["id"], found["state"], found["changed"], found["message"], found["matched"])
+    return Task(str(found["id"]), found["state"], int(found["changed"]), str(found["message"]), int(found["matched"]))
 
 
 def _rates(found: Mapping[str, float]) -> Stats:
-    return {f"{noun}-per-second": found[verb] for noun, verb in _RATES.items()}
+    return {f"{noun}-per-second": float(found[verb]) for noun, verb in _RATES.items()}
 
 
 def _name(key: str) -> str:

@@ -1,23 +1,27 @@
 """Requests to an API over one HTTP connection that is kept, and what goes wrong with them, in our words.
 
-JSON goes out and comes in. HTTPS wants a certificate that the system's authorities have signed, or those of the
-variable SSL_CERT_FILE. A redirection is not followed: it could take the token elsewhere. Not for two threads.
+JSON goes out and comes in. A redirection is not followed: it could take the token elsewhere. Whatever answers, an
+answer is bounded in time (the deadline of its request) and in memory (MAX_JSON, MAX_BODY). Not for two threads.
 """
 
 from __future__ import annotations
 
 import json
 import select
+import socket
 import ssl
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection, IncompleteRead
+from time import monotonic
 from typing import Any, Final, NoReturn
 from urllib.parse import urlencode
 
+from greenstalkctl import link, tls
 from greenstalkctl.address import Url
 from greenstalkctl.exits import Failure, Misuse, Refused, Unreachable
+from greenstalkctl.queue import MAX_BODY
 
 JSON: Final = "application/json"
 PROBLEM: Final = "application/problem+json"
@@ -30,6 +34,12 @@ ASKED_IN_QUERY: Final = "q"
 
 LONGEST_TARGET: Final = 2**16
 """Bytes of an address that are sent: of a longer one a server has hung up before it is sent, and its 414 is lost."""
+
+MAX_JSON: Final = 2**24
+"""Bytes of an answer in JSON. The largest is a page of jobs, with two MiB of bodies, each byte of them escaped."""
+
+MAX_HEAD: Final = 2**23
+"""Bytes of the head of an answer, of which http.client takes a hundred lines of 64 KiB."""
 
 _TOO_LONG: Final = "the --query is too long"
 
@@ -47,19 +57,24 @@ class Answer:
 
 
 class Channel:
-    """A connection to the API at *url*, over which an operation takes *timeout* seconds at most.
+    """A connection to the API at *url*; each request, with its answer, has *timeout* seconds.
 
-    *token* is sent with each request, unless it is empty.
+    *token* is sent with each request, unless it is empty. *context* is that of TLS, for a URL with https://.
     """
 
-    def __init__(self, url: Url, token: str, timeout: float) -> None:
+    def __init__(self, url: Url, token: str, timeout: float, context: ssl.SSLContext | None = None) -> None:
         self._url = url
         self._token = token
         self._timeout = timeout
-        if url.is_secure:
-            self._http: HTTPConnection = HTTPSConnection(url.host, url.port, timeout=timeout)
-        else:
-            self._http = HTTPConnection(url.host, url.port, timeout=timeout)
+        self._context = context
+        self._deadline = 0.0
+        self._link: link.Link | None = None
+        self._has_answered = False
+        self._http = (
+            HTTPConnection(url.host, url.port)
+            if context is None
+            else HTTPSConnection(url.host, url.port, context=context)  # whose header Host has another usual port
+        )
 
     def close(self) -> None:
         self._http.close()
@@ -81,6 +96,7 @@ class Channel:
         target = f"{self._url.root}{path}" + (f"?{urlencode(query)}" if query else "")
         if len(target) > LONGEST_TARGET:
             raise Misuse(_TOO_LONG)
+        self._deadline = monotonic() + self._timeout
         with self._in_our_words(is_change=method != "GET"):
             is_used = self._connect()
             try:
@@ -102,36 +118,54 @@ class Channel:
     def _exchange(self, method: str, target: str, body: object) -> tuple[HTTPResponse, bytes]:
         self._http.request(method, target, None if body is None else json.dumps(body), self._headers())
         response = self._http.getresponse()
-        return response, response.read()
+        self._has_answered = True
+        limit = MAX_BODY if response.headers.get_content_type() == BYTES else MAX_JSON
+        if response.length is not None and response.length > limit:
+            raise link.TooLargeError(f"it announces an answer of {response.length} bytes")
+        assert self._link is not None
+        self._link.budget = limit  # the length of a chunked answer is not known before its end
+        content = response.read(limit + 1) if response.length is None else response.read()
+        if len(content) > limit:
+            raise link.TooLargeError(f"its answer has more than {limit} bytes")
+        return response, content
 
     def _headers(self) -> dict[str, str]:
         headers = {"Accept": f"{JSON}, {PROBLEM}, {BYTES}", "Content-Type": JSON, "User-Agent": "greenstalkctl"}
         return headers | ({"Authorization": f"Bearer {self._token}"} if self._token else {})
 
     def _connect(self) -> bool:
-        """See to it that there is a connection, and return whether it has been used already.
+        """Make sure that there is a connection, and return whether it has been used already.
 
         One that the other end has closed since the last request is none.
         """
-        if self._http.sock is not None:
-            readable, _, _ = select.select([self._http.sock], [], [], 0)
+        if self._link is not None and self._http.sock is not None:
+            readable, _, _ = select.select([self._link], [], [], 0)
             if not readable:
+                self._link.allow(self._deadline - monotonic(), MAX_HEAD)
                 return True
             self._http.close()
+        left = max(self._deadline - monotonic(), 0.001)
         try:
-            self._http.connect()
+            sock = socket.create_connection((self._url.host, self._url.port), left)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         except TimeoutError:
             raise
-        except ssl.SSLCertVerificationError as error:
-            why = f"{error.verify_message}; SSL_CERT_FILE names a file with other authorities"
-            raise Unreachable(f"the certificate of {self._url} does not hold: {why}") from error
-        except ssl.SSLError as error:
-            raise Unreachable(f"{self._url} does not speak TLS; is it http:// rather than https://?") from error
         except (OSError, UnicodeError) as error:
             reason = getattr(error, "strerror", None) or str(error) or "it does not answer"
             message = f"cannot connect to {self._url}: {reason}; is the dashboard running, and --api right?"
             raise Unreachable(message) from error
+        self._link = self._secured(sock, self._context) if self._context is not None else link.plain(sock)
+        self._link.allow(self._deadline - monotonic(), MAX_HEAD)
+        self._http.sock = self._link
         return False
+
+    def _secured(self, sock: socket.socket, context: ssl.SSLContext) -> link.Link:
+        left = max(self._deadline - monotonic(), 0.001)
+        try:
+            return link.secured(sock, left, context, self._url.host)
+        except OSError as error:
+            without = "is it http:// rather than https://?"
+            raise Unreachable(tls.failed_handshake(self._url, error, self._timeout, without)) from error
 
     @contextmanager
     def _in_our_words(self, *, is_change: bool) -> Iterator[None]:
@@ -143,12 +177,26 @@ class Channel:
             self._http.close()
             message = f"{self._url} has not answered within {self._timeout:g} s{doubt}; allow more with --timeout"
             raise Unreachable(message) from error
-        except (ConnectionError, IncompleteRead) as error:  # of which http.client's RemoteDisconnected is one, too
+        except link.TooLargeError as error:
             self._http.close()
-            raise Unreachable(f"{self._url} has ended the connection{doubt}: {error}; is it still running?") from error
+            raise self.is_none_of_ours(str(error)) from error
+        except (ConnectionError, IncompleteRead, ssl.SSLError) as error:  # http.client's RemoteDisconnected is one
+            self._http.close()
+            refusal = tls.refusal(self._url, error) if isinstance(error, ssl.SSLError) else None
+            message = f"{self._url} has ended the connection{doubt}: {error}; {self._advice()}"
+            raise Unreachable(refusal or message) from error
         except (HTTPException, OSError) as error:
             self._http.close()
-            raise Unreachable(f"what answers at {self._url} does not speak HTTP; is --api right?") from error
+            message = f"what answers at {self._url} does not speak HTTP; is --api right?"
+            raise Unreachable(message) from error
+
+    def _advice(self) -> str:
+        """Return what to do about a connection that was ended without an answer."""
+        if self._has_answered:
+            return "is it still running?"
+        if self._context is not None:
+            return "does it take only clients with a certificate (--cert, --key), or not this one?"
+        return "is it still running? If it expects TLS, write https://"
 
     def _loaded(self, content: bytes) -> Any:
         try:

@@ -17,11 +17,13 @@ from greenstalkctl.commands import (
     completion,
     delete,
     drain,
+    help,
     jobs,
     kick,
     move,
     pause,
     peek,
+    ping,
     put,
     stats,
     tail,
@@ -32,7 +34,7 @@ from greenstalkctl.settings import PROGRAM, Settings, Verbs
 from greenstalkctl.text import printable
 
 
-@click.group(cls=Verbs)
+@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(version("greenstalk-server"), prog_name=PROGRAM)
 def cli() -> None:
     """Look into a beanstalk server, and change what is in it. It works with ours and with beanstalkd.
@@ -51,6 +53,7 @@ def cli() -> None:
 
 
 for command in (
+    ping.ping,
     stats.stats,
     stats.tubes,
     stats.tube,
@@ -69,6 +72,7 @@ for command in (
     pause.resume,
     bench.bench,
     completion.completion,
+    help.help,
 ):
     cli.add_command(command)
 
@@ -82,13 +86,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except click.exceptions.NoArgsIsHelpError as error:
         return _fail(error.format_message(), EXIT_USAGE)
     except click.UsageError as error:
-        return _complain(f"{error.format_message()} {_hint(error)}", EXIT_USAGE)
+        return _complain(f"{_sentence(error.format_message())} {_hint(error)}", EXIT_USAGE)
     except click.ClickException as error:  # a file that cannot be read
         return _complain(error.format_message(), EXIT_USAGE)
     except Failure as error:
         return _complain(str(error), error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         return _complain("interrupted", EXIT_INTERRUPTED)
+    except MemoryError:
+        return _complain("there is not enough memory for this", EXIT_NOTHING)
     except BrokenPipeError:  # whoever reads has enough
         _discard(sys.stdout)
         return EXIT_NOTHING
@@ -113,6 +119,10 @@ def _prepare_streams() -> None:
 def _discard(stream: TextIO) -> None:
     """Drop what *stream* still holds: the interpreter would fail with it at its exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _sentence(message: str) -> str:
+    return message if message.endswith((".", "?", "!")) else f"{message}."
 
 
 def _hint(error: click.UsageError) -> str:

@@ -6,33 +6,32 @@ Text of others goes through `printable` before it comes here, and never is marku
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, Literal, TypeAlias
 
 import click
-from rich.box import SIMPLE_HEAD
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 from rich.text import Text
 
 from greenstalkctl.exits import Misuse, Nothing
+from greenstalkctl.table import Cell, Column, Table, cell
 from greenstalkctl.text import document, printable
 
-Cell: TypeAlias = str | int | float | None
 Advance: TypeAlias = Callable[[int], None]
 """Called with how many jobs more are done."""
 
-WIDE: Final = 1000
-"""Columns where there is no terminal: a pipe has no edge at which to fold a line."""
+WIDE: Final = 1_000_000
+"""Columns where there is no terminal: a pipe has no edge, so nothing is dropped or cut."""
 
 
 class Output:
     """Where a command's words go, as the global options ask."""
 
-    def __init__(self, *, is_json: bool, assumes_yes: bool, has_colour: bool) -> None:
+    def __init__(self, *, is_json: bool, assumes_yes: bool, has_colour: bool, has_header: bool = True) -> None:
         self.is_json = is_json
+        self._has_header = has_header
         self._assumes_yes = assumes_yes
         self._colours: Literal["auto"] | None = "auto" if has_colour else None
 
@@ -45,7 +44,11 @@ class Output:
             if isinstance(part, str):
                 click.echo(part)
             else:
-                self.console().print(part)
+                self.console().print(part, soft_wrap=isinstance(part, Text))
+
+    def table(self, columns: Sequence[Column], rows: Iterable[Sequence[Cell]], keep: str = "") -> Table:
+        """Return a table that fits the terminal; the column with the title *keep* is not dropped for that."""
+        return Table(columns, rows, keep, has_header=self._has_header)
 
     def note(self, text: str) -> None:
         """Say on stderr what is no result."""
@@ -79,33 +82,8 @@ class Output:
             yield lambda count: progress.advance(task, count)
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[Cell]], texts: Collection[str] = ()) -> Table:
-    """A table whose first column is text, and so are those of *texts*; the others are figures."""
-    made = Table(box=SIMPLE_HEAD, header_style="bold cyan", pad_edge=False, show_edge=False)
-    for index, title in enumerate(head):
-        is_text = not index or title in texts
-        made.add_column(title, justify="left" if is_text else "right", overflow="fold", no_wrap=not is_text)
-    for row in rows:
-        made.add_row(*(_cell(cell) for cell in row))
-    return made
-
-
-def pairs(entries: dict[str, Any]) -> Table:
-    """Names and values, one pair a line."""
-    made = Table.grid(padding=(0, 2))
-    for key, value in entries.items():
-        made.add_row(Text(printable(key), style="dim"), _cell(value))
-    return made
-
-
-def _cell(value: Cell) -> Text:
-    shown = _shown(value)
-    return Text(shown, style="dim" if shown in {"0", "0.0"} else "")
-
-
-def _shown(value: Cell) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, bool):
-        return str(value).lower()
-    return f"{value:.1f}" if isinstance(value, float) else printable(str(value))
+def pairs(entries: dict[str, Any]) -> Text:
+    """Names and values, one pair a line; a terminal folds a long value itself, so that it can be copied whole."""
+    width = max(map(len, entries), default=0) + 2
+    lines = (Text(printable(key).ljust(width), style="dim") + cell(value) for key, value in entries.items())
+    return Text("\n").join(lines)

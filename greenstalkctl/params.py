@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from typing import Final
 
 import click
 from click.shell_completion import CompletionItem
 
-from greenstalkctl import address
+from greenstalkctl import address, units
 from greenstalkctl.exits import Failure
 from greenstalkctl.queue import MAX_NUMBER, STATES, TUBE_NAME
 from greenstalkctl.settings import Settings
 
-_UNITS: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _COMPLETION_SECONDS: Final = 1.0
 
 
@@ -39,22 +37,44 @@ class TubeName(click.ParamType[str]):
 
 
 class Duration(click.ParamType[int]):
-    """Whole seconds, or a number with a unit: 90, 90s, 5m, 2h, 1d."""
+    """Whole seconds, or a number with units: 90, 90s, 5m, 1h30m, 2d."""
 
     name = "duration"
 
     def convert(self, value: str | int, param: click.Parameter | None, ctx: click.Context | None) -> int:
         if isinstance(value, int):
             return value
-        match = re.fullmatch(r"([0-9]{1,10})([smhd]?)", value)
-        seconds = int(match[1]) * _UNITS[match[2]] if match else -1
-        if not 0 <= seconds <= MAX_NUMBER:
-            self.fail(f"{value!r} is not a time such as 90, 90s, 5m, 2h or 1d, of at most {MAX_NUMBER} s.", param, ctx)
-        return seconds
+        try:
+            seconds = units.seconds(value)
+        except ValueError as error:
+            self.fail(f"{error}.", param, ctx)
+        if not seconds.is_integer() or seconds > MAX_NUMBER:
+            self.fail(f"{value!r} is not a whole number of seconds, of at most {MAX_NUMBER}.", param, ctx)
+        return int(seconds)
+
+
+class Size(click.ParamType[int]):
+    """Bytes, or a number with a unit: 65535, 64K, 10MB, 1GiB; at most *most* bytes."""
+
+    name = "size"
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+
+    def convert(self, value: str | int, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        try:
+            size = units.size(value)
+        except ValueError as error:
+            self.fail(f"{error}.", param, ctx)
+        if size > self._most:
+            self.fail(f"{value!r} is more than {self._most} bytes.", param, ctx)
+        return size
 
 
 class ServerAddress(click.ParamType[address.Address]):
-    """HOST:PORT or unix:PATH."""
+    """HOST:PORT, tls:HOST:PORT or unix:PATH."""
 
     name = "address"
 

@@ -7,6 +7,7 @@ the server refuses raises Refused, and what ends the connection Unreachable, eac
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeAlias
 
@@ -24,7 +25,40 @@ STATES: Final = (READY, DELAYED, BURIED)
 MAX_NUMBER: Final = 2**32 - 1
 """The largest pri, delay, ttr and pause of the protocol."""
 
+MAX_BODY: Final = 2**30
+"""Bytes of a body: the most that any server can be configured to take."""
+
+MAX_TUBES: Final = 1_000_000
+"""Tubes of a list; a longer one is taken for an attack on our memory."""
+
 TUBE_NAME: Final = re.compile(r"[A-Za-z0-9+/;.$_()][A-Za-z0-9+/;.$_()-]{0,199}")
+
+
+OF_SERVER: Final = {
+    "version": str,
+    "uptime": int,
+    "current-connections": int,
+    "current-workers": int,
+    "total-jobs": int,
+}
+OF_TUBE: Final = {
+    "name": str,
+    **{f"current-jobs-{state}": int for state in ("urgent", *STATES, RESERVED)},
+    "current-waiting": int,
+    "total-jobs": int,
+    "cmd-delete": int,
+    "pause-time-left": int,
+}
+OF_JOB: Final = {"id": int, "tube": str, "state": str, "pri": int, "ttr": int, "time-left": int}
+"""Figures that commands rely on, and the type of each."""
+
+
+def checked(stats: Stats, expected: Mapping[str, type]) -> Stats:
+    """Return *stats*; raise ValueError unless they have all that is *expected*."""
+    for name, kind in expected.items():
+        if not isinstance(stats.get(name), kind):
+            raise ValueError(f"{name!r} is missing")  # noqa: TRY004  it is what an answer holds
+    return stats
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ def selection(states: Sequence[str]) -> Callable[[F], F]:
             click.option("--count", type=COUNT, help="At most so many of the tube."),
             click.option("--state", type=click.Choice(states), help="Those of the tube that are in this state."),
             click.option("--tube", type=TUBE, help="Jobs of this tube, rather than by their ids."),
-            click.argument("ids", nargs=-1, type=JOB_ID, metavar="[ID]..."),
+            click.argument("ids", nargs=-1, type=JOB_ID, metavar="[ID]...", help="The ids of the jobs."),
         ):
             function = option(function)
         return function

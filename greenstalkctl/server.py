@@ -1,10 +1,15 @@
 """One connection to a server, by the protocol, and what the server at the other end can do.
 
 What is said in `queue` of answers and errors holds here. Not for two threads.
+
+Whatever is at the other end, an answer is bounded in time (the deadline of its request) and in memory (MAX_*).
 """
 
 from __future__ import annotations
 
+import io
+import socket
+import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,9 +19,23 @@ from typing import Any, Final, ParamSpec, Self, TypeAlias, TypeVar
 
 import greenstalk
 
+from greenstalkctl import link, tls
 from greenstalkctl.address import Address
 from greenstalkctl.exits import Refused, Unreachable
-from greenstalkctl.queue import BURIED, DELAYED, READY, TUBE_NAME, Seen, Stats
+from greenstalkctl.queue import (
+    BURIED,
+    DELAYED,
+    MAX_BODY,
+    MAX_TUBES,
+    OF_JOB,
+    OF_SERVER,
+    OF_TUBE,
+    READY,
+    TUBE_NAME,
+    Seen,
+    Stats,
+    checked,
+)
 from greenstalkctl.text import printable
 
 Job: TypeAlias = "greenstalk.Job[bytes]"
@@ -27,6 +46,16 @@ DEFAULT_TUBE: Final = greenstalk.DEFAULT_TUBE
 DEFAULT_PRI: Final = greenstalk.DEFAULT_PRIORITY
 DEFAULT_TTR: Final = greenstalk.DEFAULT_TTR
 
+MAX_LINE: Final = 1024
+"""Bytes of the first line of a reply; that of `list-tube-used` is the longest, with a name of 200."""
+
+MAX_STATS: Final = 2**16
+"""Bytes of the figures of a server, a tube or a job, which are some 2,000."""
+
+MAX_LIST: Final = 2**26
+"""Bytes of a list of tubes."""
+
+_TLS_ALERT: Final = b"\x15\x03"
 _NAMES: Final = ("name", "tube", "hostname", "os", "platform", "version", "id")
 _REASONS: Final[dict[type, tuple[str, str]]] = {
     greenstalk.BadFormatError: ("BAD_FORMAT", "it does not understand the command"),
@@ -48,28 +77,82 @@ class Abilities:
     """It knows `reserve-job`, as ours does and beanstalkd from 1.12 on; without it no job can be buried by its id."""
 
 
+class _Lines(io.BufferedReader):
+    """Replies, whose lines end somewhere."""
+
+    def readline(self, size: int | None = -1, /) -> bytes:
+        line = super().readline(MAX_LINE)
+        if len(line) == MAX_LINE:
+            raise link.TooLargeError(f"it answers with a line of more than {MAX_LINE - 1} bytes")
+        if line.startswith(_TLS_ALERT):
+            raise ConnectionError("it answers with an alert of TLS")
+        return line
+
+
 class _Client(greenstalk.Client[bytes]):
-    """The client of PyPI, save that a tube `1_0` of beanstalkd 1.12 stays a name: it takes that for the number 10."""
+    """The client of PyPI, but bounded; and a tube `1_0` of beanstalkd 1.12 stays a name, not the number 10."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        super().__init__(sock, None)
+        self._reader = _Lines(sock.makefile("rb", buffering=0))
+
+    def _read_chunk(self, size: int) -> bytes:
+        if not 0 <= size <= MAX_BODY:
+            raise link.TooLargeError(f"it announces an answer of {size} bytes")
+        return super()._read_chunk(size)
 
     def _stats_cmd(self, cmd: bytes) -> Any:
-        body = self._read_chunk(self._int_cmd(cmd, b"OK")).decode(errors="replace")
+        body = self._document(cmd, MAX_STATS).decode(errors="replace")
         return dict(_stat(line) for line in body.split("\n")[1:] if line)
+
+    def _list_cmd(self, cmd: bytes) -> list[str]:
+        document = self._document(cmd, MAX_LIST)
+        if document.count(b"\n") > MAX_TUBES:
+            raise link.TooLargeError(f"it has a list of more than {MAX_TUBES} tubes")
+        head, *lines = document.decode("ascii").splitlines()
+        if head != "---" or not all(line.startswith("- ") for line in lines):
+            raise ValueError(head)
+        return [line.removeprefix("- ") for line in lines]
+
+    def _document(self, cmd: bytes, limit: int) -> bytes:
+        """Return the answer to *cmd*, of at most *limit* bytes."""
+        size = self._int_cmd(cmd, b"OK")
+        if size > limit:
+            raise link.TooLargeError(f"it announces an answer of {size} bytes")
+        return self._read_chunk(size)
 
 
 class Server:
-    """A connection to the server at *address*, on which an operation takes *timeout* seconds at most."""
+    """A connection to the server at *address*; an answer takes *timeout* seconds at most.
 
-    def __init__(self, address: Address, timeout: float) -> None:
+    *context* is that of TLS, for an address that is reached by TLS.
+    """
+
+    def __init__(self, address: Address, timeout: float, context: ssl.SSLContext | None = None) -> None:
         self.address = address
         self._timeout = timeout
         self._used = self._watched = DEFAULT_TUBE
         try:
-            self._sock = address.connect(timeout)
+            sock = address.connect(timeout)
         except (OSError, UnicodeError) as error:  # a host may be no name at all
             reason = getattr(error, "strerror", None) or str(error) or "it does not answer"
             message = f"cannot connect to {address}: {reason}; is it running, and --server right?"
             raise Unreachable(printable(message)) from error
-        self._client = _Client(self._sock, None)
+        self._link = self._secured(sock, context) if context is not None else link.plain(sock)
+        self._has_answered = False
+        try:
+            self._client = _Client(self._link)
+        except OSError as error:  # it has hung up already
+            self._link.close()
+            raise Unreachable(self._ended(error)) from error
+
+    def _secured(self, sock: socket.socket, context: ssl.SSLContext) -> link.Link:
+        try:
+            return link.secured(sock, self._timeout, context, self.address.host)
+        except OSError as error:
+            without = "leave out --tls, or write plain:HOST:PORT"
+            message = tls.failed_handshake(self.address, error, self._timeout, without)
+            raise Unreachable(printable(message)) from error
 
     def __enter__(self) -> Self:
         return self
@@ -91,7 +174,7 @@ class Server:
         return Abilities(reserves_by_id=True)
 
     def stats(self) -> Stats:
-        return dict(self._ask(self._client.stats))
+        return self._ask(lambda: checked(dict(self._client.stats()), OF_SERVER))
 
     def tubes(self) -> list[str]:
         return self._ask(self._names)
@@ -101,11 +184,11 @@ class Server:
         return [stats for name in self.tubes() if (stats := self.tube(name)) is not None]
 
     def tube(self, name: str) -> Stats | None:
-        return self._find(lambda: dict(self._client.stats_tube(name)))
+        return self._find(lambda: checked(dict(self._client.stats_tube(name)), OF_TUBE))
 
     def job(self, job_id: int) -> Stats | None:
-        stats = self._find(lambda: dict(self._client.stats_job(job_id)))
-        return None if stats is None else stats | {"id": job_id}  # in `stats`, the id is that of the server: a name
+        # In `stats`, the id is that of the server: a name.
+        return self._find(lambda: checked(dict(self._client.stats_job(job_id)) | {"id": job_id}, OF_JOB))
 
     def peek(self, job_id: int) -> Job | None:
         return self._find(self._client.peek, job_id)
@@ -140,9 +223,8 @@ class Server:
             self._ask(self._client.watch, tube)
             self._ask(self._client.ignore, self._watched)
             self._watched = tube
-        self._sock.settimeout(self._timeout + wait)
         try:
-            with self._in_our_words(greenstalk.TimedOutError, greenstalk.DeadlineSoonError):
+            with self._in_our_words(greenstalk.TimedOutError, greenstalk.DeadlineSoonError, wait=wait):
                 return self._client.reserve(wait)
         except (greenstalk.TimedOutError, greenstalk.DeadlineSoonError):
             return None
@@ -212,23 +294,43 @@ class Server:
             return call(*args, **kwargs)
 
     @contextmanager
-    def _in_our_words(self, *ordinary: type[greenstalk.Error]) -> Iterator[None]:
-        """Make Refused or Unreachable of what is raised, save of replies that are *ordinary*."""
+    def _in_our_words(self, *ordinary: type[greenstalk.Error], wait: int = 0) -> Iterator[None]:
+        """Make Refused or Unreachable of what is raised, save of replies that are *ordinary*.
+
+        The request has *wait* seconds more than usual.
+        """
+        self._link.allow(self._timeout + wait, MAX_BODY + MAX_LINE)
         try:
             yield
-        except ordinary:
-            raise
         except TimeoutError as error:
-            message = f"{self.address} has not answered within {self._timeout:g} s; allow more with --timeout"
+            message = f"{self.address} has not answered within {self._timeout + wait:g} s; allow more with --timeout"
             raise Unreachable(message) from error
         except OSError as error:
-            message = f"{self.address} has ended the connection: {error}; is it still running?"
+            raise Unreachable(self._ended(error)) from error
+        except link.TooLargeError as error:
+            message = f"what answers at {self.address} is no beanstalk server ({error}); is --server right?"
             raise Unreachable(message) from error
         except (greenstalk.Error, AssertionError, ValueError) as error:
+            if isinstance(error, ordinary):
+                self._has_answered = True
+                raise
             if type(error) in _REASONS:
                 raise self._refusal(error) from error
             message = f"what answers at {self.address} does not speak the beanstalk protocol; is --server right?"
             raise Unreachable(message) from error
+        self._has_answered = True
+
+    def _ended(self, error: OSError) -> str:
+        """Return what it means that the connection has ended with *error*."""
+        if (refusal := tls.refusal(self.address, error)) is not None:
+            return refusal
+        if self._has_answered:
+            advice = "is it still running?"
+        elif self.address.is_secure:
+            advice = "does it take only clients with a certificate (--cert, --key), or not this one?"
+        else:
+            advice = "is it still running? If it expects TLS, add --tls"
+        return f"{self.address} has ended the connection: {error}; {advice}"
 
     def _refusal(self, error: Exception) -> Refused:
         word, reason = _REASONS[type(error)]

@@ -13,11 +13,12 @@ import click
 
 from greenstalkctl.exits import Nothing
 from greenstalkctl.interrupt import Interrupt
-from greenstalkctl.output import Advance, Cell, table
-from greenstalkctl.params import COUNT
-from greenstalkctl.queue import READY
+from greenstalkctl.output import Advance
+from greenstalkctl.params import COUNT, Size
+from greenstalkctl.queue import MAX_BODY, READY
 from greenstalkctl.server import DEFAULT_PRI, Server
 from greenstalkctl.settings import Settings, Verb
+from greenstalkctl.table import Cell, Column
 
 T = TypeVar("T")
 PERCENTILES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
@@ -26,7 +27,7 @@ TTR: Final = 3600
 
 @click.command(cls=Verb, short_help="Measure put, reserve and delete.")
 @click.option("--jobs", type=COUNT, default=2000, show_default=True, help="How many jobs.")
-@click.option("--size", type=click.IntRange(0, 2**30), default=100, show_default=True, help="Bytes of each body.")
+@click.option("--size", type=Size(MAX_BODY), default=100, show_default=True, help="Size of each body, such as 64K.")
 @click.pass_obj
 def bench(settings: Settings, jobs: int, size: int) -> None:
     """Measure put, reserve and delete: how many a second, and how long one takes, in microseconds.
@@ -42,9 +43,11 @@ def bench(settings: Settings, jobs: int, size: int) -> None:
             run.clean(server)
         interrupt.check("interrupted; its jobs are deleted")
     figures = {verb: summary(times) for verb, times in run.times.items()}
-    head = ("", "per second", *(f"{name} µs" for name in PERCENTILES))
+    columns = [Column("", 0, "text"), Column("per second", 1), Column("p50 µs", 2), Column("p90 µs", 5)]
+    columns += [Column("p99 µs", 4), Column("max µs", 3)]
     rows: list[list[Cell]] = [[verb, *map(round, line.values())] for verb, line in figures.items()]
-    settings.out.show({"jobs": jobs, "size": size, "server": str(server.address)} | figures, table(head, rows))
+    about = {"jobs": jobs, "size": size, "server": str(server.address)}
+    settings.out.show(about | figures, settings.out.table(columns, rows))
 
 
 class Run:

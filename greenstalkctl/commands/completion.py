@@ -12,7 +12,7 @@ SHELLS: dict[str, type[ShellComplete]] = {"bash": BashComplete, "zsh": ZshComple
 
 
 @click.command(cls=Verb)
-@click.argument("shell", type=click.Choice(tuple(SHELLS)))
+@click.argument("shell", type=click.Choice(tuple(SHELLS)), help="The shell that will run the script.")
 @click.pass_context
 def completion(ctx: click.Context, shell: str) -> None:
     """Write the completion script for a shell.

@@ -49,7 +49,7 @@ def delete(
 
 
 @click.command(cls=Verb, short_help="Delete all jobs of a tube.")
-@click.argument("tubes", type=TUBE, nargs=-1, required=True, metavar="TUBE...")
+@click.argument("tubes", type=TUBE, nargs=-1, required=True, metavar="TUBE...", help="The tubes to clear.")
 @click.option("--state", "states", type=STATE, multiple=True, help="Only jobs in this state; may be repeated.")
 @click.pass_obj
 def clear(settings: Settings, tubes: tuple[str, ...], states: tuple[str, ...]) -> None:

@@ -24,11 +24,14 @@ ORDER: Final = (BURIED, DELAYED, READY)
 
 
 @click.command(name="drain-to", cls=Verb, short_help="Move all jobs to another server.")
-@click.argument("target", type=ADDRESS, metavar="HOST:PORT")
-@click.argument("tubes", type=TUBE, nargs=-1, metavar="[TUBE]...")
+@click.argument("target", type=ADDRESS, metavar="ADDRESS", help="The other server: [tls:]HOST:PORT or unix:PATH.")
+@click.argument("tubes", type=TUBE, nargs=-1, metavar="[TUBE]...", help="Only these tubes; without them, all.")
 @click.pass_obj
 def drain_to(settings: Settings, target: Address, tubes: tuple[str, ...]) -> None:
-    """Move all jobs to the server at HOST:PORT (or unix:PATH): those of the TUBEs named, or of all.
+    """Move all jobs to the server at ADDRESS: those of the TUBEs named, or of all.
+
+    With --tls both servers are reached by TLS, but one with plain: before its address is not. Without --tls, one with
+    tls: before its address is.
 
     Each job is put there, then deleted here. It gets a new id, and its age and counts begin anew; body, pri, ttr and
     what is left of its delay are kept. Buried jobs are buried there, which needs reserve-job (ours has it, and
@@ -38,7 +41,7 @@ def drain_to(settings: Settings, target: Address, tubes: tuple[str, ...]) -> Non
     between the two steps leaves one job on both servers. Stop the producers first: it goes on until the tubes are
     empty.
     """
-    with settings.connect() as here, settings.connect(target) as there:
+    with settings.connect(target=target) as here, settings.connect_to(target) as there:
         _refuse_itself(here, there)
         names = tubes or tuple(here.tubes())
         total = sum(jobs_in(existing(here, name), state) for name in names for state in STATES)

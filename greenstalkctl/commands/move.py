@@ -25,8 +25,8 @@ Step: TypeAlias = tuple[str, Outcome, int]
 
 
 @click.command(cls=Verb, short_help="Move jobs to another tube.")
-@click.argument("source", type=TUBE, metavar="FROM")
-@click.argument("target", type=TUBE, metavar="TO")
+@click.argument("source", type=TUBE, metavar="FROM", help="The tube that has the jobs.")
+@click.argument("target", type=TUBE, metavar="TO", help="The tube that gets them.")
 @click.option("--state", "states", type=STATE, multiple=True, help="Only jobs in this state; may be repeated.")
 @click.option("--count", type=COUNT, help="At most so many; needs one --state.")
 @click.pass_obj

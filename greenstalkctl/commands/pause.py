@@ -11,12 +11,12 @@ from greenstalkctl.settings import Settings, Verb
 
 
 @click.command(cls=Verb, short_help="Give out no job of a tube for a time.")
-@click.argument("tube", type=TUBE)
-@click.argument("time", type=DURATION)
+@click.argument("tube", type=TUBE, help="The tube to pause.")
+@click.argument("time", type=DURATION, help="For how long: seconds, or such as 5m, 1h30m, 2d.")
 @click.option("--reason", default="", help="Why, for whoever looks at the tube; needs --api.")
 @click.pass_obj
 def pause(settings: Settings, tube: str, time: int, reason: str) -> None:
-    """Give out no job of TUBE for TIME: seconds, or such as 5m, 2h, 1d. Puts go on."""
+    """Give out no job of TUBE for TIME: seconds, or such as 5m, 1h30m, 2d. Puts go on."""
     with settings.reach_api("reasons for a pause") if reason else settings.reach() as queue:
         is_done = queue.pause(tube, time, reason) if isinstance(queue, Api) else queue.pause(tube, time)
         if not is_done:
@@ -25,7 +25,7 @@ def pause(settings: Settings, tube: str, time: int, reason: str) -> None:
 
 
 @click.command(cls=Verb, short_help="End the pause of a tube.")
-@click.argument("tube", type=TUBE)
+@click.argument("tube", type=TUBE, help="The tube that is paused.")
 @click.pass_obj
 def resume(settings: Settings, tube: str) -> None:
     """End the pause of TUBE."""

@@ -15,7 +15,7 @@ from greenstalkctl.settings import Settings, Verb
 
 
 @click.command(cls=Verb, short_help="Show a job, without taking it.")
-@click.argument("job_id", metavar="[ID]", type=JOB_ID, required=False)
+@click.argument("job_id", metavar="[ID]", type=JOB_ID, required=False, help="The id of the job.")
 @click.option("--tube", type=TUBE, help="Look at the next job of this tube.")
 @click.option("--ready", "state", flag_value=READY, help="The next ready one (this is the default).")
 @click.option("--delayed", "state", flag_value=DELAYED, help="The delayed one that is due next.")

@@ -11,21 +11,19 @@ import click
 
 from greenstalkctl.exits import Misuse
 from greenstalkctl.params import DURATION, PRI, TUBE
+from greenstalkctl.queue import MAX_BODY
 from greenstalkctl.server import DEFAULT_PRI, DEFAULT_TTR, DEFAULT_TUBE
 from greenstalkctl.settings import Settings, Verb
-
-LARGEST: Final = 2**30
-"""Bytes of a body: the most that any server can be told to take."""
 
 _CHUNK: Final = 2**20
 
 
 @click.command(cls=Verb, short_help="Put a job, or one for each line.")
-@click.argument("body", required=False)
+@click.argument("body", required=False, help="The body of the job.")
 @click.option("--file", type=click.File("rb"), help="Read the body from this file; - is standard input.")
 @click.option("--tube", type=TUBE, default=DEFAULT_TUBE, help="Put it into this tube; `default` without it.")
 @click.option("--pri", type=PRI, default=DEFAULT_PRI, show_default=True, help="0 is the most urgent.")
-@click.option("--delay", type=DURATION, default=0, help="Time until it is ready: seconds, or such as 5m, 2h, 1d.")
+@click.option("--delay", type=DURATION, default=0, help="Time until it is ready, such as 90, 5m or 1h30m.")
 @click.option("--ttr", type=DURATION, default=DEFAULT_TTR, show_default=True, help="Time a worker has for it.")
 @click.option("--lines", is_flag=True, help="One job for each line of the input, without its newline.")
 @click.pass_obj
@@ -37,6 +35,9 @@ def put(
         raise Misuse("the body is either BODY or the input, which --file and --lines read")
     source = file or sys.stdin.buffer
     with settings.reach() as queue:
+        if body is None and source.isatty():
+            what = "a job on each line" if lines else "the body"
+            settings.out.note(f"Type {what}, then Ctrl-D at the start of a line; Ctrl-C puts nothing more.")
         for content in _bodies(body, source, has_lines=lines):
             job_id = queue.put(tube, content, pri, delay, ttr)
             settings.out.show({"id": job_id, "tube": tube}, str(job_id))
@@ -51,21 +52,24 @@ def _bodies(body: str | None, source: BinaryIO, *, has_lines: bool) -> Iterator[
         if not has_lines:
             yield _checked(_read(source))
             return
-        while line := source.readline(LARGEST + 2):
+        while line := source.readline(MAX_BODY + 2):
             yield _checked(line.removesuffix(b"\n"))
     except OSError as error:
         raise Misuse(f"cannot read the input: {error.strerror}") from error
 
 
 def _read(source: BinaryIO) -> bytes:
-    """All of *source*, or more than LARGEST of it: it may never end."""
+    """All of *source*, or more than MAX_BODY of it: it may never end."""
     body = bytearray()
-    while len(body) <= LARGEST and (chunk := source.read(_CHUNK)):
+    while len(body) <= MAX_BODY:
+        chunk = source.read(_CHUNK)
         body += chunk
+        if len(chunk) < _CHUNK:  # the end; on a terminal another read would wait for a second Ctrl-D
+            break
     return bytes(body)
 
 
 def _checked(body: bytes) -> bytes:
-    if len(body) > LARGEST:
-        raise Misuse(f"the body is larger than {LARGEST} bytes, which is the most that a server takes")
+    if len(body) > MAX_BODY:
+        raise Misuse(f"the body is larger than {MAX_BODY} bytes, which is the most that a server takes")
     return body

@@ -7,7 +7,8 @@ from typing import Final
 import click
 
 from greenstalkctl.api import Api
-from greenstalkctl.output import pairs, table
+from greenstalkctl.columns import column
+from greenstalkctl.output import pairs
 from greenstalkctl.params import TUBE
 from greenstalkctl.selection import existing
 from greenstalkctl.settings import Settings, Verb
@@ -21,8 +22,10 @@ COLUMNS: Final = {
     "buried": "current-jobs-buried",
     "waiting": "current-waiting",
     "total": "total-jobs",
-    "pause left": "pause-time-left",
+    "pause-left": "pause-time-left",
 }
+"""Figures of a tube, by the names of their columns."""
+
 COLUMNS_OF_API: Final = {
     "oldest": "oldest-ready-age",
     "puts/s": "puts-per-second",
@@ -43,7 +46,13 @@ def stats(settings: Settings) -> None:
 
 
 @click.command(cls=Verb, short_help="List the tubes and their jobs by state.")
-@click.option("--sort", type=click.Choice(tuple(ALL_COLUMNS)), default="tube", help="Largest first, by this column.")
+@click.option(
+    "--sort",
+    type=click.Choice(tuple(ALL_COLUMNS)),
+    default="tube",
+    metavar="COLUMN",
+    help=f"Largest first, by this column: {', '.join(ALL_COLUMNS)}.",
+)
 @click.pass_obj
 def tubes(settings: Settings, sort: str) -> None:
     """List the tubes with how many jobs they have in each state.
@@ -57,11 +66,12 @@ def tubes(settings: Settings, sort: str) -> None:
     if sort != "tube":
         found.sort(key=lambda figures: figures[columns[sort]] or 0, reverse=True)
     rows = ([figures[key] for key in columns.values()] for figures in found)
-    settings.out.show(found, table(tuple(columns), rows))
+    shown = settings.out.table([column(name) for name in columns], rows, keep=column(sort).title)
+    settings.out.show(found, shown)
 
 
 @click.command(cls=Verb)
-@click.argument("name", type=TUBE)
+@click.argument("name", metavar="TUBE", type=TUBE, help="The name of the tube.")
 @click.pass_obj
 def tube(settings: Settings, name: str) -> None:
     """Show the figures of one tube."""

@@ -24,10 +24,10 @@ NUMBER: Final = click.IntRange(0, MAX_NUMBER)
 
 
 @click.command(cls=Verb, short_help="Print the last jobs of a tube, and follow it.")
-@click.argument("tube", type=TUBE)
+@click.argument("tube", type=TUBE, help="The tube to look at.")
 @click.option("-n", "--number", type=NUMBER, default=10, show_default=True, help="How many to begin with.")
 @click.option("-f", "--follow", is_flag=True, help="Go on, with jobs as they come, until Ctrl-C.")
-@click.option("--interval", type=INTERVAL, default=0.5, show_default=True, help="Seconds between two looks.")
+@click.option("--interval", type=INTERVAL, default=0.5, help="Time between two looks; 500ms without it.")
 @click.option("--consume", is_flag=True, help="Take the ready jobs: reserve each, print it, delete it.")
 @click.pass_obj
 def tail(settings: Settings, tube: str, number: int, follow: bool, interval: float, consume: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic, sleep
 from typing import Any, Final
@@ -12,29 +13,30 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from greenstalkctl.columns import column
 from greenstalkctl.exits import Misuse
 from greenstalkctl.keyboard import Keyboard
-from greenstalkctl.output import table
+from greenstalkctl.output import Output
 from greenstalkctl.pulse import Look, look, rows
 from greenstalkctl.queue import Queue
 from greenstalkctl.settings import Seconds, Settings, Verb
 from greenstalkctl.text import printable
 
 COLUMNS: Final = {
-    "t": ("tube", "Tube"),
-    "r": ("ready", "Ready"),
-    "v": ("reserved", "reserVed"),
-    "d": ("delayed", "Delayed"),
-    "b": ("buried", "Buried"),
-    "w": ("waiting", "Waiting"),
-    "p": ("puts_per_second", "Puts/s"),
-    "x": ("deletes_per_second", "deletes/s (X)"),
-    "l": ("pause_left", "pause Left"),
-    "o": ("oldest", "Oldest"),
+    "tube": ("t", "tube", "Tube"),
+    "ready": ("r", "ready", "Ready"),
+    "reserved": ("v", "reserved", "reserVed"),
+    "delayed": ("d", "delayed", "Delayed"),
+    "buried": ("b", "buried", "Buried"),
+    "waiting": ("w", "waiting", "Waiting"),
+    "puts/s": ("p", "puts_per_second", "Puts/s"),
+    "deletes/s": ("e", "deletes_per_second", "dEletes/s"),
+    "pause-left": ("l", "pause_left", "pause Left"),
+    "oldest": ("o", "oldest", "Oldest"),
 }
-"""The key that sorts by a column, its name in JSON, and its title, where the key is a capital letter."""
+"""By the name of a column: the key that sorts by it, its name in JSON, and its title, where the key is a capital."""
 
-NAMES: Final = tuple(name for name, _ in COLUMNS.values())
+BY_KEY: Final = {key: name for name, (key, _, _) in COLUMNS.items()}
 OF_API: Final = "oldest"
 """The column that the protocol does not have."""
 
@@ -48,8 +50,8 @@ class Order:
 
     def press(self, key: str) -> None:
         """Sort by the column of *key*; the same key again turns it round."""
-        column, _ = COLUMNS.get(key.lower(), (self.column, ""))
-        if key.lower() in COLUMNS:
+        column = BY_KEY.get(key.lower())
+        if column is not None:
             self.is_reversed = column == self.column and not self.is_reversed
             self.column = column
 
@@ -57,27 +59,34 @@ class Order:
         """Return the rows in this order; equal ones by name."""
         by_name = sorted(found, key=lambda row: str(row["tube"]))
         is_reversed = self.is_reversed != (self.column != "tube")
-        return sorted(by_name, key=lambda row: row.get(self.column) or 0, reverse=is_reversed)
+        _, name, _ = COLUMNS[self.column]
+        return sorted(by_name, key=lambda row: row.get(name) or 0, reverse=is_reversed)
 
 
 @click.command(cls=Verb, short_help="Show the tubes live.")
-@click.option("--interval", type=Seconds(0.1, 3600), default=1.0, show_default=True, help="Seconds a look.")
+@click.option("--interval", type=Seconds(0.1, 3600), default=1.0, help="Time between two looks; 1s without it.")
 @click.option("--once", is_flag=True, help="Look twice, print one table, and end.")
-@click.option("--sort", type=click.Choice(NAMES), default="tube", show_default=True, help="By which column first.")
+@click.option(
+    "--sort",
+    type=click.Choice(tuple(COLUMNS)),
+    default="tube",
+    metavar="COLUMN",
+    help=f"Largest first, by this column: {', '.join(COLUMNS)}.",
+)
 @click.pass_obj
 def top(settings: Settings, interval: float, once: bool, sort: str) -> None:
     """Show the tubes live, with puts and deletes per second.
 
     With --api also for how many seconds the oldest ready job of each has been so.
 
-    Keys: the capital letter in a column's title sorts by it, and again the other way round; q ends it.
+    Keys: the capital letter in a column's title sorts by it, and again the other way round; q and Ctrl-C end it.
     """
     order = Order(sort)
     with settings.reach_api(f"column {OF_API!r}") if sort == OF_API else settings.reach() as queue:
         if once:
             before, now = look(queue), _later(queue, interval)
             found = order.sort(rows(before, now))
-            settings.out.show({"server": now.server, "tubes": found}, _page(queue, now, found, ""))
+            settings.out.show({"server": now.server, "tubes": found}, _page(settings.out, queue, now, found, order))
         elif settings.is_json:
             _stream(settings, queue, interval, order)
         elif sys.stdout.isatty():
@@ -100,12 +109,17 @@ def _stream(settings: Settings, queue: Queue, interval: float, order: Order) -> 
 
 
 def _live(settings: Settings, queue: Queue, interval: float, order: Order) -> None:
-    """Redraw after each look and each key, until q."""
+    """Redraw after each look and each key, until q or Ctrl-C."""
     before = now = look(queue)
-    with Keyboard() as keyboard, Live(console=settings.out.console(), screen=True, auto_refresh=False) as live:
+    out = settings.out
+    with (
+        suppress(KeyboardInterrupt),
+        Keyboard() as keyboard,
+        Live(console=out.console(), screen=True, auto_refresh=False) as live,
+    ):
         while True:
-            page = _page(queue, now, order.sort(rows(before, now)), f"by {order.column}; q ends")
-            live.update(page, refresh=True)
+            hint = f"by {order.column}; q ends"
+            live.update(_page(out, queue, now, order.sort(rows(before, now)), order, hint), refresh=True)
             key = keyboard.key(now.time + interval - monotonic())
             if key == "q":
                 return
@@ -114,12 +128,20 @@ def _live(settings: Settings, queue: Queue, interval: float, order: Order) -> No
                 before, now = now, look(queue)
 
 
-def _page(queue: Queue, now: Look, found: list[dict[str, Any]], hint: str) -> RenderableType:
+def _page(
+    out: Output, queue: Queue, now: Look, found: list[dict[str, Any]], order: Order, hint: str = ""
+) -> RenderableType:
     stats = now.server
-    about = (
-        f"{queue.address}  version {stats['version']}  up {stats['uptime']} s  "
-        f"connections {stats['current-connections']}  workers {stats['current-workers']}  {hint}"
-    )
-    shown = {name: title for name, title in COLUMNS.values() if all(name in row for row in found)}
-    listed = table(tuple(shown.values()), ([row[name] for name in shown] for row in found))
-    return Group(Text(printable(about), style="bold"), listed)
+    about = [
+        hint,
+        str(queue.address),
+        f"connections {stats['current-connections']}",
+        f"workers {stats['current-workers']}",
+        f"version {stats['version']}",
+        f"up {stats['uptime']} s",
+    ]
+    shown = {name: each for name, each in COLUMNS.items() if all(each[1] in row for row in found)}
+    columns = [column(name, title) for name, (_, _, title) in shown.items()]
+    listed = ([row[key] for _, key, _ in shown.values()] for row in found)
+    head = Text("  ".join(map(printable, filter(None, about))), style="bold", no_wrap=True, overflow="ellipsis")
+    return Group(head, out.table(columns, listed, keep=COLUMNS[order.column][2]))

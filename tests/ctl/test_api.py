@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import signal
@@ -553,22 +554,44 @@ def test_a_problem_of_any_shape_is_4() -> None:
         assert (done.code, "\x1b" in done.err, len(done.err.splitlines())) == (4, False, 1)
 
 
-def against(reply: str) -> Done:
-    """Run a command against what gives that *reply* to whoever connects."""
+SERVER_ALONE = json.dumps({"stats": {"version": "1"}, "journal": {}, "memory": None, "rates": {}})
+
+
+@pytest.mark.parametrize("command", ["stats", "tubes", "tube mail", "peek 1", "jobs", "put x", "clear mail --yes"])
+@pytest.mark.parametrize(
+    "answer",
+    ["[]", "{}", "null", "1", '"x"', '{"tubes": [{}], "next_cursor": null}',
+     '{"tubes": 1, "jobs": 1, "next_cursor": null}',
+     '{"tubes": [], "jobs": [], "next_cursor": 3}', '{"jobs": [1], "next_cursor": null}', '{"id": "x"}'],
+)  # fmt: skip
+def test_an_answer_of_another_form_is_one_line(command: str, answer: str) -> None:
+    first, then = (
+        f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(text)}\r\n\r\n{text}"
+        for text in (SERVER_ALONE, answer)
+    )
+    done = against(first, then, command=command)
+    assert (done.code, done.out, len(done.err.splitlines())) == (3, b"", 1)
+    assert "is not the API" in done.err
+
+
+def against(*replies: str, command: str = "tubes") -> Done:
+    """Run a command against what gives these *replies*, the last one again and again."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def answer() -> None:
             sock, _ = listener.accept()
             with sock:
-                sock.recv(65536)
-                sock.sendall(reply.encode())
-                sock.shutdown(socket.SHUT_WR)
+                for reply in replies[:-1]:
+                    sock.recv(65536)
+                    sock.sendall(reply.encode())
                 while sock.recv(65536):
-                    pass
+                    sock.sendall(replies[-1].encode())
+                    if len(replies) == 1:
+                        sock.shutdown(socket.SHUT_WR)
 
         answering = threading.Thread(target=answer)
         answering.start()
-        done = run("--api", f"http://127.0.0.1:{listener.getsockname()[1]}", "tubes")
+        done = run("--api", f"http://127.0.0.1:{listener.getsockname()[1]}", *command.split())
         answering.join()
     return done
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
 from greenstalkctl.address import Address, parse
@@ -32,6 +34,55 @@ def test_help_has_the_exit_codes() -> None:
 def test_every_command_has_a_help(command: str) -> None:
     done = run(command, "--help")
     assert (done.code, "Global options:" in done.text) == (0, True)
+
+
+@pytest.mark.parametrize("command", [[], *([name] for name in cli.commands)], ids=str)
+def test_help_can_be_asked_for_in_every_way(command: list[str]) -> None:
+    asked = run(*command, "--help")
+    assert asked.code == 0
+    assert run(*command, "-h").text == asked.text
+    assert run("help", *command).text == asked.text
+
+
+def test_help_of_no_command_suggests_one() -> None:
+    done = run("help", "tubs")
+    assert (done.code, "tubes" in done.err, len(done.err.splitlines())) == (2, True, 1)
+
+
+@pytest.mark.parametrize("command", list(cli.commands))
+def test_help_explains_each_argument_and_option(command: str) -> None:
+    own = [param for param in cli.commands[command].params if not isinstance(param, click.Option) or param.expose_value]
+    assert all(getattr(param, "help", None) for param in own)
+    text = run(command, "--help").text
+    has_arguments = any(isinstance(param, click.Argument) for param in own)
+    assert ("\nPositional arguments:\n" in text) == has_arguments
+    for line in text.splitlines():
+        assert line.strip() not in {param.make_metavar(click.Context(cli)) for param in own}, "without a text"
+
+
+def test_a_complaint_is_a_sentence_before_its_hint(tmp_path: Path) -> None:
+    done = run("put", "--file", str(tmp_path / "missing"))
+    assert done.err.endswith("No such file or directory. See greenstalkctl put --help.\n")
+    assert run("tubes", "--sort", "colour").err.count(".") == run("tubes", "--sort", "colour").err.count(". ") + 1
+
+
+def test_both_tables_of_tubes_sort_by_the_same_names() -> None:
+    choices = {}
+    for command in ("tubes", "top"):
+        (sort,) = (param for param in cli.commands[command].params if param.name == "sort")
+        assert isinstance(sort.type, click.Choice)
+        choices[command] = set(sort.type.choices)
+    assert choices["top"] < choices["tubes"]
+    assert choices["tubes"] - choices["top"] == {"urgent", "total"}
+
+
+def test_ping(server: Server) -> None:
+    done = ctl(server, "ping")
+    assert done.code == 0
+    assert re.fullmatch(rf"{address(server)} answered in [0-9.]+ ms\n", done.text)
+    found = ctl(server, "ping", "--json").json
+    assert (found["server"], 0 < found["milliseconds"] < 60_000) == (address(server), True)
+    assert run("-s", "127.0.0.1:1", "ping").code == 3
 
 
 def test_without_arguments_there_is_the_help() -> None:
@@ -293,6 +344,12 @@ def test_a_locale_without_the_characters(one: Server) -> None:
         ("[::1]:11301", Address("::1", 11301)),
         ("[::1]", Address("::1", 11300)),
         ("unix:/run/a:b", Address(path="/run/a:b")),
+        ("tls:queue:11301", Address("queue", 11301, scheme="tls")),
+        ("tls:queue", Address("queue", 11300, scheme="tls")),
+        ("tls:[::1]:11301", Address("::1", 11301, scheme="tls")),
+        ("plain:queue:11301", Address("queue", 11301, scheme="plain")),
+        ("tls:11301", Address("tls", 11301)),
+        ("tls", Address("tls", 11300)),
     ],
 )
 def test_addresses(written: str, meant: Address) -> None:
@@ -300,7 +357,11 @@ def test_addresses(written: str, meant: Address) -> None:
     assert parse(str(meant)) == meant
 
 
-@pytest.mark.parametrize("written", ["", ":1", "::1", "a:", "a:b", "a:0", "a:65536", "a b", "unix:", "[::1"])
+@pytest.mark.parametrize(
+    "written",
+    ["", ":1", "::1", "a:", "a:b", "a:0", "a:65536", "a b", "unix:", "[::1", "tls:", "tls:a:b",
+     "tls:unix:/a", "tls:tls:a"],
+)  # fmt: skip
 def test_what_is_no_address(written: str) -> None:
     with pytest.raises(ValueError, match="HOST:PORT"):
         parse(written)

@@ -103,6 +103,21 @@ def test_what_is_no_server_is_one_line(reply: bytes) -> None:
     assert len(done.err.splitlines()) == 1
 
 
+FIGURES = b"---\nversion: 1\nuptime: 1\ncurrent-connections: 1\ncurrent-workers: 1\n"
+
+
+@pytest.mark.parametrize("command", ["stats", "top --once --interval 0.1", "ping"])
+@pytest.mark.parametrize("document", [b"---\n", FIGURES, FIGURES + b"total-jobs: many\n", FIGURES + b"total-jobs\n"])
+def test_figures_that_lack_something_are_one_line(command: str, document: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        reply = b"OK %d\r\n%b\r\n" % (len(document), document)
+        answering = threading.Thread(target=_answer, args=(listener, reply))
+        answering.start()
+        done = run("--server", f"127.0.0.1:{listener.getsockname()[1]}", *command.split())
+        answering.join()
+    assert (done.code, len(done.err.splitlines())) == (3, 1)
+
+
 def _answer(listener: socket.socket, reply: bytes) -> None:
     sock, _ = listener.accept()
     with sock:

@@ -43,13 +43,13 @@ def test_put_puts_a_job_for_each_line(server: Server, mail: Client) -> None:
 def test_put_reads_no_more_than_the_largest_body(
     server: Server, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
 ) -> None:
-    monkeypatch.setattr(put, "LARGEST", 100_000)
+    monkeypatch.setattr(put, "MAX_BODY", 100_000)
     done = ctl(server, "put", *options)
     assert (done.code, "larger than 100000 bytes" in done.err, len(done.err.splitlines())) == (2, True, 1)
 
 
 def test_put_takes_the_largest_body(server: Server, mail: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(put, "LARGEST", 3)
+    monkeypatch.setattr(put, "MAX_BODY", 3)
     done = ctl(server, "put", "--lines", "--tube", "mail", "--json", stdin=b"one\ntwo\nfour\n")
     assert [mail.peek(line["id"]).body for line in done.lines] == [b"one", b"two"]
     assert (done.code, ctl(server, "put", stdin=b"one").code) == (2, 0)

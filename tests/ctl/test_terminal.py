@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
+import socket
 import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from tests.conformance.servers import Server
 from tests.ctl.test_drain import fill_many
-from tests.ctl.world import COMMAND, Terminal, address, connect, ctl, jobs, run
+from tests.ctl.world import COMMAND, Terminal, address, connect, ctl, finish, jobs, run
 from tests.daemon import PATIENCE, REPOSITORY
 
 
@@ -73,8 +77,14 @@ def test_top_goes_on_by_itself(one: Server) -> None:
         terminal.wait_for(r"mail +\x1b\[2m +0")
         client.put(b"")
         terminal.wait_for(r"mail +1 ")
+
+
+def test_ctrl_c_ends_top_quietly_as_q_does(one: Server) -> None:
+    with Terminal("--server", address(one), "top", "--interval", "60") as terminal:
+        terminal.wait_for(r"default[^\n]*\n")
         terminal.interrupt()
-        assert terminal.end()[0] == 130
+        code, seen = terminal.end()
+    assert (code, "\x1b[?1049l" in seen, "interrupted" in seen, "Traceback" in seen) == (0, True, False, False)
 
 
 @pytest.mark.parametrize(
@@ -82,9 +92,56 @@ def test_top_goes_on_by_itself(one: Server) -> None:
     [([], {}, True), (["--no-color"], {}, False), ([], {"NO_COLOR": "1"}, False)],
 )
 def test_colours(one: Server, arguments: list[str], variables: dict[str, str], is_coloured: bool) -> None:
-    with Terminal("--server", address(one), "stats", *arguments, **variables) as terminal:
+    with Terminal("--server", address(one), "stats", *arguments, variables=variables) as terminal:
         code, seen = terminal.end()
     assert (code, "\x1b[" in seen) == (0, is_coloured)
+
+
+INTERRUPTIBLE = """
+import os
+import sys
+
+import greenstalkctl.__main__ as it
+
+real = it.signal.signal
+
+def announced(*args):
+    result = real(*args)
+    os.write(1, b"x")
+    return result
+
+it.signal.signal = announced
+sys.exit(it.run())
+"""
+"""Runs the program, and writes a byte when it has taken over Ctrl-C."""
+
+
+@pytest.mark.parametrize("milliseconds", [0, 5, 20, 50, 100, 150, 200, 300])
+def test_ctrl_c_during_the_imports_is_one_line(milliseconds: int) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        process = subprocess.Popen(
+            [sys.executable, "-c", INTERRUPTIBLE, "--server", f"127.0.0.1:{silent.getsockname()[1]}", "stats"],
+            cwd=REPOSITORY,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        assert process.stdout is not None
+        assert process.stdout.read(1) == b"x"
+        time.sleep(milliseconds / 1000)
+        done = finish(process, signal.SIGINT)
+    assert (done.code, done.err) == (130, "greenstalkctl: interrupted\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"), [([], "Type the body, then Ctrl-D"), (["--lines"], "Type a job on each line, then Ctrl-D")]
+)
+def test_put_says_on_a_terminal_what_it_waits_for(one: Server, arguments: list[str], hint: str) -> None:
+    with Terminal("--server", address(one), "put", "--tube", "mail", *arguments) as terminal:
+        terminal.wait_for(hint)
+        terminal.press("hello\n\x04")
+        code, seen = terminal.end()
+    assert code == 0, seen
+    assert [body.strip() for _, body, *_ in jobs(one, "mail")] == [b"hello"]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

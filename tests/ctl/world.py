@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import json
 import os
@@ -11,11 +12,13 @@ import select
 import signal
 import socket
 import ssl
+import struct
 import subprocess
 import sys
+import termios
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from http.client import HTTPConnection
@@ -146,9 +149,12 @@ def _stats(client: Client, tube: str) -> Iterator[greenstalk.StatsJob]:
 class Terminal:
     """The command on a terminal of its own."""
 
-    def __init__(self, *args: str, **variables: str) -> None:
+    def __init__(self, *args: str, columns: int = 120, variables: Mapping[str, str] | None = None) -> None:
         self._master, slave = pty.openpty()
-        environ = os.environ | {"TERM": "xterm", "COLUMNS": "120", "LINES": "40"} | variables
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+        environ = os.environ | {"TERM": "xterm"} | dict(variables or {})
+        for name in ("COLUMNS", "LINES"):  # they would count before the size of the terminal
+            environ.pop(name, None)
         self.process = subprocess.Popen(
             [*COMMAND, *args],
             cwd=REPOSITORY,

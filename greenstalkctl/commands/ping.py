@@ -1,0 +1,24 @@
+"""Whether the server answers."""
+
+from __future__ import annotations
+
+from time import perf_counter
+
+import click
+
+from greenstalkctl.settings import Settings, Verb
+
+
+@click.command(cls=Verb, short_help="Check that the server answers.")
+@click.pass_obj
+def ping(settings: Settings) -> None:
+    """Connect to the server, ask for its figures, and say how long its answer took.
+
+    The exit code is 0 if it answers, 3 if it does not, and 4 if it refuses.
+    """
+    with settings.reach() as queue:
+        start = perf_counter()
+        queue.stats()
+        milliseconds = round((perf_counter() - start) * 1000, 3)
+    answer = {"server": str(queue.address), "milliseconds": milliseconds}
+    settings.out.show(answer, f"{queue.address} answered in {milliseconds:g} ms")

@@ -1,0 +1,183 @@
+"""Whatever answers, an answer is bounded in time and in memory, and a larger one is one line and an exit code."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import pytest
+
+from greenstalkctl.server import MAX_STATS
+from tests.conformance.servers import Server
+from tests.ctl.world import COMMAND, Done, ctl, run
+from tests.daemon import PATIENCE, REPOSITORY, Daemon
+
+MIB = 2**20
+ROOM = 1000 * MIB
+"""Bytes that a process may have of memory: what Python and its libraries reserve, and less than a body of a GiB."""
+
+JSON = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
+BYTES = b"HTTP/1.1 200 OK\r\nContent-Type: application/octet-stream\r\n"
+
+
+@contextmanager
+def hostile(*pieces: bytes, pause: float = 0, repeats: bool = True) -> Iterator[int]:
+    """The port of what answers with the first piece, and then the last one again and again, *pause* seconds apart."""
+
+    def answer() -> None:
+        sock, _ = listener.accept()
+        with sock, suppress(OSError):
+            sock.recv(1000)
+            sock.sendall(b"".join(pieces))
+            while repeats:
+                time.sleep(pause)
+                sock.sendall(pieces[-1])
+            while sock.recv(1000):
+                pass
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=answer)
+        thread.start()
+        yield listener.getsockname()[1]
+        thread.join()
+
+
+def bounded(*args: str) -> Done:
+    """Run the command as a process whose memory is limited to ROOM."""
+    script = f'ulimit -v {ROOM // 1024}; exec "$@"'
+    done = subprocess.run(
+        ["sh", "-c", script, "sh", *COMMAND, *args],
+        cwd=REPOSITORY,
+        capture_output=True,
+        check=False,
+        timeout=PATIENCE,
+    )
+    return Done(done.returncode, done.stdout, done.stderr.decode())
+
+
+def of(port: int, is_http: bool) -> tuple[str, str]:
+    return ("--api", f"http://127.0.0.1:{port}") if is_http else ("--server", f"127.0.0.1:{port}")
+
+
+@pytest.mark.parametrize(
+    ("command", "pieces"),
+    [
+        ("stats", [b"x" * 65536]),
+        ("stats", [b"OK 99999999999999\r\n", b"---\n"]),
+        ("stats", [b"OK %d\r\n" % (MAX_STATS + 1), b"a: 1\n" * 1000]),
+        ("stats", [b"OK -3\r\n", b"x" * 65536]),
+        ("stats", [b"OK " + b"9" * 500 + b"\r\n", b"x"]),
+        ("tubes", [b"OK 99999999999999\r\n", b"- a\n"]),
+        ("tubes", [b"OK 67108864\r\n---\n" + b"- a\n" * (MIB * 16 - 1) + b"\r\n", b""]),
+        ("peek 1", [b"FOUND 1 99999999999999\r\n", b"x" * 65536]),
+        ("peek 1", [b"FOUND 1 -5\r\n", b"x" * 65536]),
+        ("peek 1", [b"FOUND 1 1073741825\r\n", b"x" * 65536]),
+    ],
+    ids=lambda value: str(value)[:50],
+)
+def test_an_answer_of_the_protocol_that_is_too_large_is_3(command: str, pieces: list[bytes]) -> None:
+    with hostile(*pieces, repeats=bool(pieces[-1])) as port:
+        done = bounded("--server", f"127.0.0.1:{port}", *command.split())
+    assert (done.code, done.out) == (3, b"")
+    (line,) = done.err.splitlines()
+    assert f"127.0.0.1:{port} is no beanstalk server (it " in line
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [b"HTTP/1.1 200 OK\r\nX: ", b"x" * 65536],
+        [b"HTTP/1.1 200 OK\r\n", b"X: x\r\n" * 1000],
+        [JSON + b"Content-Length: 99999999999999\r\n\r\n", b"["],
+        [JSON + b"Content-Length: 33554433\r\n\r\n", b"0," * 32768],
+        [JSON + b"Connection: close\r\n\r\n[", b"0," * 32768],
+        [JSON + b"Transfer-Encoding: chunked\r\n\r\n", b"1000\r\n" + b"[" * 4096 + b"\r\n"],
+        [JSON + b"Transfer-Encoding: chunked\r\n\r\n-1\r\n", b"0," * 32768],
+        [JSON + b"Transfer-Encoding: chunked\r\n\r\nffffffffffff\r\n", b"0," * 32768],
+        [BYTES + b"Content-Length: 99999999999999\r\n\r\n", b"x" * 65536],
+    ],
+    ids=lambda value: str(value)[:50],
+)
+def test_an_answer_over_http_that_is_too_large_is_3(pieces: list[bytes]) -> None:
+    with hostile(*pieces) as port:
+        done = bounded("--api", f"http://127.0.0.1:{port}", "stats")
+    assert (done.code, done.out) == (3, b"")
+    (line,) = done.err.splitlines()
+    assert "is not the API of Greenstalk Server (it" in line or "does not speak HTTP" in line
+    assert "JSON" not in line
+
+
+@pytest.mark.parametrize(
+    ("is_http", "pieces"),
+    [
+        (False, [b"OK 1000\r\n---\n", b"a"]),
+        (False, [b"O", b"K"]),
+        (True, [JSON + b"Content-Length: 1000\r\n\r\n", b"["]),
+        (True, [b"H", b"T"]),
+        (True, [JSON, b"X"]),
+        (True, [b"", b"HTTP/1.1 100 Continue\r\n\r\n"]),
+    ],
+)
+def test_a_slow_answer_has_no_more_time_than_a_silent_one(is_http: bool, pieces: list[bytes]) -> None:
+    with hostile(*pieces, pause=0.2) as port:
+        start = time.monotonic()
+        done = run(*of(port, is_http), "--timeout", "1s", "stats")
+        lasted = time.monotonic() - start
+    assert (done.code, "has not answered within 1 s" in done.err, len(done.err.splitlines())) == (3, True, 1)
+    assert 1 <= lasted < 3
+
+
+def test_a_server_that_reads_slowly_has_no_more_time_either() -> None:
+    """The body of a put is sent a bit at a time, and each bit is taken in time."""
+
+    def read_slowly() -> None:
+        sock, _ = listener.accept()
+        with sock:
+            while not is_over.wait(0.05) and sock.recv(1000):
+                pass
+
+    is_over = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        thread = threading.Thread(target=read_slowly)
+        thread.start()
+        start = time.monotonic()
+        port = listener.getsockname()[1]
+        done = run("--server", f"127.0.0.1:{port}", "--timeout", "1s", "put", stdin=b"x" * 16 * MIB)
+        lasted = time.monotonic() - start
+        is_over.set()
+        thread.join()
+    assert (done.code, "has not answered within 1 s" in done.err) == (3, True)
+    assert 1 <= lasted < 3
+
+
+def test_too_little_memory_is_one_line() -> None:
+    """A body of a GiB is allowed, but this process has no room for it."""
+    reply = b"FOUND 1 1073741824\r\n"
+    with hostile(reply, b"x" * 65536) as port:
+        done = bounded("--server", f"127.0.0.1:{port}", "peek", "1")
+    assert (done.code, done.err) == (1, "greenstalkctl: there is not enough memory for this\n")
+
+
+def test_the_largest_page_of_the_api_is_taken() -> None:
+    """Two bodies of a MiB, each of whose bytes JSON has as six."""
+    with Daemon("-l", "127.0.0.1", "-p", "0", "--web-port", "0", "-z", "2000000") as daemon:
+        for body in (b"\x01" * (MIB - 1), b"\x01" * MIB):
+            reply = daemon.ask(b"put 0 0 60 %d\r\n%b\r\n" % (len(body), body))
+            assert reply.startswith(b"INSERTED")
+        done = run("--api", daemon.dashboard, "jobs", "--json")
+    assert [len(job["body"]) for job in done.lines] == [MIB - 1, MIB]
+
+
+def test_the_largest_lists_of_real_servers_are_taken(server: Server) -> None:
+    names = [f"{number:05d}-{'x' * 190}" for number in range(3000)]
+    with socket.create_connection(server.address) as sock, sock.makefile("rb") as replies:
+        sock.sendall(b"".join(b"watch %s\r\n" % name.encode() for name in names))
+        for _ in names:
+            assert replies.readline().startswith(b"WATCHING")
+        found = ctl(server, "tubes", "--json").json
+    assert {tube["name"] for tube in found} == {*names, "default"}

@@ -1,0 +1,305 @@
+"""greenstalkctl by TLS: to the beanstalk port, to the API, and from one server to another; and what can go wrong."""
+
+from __future__ import annotations
+
+import re
+import socket
+import ssl
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from tests.conformance.servers import Server
+from tests.ctl.world import Terminal, WithApi, address, connect, ctl, front, jobs, run
+from tests.daemon import PATIENCE, Daemon
+from tests.server.secured import make_certificates
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Certificates as the page has them made, and others that do not hold."""
+    made = tmp_path_factory.mktemp("certificates")
+    make_certificates(made)
+    (made / "stranger").mkdir()
+    make_certificates(made / "stranger")
+    sign = "openssl x509 -req -in server.csr -CA authority.pem -CAkey authority.key -days 1 -copy_extensions copy"
+    commands = (
+        f"faketime -f -3d {sign} -out expired.pem",
+        f"faketime -f +3d {sign} -out early.pem",
+        "openssl ec -in mail-1.key -aes256 -passout pass:sesame -out encrypted.key",
+        "cat mail-1.pem mail-1.key > both.pem",
+    )
+    for command in commands:
+        subprocess.run(["sh", "-c", command], cwd=made, check=True, capture_output=True, timeout=PATIENCE)
+    return made
+
+
+@pytest.fixture(autouse=True)
+def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TLS", "CAFILE", "CERT", "KEY"):
+        monkeypatch.delenv(f"GREENSTALKCTL_{name}", raising=False)
+    monkeypatch.delenv("SSL_CERT_FILE", raising=False)
+
+
+@contextmanager
+def serving(directory: Path, *flags: str, cert: str = "server.pem") -> Iterator[Daemon]:
+    files = ("--tls-cert", str(directory / cert), "--tls-key", str(directory / "server.key"))
+    with Daemon(*files, *flags, "-l", "127.0.0.1", "-p", "0", "--no-web") as daemon:
+        yield daemon
+
+
+def port(daemon: Daemon) -> int:
+    """The port that speaks TLS."""
+    found = re.search(r"127\.0\.0\.1:(\d+) \(TLS\)", daemon.first_lines)
+    assert found is not None, daemon.first_lines
+    return int(found[1])
+
+
+@pytest.fixture(scope="module")
+def plain_client(directory: Path) -> Iterator[str]:
+    """The address of a server by TLS that asks clients for no certificate."""
+    with serving(directory) as daemon:
+        yield f"localhost:{port(daemon)}"
+
+
+@pytest.fixture(scope="module")
+def mutual(directory: Path) -> Iterator[str]:
+    """The address of one that takes only clients with a certificate."""
+    with serving(directory, "--tls-client-ca", str(directory / "authority.pem")) as daemon:
+        yield f"localhost:{port(daemon)}"
+
+
+def files(directory: Path, client: str = "mail-1") -> list[str]:
+    """The options of a client with a certificate."""
+    own = ["--cert", str(directory / f"{client}.pem"), "--key", str(directory / f"{client}.key")]
+    return ["--cafile", str(directory / "authority.pem"), *own]
+
+
+def test_every_way_to_ask_for_tls(mutual: str, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = files(directory)
+    for command in (
+        ["--tls", "-s", mutual, *given, "put", "hello"],
+        ["put", "hello", "--tls", "-s", mutual, *given],
+        ["--server", f"tls:{mutual}", *given, "put", "hello"],
+    ):
+        assert run(*command).code == 0
+    monkeypatch.setenv("GREENSTALKCTL_TLS", "1")
+    for name, value in zip(given[::2], given[1::2], strict=True):
+        monkeypatch.setenv(f"GREENSTALKCTL_{name.removeprefix('--').upper()}", value)
+    monkeypatch.setenv("GREENSTALKCTL_SERVER", mutual)
+    assert run("peek", "--tube", "default", "--raw").out == b"hello"
+    assert run("clear", "default", "--yes", "--json").json == {"deleted": 3}
+
+
+def test_every_kind_of_command_by_tls(plain_client: str, directory: Path) -> None:
+    given = ["-s", f"tls:{plain_client}", "--cafile", str(directory / "authority.pem")]
+    body = bytes(range(256)) * 250
+    job_id = run(*given, "put", "--tube", "mail", stdin=body).text.strip()
+    assert run(*given, "peek", job_id, "--raw").out == body
+    assert run(*given, "move", "mail", "post").code == 0
+    assert run(*given, "bury", "--tube", "post", "--all").code == 0
+    assert run(*given, "bench", "--jobs", "20").code == 0
+    assert run(*given, "tail", "post").code == 0
+    assert run(*given, "ping", "--json").json["server"] == f"tls:{plain_client}"
+    assert run(*given, "clear", "post", "--yes").code == 0
+    with Terminal(*given, "top") as terminal:
+        terminal.wait_for("default")
+        terminal.press("q")
+        assert terminal.end()[0] == 0
+
+
+def test_a_certificate_and_its_key_in_one_file(mutual: str, directory: Path) -> None:
+    given = ["--cafile", str(directory / "authority.pem"), "--cert", str(directory / "both.pem")]
+    assert run("--tls", "-s", mutual, *given, "stats").code == 0
+
+
+def test_authorities_of_the_system_are_those_of_ssl_cert_file(
+    plain_client: str, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(directory / "authority.pem"))
+    assert run("--tls", "-s", plain_client, "stats").code == 0
+    stranger = ["--cafile", str(directory / "stranger" / "authority.pem")]
+    assert run("--tls", "-s", plain_client, *stranger, "stats").code == 3
+
+
+@pytest.mark.parametrize("way", ["plain to TLS", "TLS to plain", "both by TLS"])
+def test_drain_to_by_tls(one: Server, plain_client: str, directory: Path, way: str) -> None:
+    authority = ["--cafile", str(directory / "authority.pem")]
+    secured, plain = ["-s", f"tls:{plain_client}", *authority], ["-s", address(one)]
+    source, target = (plain, secured) if way == "plain to TLS" else (secured, plain)
+    assert run(*source, "put", "hello", "--tube", "mail").code == 0
+    if way == "plain to TLS":
+        assert run("-s", address(one), *authority, "drain-to", f"tls:{plain_client}", "--yes").code == 0
+    elif way == "TLS to plain":
+        done = run("--tls", "-s", plain_client, *authority, "drain-to", f"plain:{address(one)}", "--yes")
+        assert done.code == 0, done.err
+    else:
+        with serving(directory) as other:
+            target = ["-s", f"tls:localhost:{port(other)}", *authority]
+            done = run("--tls", "-s", plain_client, *authority, "drain-to", target[1].removeprefix("tls:"), "--yes")
+            assert done.code == 0, done.err
+            assert run(*target, "peek", "--tube", "mail", "--raw").out == b"hello"
+            return
+    assert run(*target, "peek", "--tube", "mail", "--raw").out == b"hello"
+    assert run(*target, "clear", "mail", "--yes").code == 0
+
+
+def test_the_api_by_https_with_the_same_files(with_api: WithApi, directory: Path) -> None:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=directory / "authority.pem")
+    context.load_cert_chain(directory / "server.pem", directory / "server.key")
+    context.verify_mode = ssl.CERT_REQUIRED
+    with front(with_api.dashboard, tls=context) as proxy:
+        url = f"https://localhost:{proxy.partition(':')[2]}"
+        assert run("--api", url, *files(directory), "stats", "--json").json["pid"] == with_api.pid
+        done = run("--api", url, "--cafile", str(directory / "authority.pem"), "stats")
+        assert (done.code, "--cert" in done.err, len(done.err.splitlines())) == (3, True, 1), done.err
+        done = run("--api", url, *files(directory / "stranger", "mail-1")[2:], *files(directory)[:2], "stats")
+        assert (done.code, "--cert" in done.err, len(done.err.splitlines())) == (3, True, 1), done.err
+        done = run("--api", url.replace("https:", "http:"), "stats")
+        assert (done.code, "write https://" in done.err) == (3, True)
+
+
+# Failures
+
+
+def error_line(code: int, *args: str) -> str:
+    """The one line with which a command ends that fails with *code*."""
+    done = run(*args)
+    assert (done.code, done.out) == (code, b"")
+    (line,) = done.err.splitlines()
+    return line
+
+
+@pytest.mark.parametrize(
+    ("cert", "said", "advice"),
+    [
+        ("expired.pem", "certificate has expired", "renew it"),
+        ("early.pem", "certificate is not yet valid", "the clock"),
+        ("stranger/server.pem", "unable to get local issuer certificate", "--cafile"),
+    ],
+)
+def test_a_certificate_that_does_not_hold(directory: Path, cert: str, said: str, advice: str) -> None:
+    where = directory / cert
+    key = where.parent / "server.key"
+    flags = ("--tls-cert", str(where), "--tls-key", str(key), "-l", "127.0.0.1", "-p", "0", "--no-web")
+    with Daemon(*flags) as daemon:
+        authority = ["--cafile", str(directory / "authority.pem")]
+        line = error_line(3, "--tls", "-s", f"localhost:{port(daemon)}", *authority, "stats")
+    assert f"the certificate of tls:localhost:{port(daemon)} is not valid: {said}; " in line
+    assert advice in line
+
+
+def test_the_name_must_be_in_the_certificate(plain_client: str, directory: Path) -> None:
+    authority = ["--cafile", str(directory / "authority.pem")]
+    line = error_line(3, "--tls", "-s", plain_client.replace("localhost", "127.0.0.2"), *authority, "stats")
+    assert "cannot connect" in line  # it listens on 127.0.0.1 alone
+    with serving(directory, "-l", "127.0.0.2") as daemon:
+        found = re.search(r"127\.0\.0\.2:(\d+) \(TLS\)", daemon.first_lines)
+        assert found is not None, daemon.first_lines
+        line = error_line(3, "--tls", "-s", f"127.0.0.2:{found[1]}", *authority, "stats")
+    assert "IP address mismatch" in line and "connect by a name that the certificate has" in line
+
+
+def test_without_the_authority_the_certificate_is_refused(plain_client: str) -> None:
+    assert "--cafile" in error_line(3, "--tls", "-s", plain_client, "stats")
+
+
+def test_a_client_without_a_certificate_is_told_what_to_add(mutual: str, directory: Path) -> None:
+    authority = ["--cafile", str(directory / "authority.pem")]
+    for _ in range(5):  # what the server says may come before or after the connection ends
+        assert "--cert" in error_line(3, "--tls", "-s", mutual, *authority, "stats")
+
+
+def test_a_client_with_a_certificate_of_another_authority_is_told_so(mutual: str, directory: Path) -> None:
+    given = [*files(directory)[:2], *files(directory / "stranger")[2:]]
+    for _ in range(5):
+        assert "certificate" in error_line(3, "--tls", "-s", mutual, *given, "stats")
+
+
+def test_a_plain_client_at_a_port_of_tls_is_told_to_add_tls(plain_client: str) -> None:
+    assert "If it expects TLS, add --tls" in error_line(3, "-s", plain_client, "stats")
+
+
+def test_an_alert_of_tls_is_told_from_other_answers() -> None:
+    """Such an alert is what stunnel and nginx send to a client without TLS."""
+    with answering(b"\x15\x03\x03\x00\x02\x02\x46") as where:
+        assert "If it expects TLS, add --tls" in error_line(3, "-s", where, "stats")
+
+
+@contextmanager
+def answering(reply: bytes) -> Iterator[str]:
+    """The address of what gives *reply* to the first that it hears, and ends the connection."""
+
+    def answer() -> None:
+        sock, _ = listener.accept()
+        with sock, suppress(OSError):
+            sock.recv(4096)
+            sock.sendall(reply)
+            sock.shutdown(socket.SHUT_WR)
+            while sock.recv(4096):
+                pass
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=answer)
+        thread.start()
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+        thread.join()
+
+
+@pytest.mark.parametrize("reply", [b"UNKNOWN_COMMAND\r\n", b"BAD_FORMAT\r\n", b"HTTP/1.1 400 Bad Request\r\n\r\n", b""])
+def test_tls_to_a_plain_port_that_answers(reply: bytes) -> None:
+    with answering(reply) as where:
+        line = error_line(3, "--tls", "-s", where, "stats")
+    assert f"tls:{where} does not speak TLS; leave out --tls, or write plain:HOST:PORT" in line
+
+
+def test_tls_to_a_plain_server_that_waits_for_a_line(server: Server) -> None:
+    line = error_line(3, "--tls", "-s", address(server), "--timeout", "500ms", "stats")
+    assert "has not agreed on TLS within 0.5 s; if it does not speak TLS, leave out --tls" in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--tls", "--cafile", "{}/missing"], "cannot read --cafile"),
+        (["--tls", "--cafile", "{}/server.key"], "there is no certificate in --cafile"),
+        (["--tls", "--cert", "{}/missing", "--key", "{}/mail-1.key"], "cannot read --cert"),
+        (["--tls", "--cert", "{}/mail-1.pem", "--key", "{}/monitoring.key"], "not that of the certificate"),
+        (["--tls", "--cert", "{}/mail-1.pem"], "cannot use the certificate and key"),
+        (["--tls", "--cert", "{}/mail-1.pem", "--key", "{}/encrypted.key"], "decrypt it"),
+        (["--tls", "--key", "{}/mail-1.key"], "--key needs --cert"),
+        (["--cafile", "{}/authority.pem"], "add --tls"),
+        (["--tls", "--cafile", ""], "it is empty"),
+        (["--api", "http://127.0.0.1:1", "--cafile", "{}/authority.pem"], "write https://"),
+    ],
+)
+def test_files_that_cannot_be_used_are_2(directory: Path, plain_client: str, arguments: list[str], said: str) -> None:
+    where = [] if "--api" in arguments else ["-s", plain_client]
+    assert said in error_line(2, *where, *(word.format(directory) for word in arguments), "stats")
+
+
+def test_an_encrypted_key_asks_nothing_on_the_terminal(directory: Path, plain_client: str) -> None:
+    own = ["--cert", str(directory / "mail-1.pem"), "--key", str(directory / "encrypted.key")]
+    with Terminal("--tls", "-s", plain_client, *own, "stats") as terminal:
+        code, seen = terminal.end()
+    assert (code, "decrypt it" in seen) == (2, True)
+
+
+def test_a_unix_socket_stays_plain(tmp_path: Path) -> None:
+    path = tmp_path / "queue"
+    with Daemon("-l", f"unix:{path}", "--no-web"):
+        assert run("--tls", "-s", f"unix:{path}", "stats").code == 0
+
+
+def test_nothing_is_sent_before_the_certificate_is_checked(directory: Path, one: Server) -> None:
+    """Also by drain-to, whose first server is plain: no job leaves it."""
+    with connect(one, "mail") as mail:
+        mail.put(b"secret")
+    with serving(directory) as daemon:
+        target = f"tls:localhost:{port(daemon)}"
+        assert ctl(one, "drain-to", target, "--yes").code == 3
+    assert len(jobs(one, "mail")) == 1

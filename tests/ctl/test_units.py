@@ -1,0 +1,73 @@
+"""Durations and sizes with units, as options and arguments take them."""
+
+from __future__ import annotations
+
+import pytest
+
+from greenstalkctl import units
+from tests.conformance.servers import Server
+from tests.ctl.world import connect, ctl
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [("0", 0), ("90", 90), ("0.5", 0.5), (".5", 0.5), ("50ms", 0.05), ("30s", 30), ("5m", 300), ("1h30m", 5400),
+     ("2d", 172800), ("1d2h3m4s5ms", 93784.005), ("90m", 5400), ("0s", 0)],
+)  # fmt: skip
+def test_durations(written: str, meant: float) -> None:
+    assert units.seconds(written) == meant
+
+
+@pytest.mark.parametrize(
+    "written",
+    ["", " ", "s", "5x", "-1", "-5m", "+5", "1e3", "nan", "inf", "30m1h", "1m1m", "1.5h", "1 h", "1H", "5M", "٣s",
+     "9" * 5000],
+)  # fmt: skip
+def test_what_is_no_duration(written: str) -> None:
+    with pytest.raises(ValueError, match="is not a duration such as"):
+        units.seconds(written)
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [("0", 0), ("65535", 65535), ("64K", 65536), ("64k", 65536), ("64KB", 65536), ("64KiB", 65536),
+     ("10MB", 10485760), ("10m", 10485760), ("1GiB", 2**30), ("1gb", 2**30), ("1T", 2**40)],
+)  # fmt: skip
+def test_sizes(written: str, meant: int) -> None:
+    assert units.size(written) == meant
+
+
+@pytest.mark.parametrize("written", ["", "K", "-1", "1.5M", "1P", "10B", "1ib", "1 K", "64KK", "٣", "9" * 5000])
+def test_what_is_no_size(written: str) -> None:
+    with pytest.raises(ValueError, match="is not a size in bytes such as"):
+        units.size(written)
+
+
+def test_durations_of_commands(server: Server) -> None:
+    with connect(server, "mail") as mail:
+        job_id = ctl(server, "put", "x", "--tube", "mail", "--delay", "1h30m", "--ttr", "2m").json
+        stats = mail.stats_job(job_id)
+        assert (stats["delay"], stats["ttr"]) == (5400, 120)
+        assert ctl(server, "pause", "mail", "1h30m", "--json").json == {"tube": "mail", "pause": 5400}
+    assert ctl(server, "top", "--once", "--interval", "100ms").code == 0
+    assert ctl(server, "--timeout", "1m", "tail", "mail", "--interval", "50ms").code == 0
+    assert ctl(server, "bench", "--jobs", "5", "--size", "4K", "--json").json["size"] == 4096
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("pause mail 50ms", "is not a whole number of seconds"),
+        ("put x --delay 1.5", "is not a whole number of seconds"),
+        ("put x --ttr 50000d", "at most 4294967295"),
+        ("put x --ttr 1y", "such as 90, 50ms, 30s, 5m, 1h30m or 2d"),
+        ("tail mail --interval 10ms", "at least 0.05 s and at most 60 s"),
+        ("--timeout 0s stats", "more than 0 s"),
+        ("--timeout 2d stats", "at most 86400 s"),
+        ("bench --size 2GiB", "more than 1073741824 bytes"),
+        ("bench --size 1P", "such as 65535, 64K, 10MB or 1GiB"),
+    ],
+)
+def test_what_a_command_cannot_take_is_2(one: Server, arguments: str, said: str) -> None:
+    done = ctl(one, *arguments.split())
+    assert (done.code, len(done.err.splitlines()), said in done.err) == (2, 1, True), done.err

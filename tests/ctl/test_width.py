@@ -1,0 +1,157 @@
+"""Tables fit the terminal: columns are dropped by importance, names are cut, and nothing is folded or left empty."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from greenstalkctl.table import ELLIPSIS, GAP, LEAST, Column, fit
+from tests.conformance.servers import Server
+from tests.ctl.world import EITHER_WAY, Client, Terminal, WithApi, connect, ctl, where
+
+LONG = "production.eu-west-1." + "x" * 158 + ".thumbnails.retry-low"
+"""A name of 200 bytes, whose both ends tell it from others."""
+
+LARGE = 2**32 - 1
+RULE = "─"
+
+
+@pytest.fixture
+def wide(server: Server, mail: Client) -> Iterator[Server]:
+    """A server with a tube of a long name, a body that is as long, and figures that are large."""
+    assert len(LONG) == 200
+    with connect(server, LONG) as client:
+        client.put(b"y" * 300, priority=LARGE, delay=LARGE)
+        client.put(b"")
+        client.bury(client.reserve(0))
+        client.pause_tube(LONG, LARGE)
+        mail.put(b"z" * 300, priority=LARGE)
+        yield server
+
+
+def shown(server: Server, columns: int, *args: str) -> list[str]:
+    """Return the lines that a command writes onto a terminal with this many columns; none may be wider."""
+    with Terminal(*where(server), *args, "--no-color", columns=columns) as terminal:
+        code, seen = terminal.end()
+    assert code == 0, seen
+    result = seen.rpartition("\x1b")[2].removeprefix("[2K")  # what comes after a bar that is gone
+    lines = [line.rstrip() for line in result.replace("\r", "").split("\n")]
+    assert all(len(line) <= columns for line in lines), lines
+    return [line for line in lines if line]
+
+
+@EITHER_WAY
+@pytest.mark.parametrize(
+    ("columns", "titles"),
+    [
+        (60, ["tube", "ready", "buried", "delayed"]),
+        (80, ["tube", "waiting"]),
+        (120, ["tube", "pause left"]),
+    ],
+)
+def test_tubes_has_a_line_for_each_tube_at_any_width(wide: Server, columns: int, titles: list[str]) -> None:
+    head, rule, *rows = shown(wide, columns, "tubes")
+    assert all(title in head for title in titles)
+    assert set(rule) == {RULE}
+    assert [row.split()[0] for row in rows if ELLIPSIS not in row] == ["default", "mail"]
+    (cut,) = (row.split()[0] for row in rows if ELLIPSIS in row)
+    begin, end = cut.split(ELLIPSIS)
+    assert LONG.startswith(begin) and LONG.endswith(end)
+    assert len(cut) >= LEAST["name"]
+    assert abs(len(begin) - len(end)) <= 1
+
+
+@EITHER_WAY
+@pytest.mark.parametrize("columns", [20, 40, 60, 80])
+def test_the_column_that_sorts_is_not_dropped(wide: Server, columns: int) -> None:
+    head, _, *rows = shown(wide, columns, "tubes", "--sort", "pause-left")
+    assert "pause left" in head
+    assert re.search(r"429496729\d$", rows[0])
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+@pytest.mark.parametrize("command", [["top", "--once", "--interval", "0.1"], ["bench", "--jobs", "20"]])
+def test_other_tables_fit_too(wide: Server, columns: int, command: list[str]) -> None:
+    assert any(set(line) == {RULE} for line in shown(wide, columns, *command))
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+def test_top_fits_the_screen(wide: Server, columns: int) -> None:
+    with Terminal(*where(wide), "top", "--no-color", columns=columns) as terminal:
+        seen = terminal.wait_for(r"retry-low [^\n]*\n")
+        terminal.press("q")
+        assert terminal.end()[0] == 0
+    lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen).replace("\r", "").split("\n")
+    assert all(len(line) <= columns for line in lines), lines
+    assert any(re.match(rf"production.*{ELLIPSIS}.*retry-low +0 ", line) for line in lines), lines
+
+
+@pytest.mark.parametrize(
+    ("columns", "titles"),
+    [(60, ["id", "tube", "state", "age", "body"]), (80, ["id", "tube", "state", "pri", "age", "bytes", "body"]),
+     (120, ["id", "tube", "state", "pri", "age", "reserves", "bytes", "body"])],
+)  # fmt: skip
+def test_jobs_has_a_line_for_each_job_at_any_width(with_api: WithApi, columns: int, titles: list[str]) -> None:
+    with connect(with_api, LONG) as client:
+        client.put(b"y" * 300, priority=LARGE)
+        client.put(b"z" * 300, priority=LARGE)
+    head, _, *rows = shown(with_api, columns, "jobs")
+    assert head.split() == titles
+    assert len(rows) == 2
+    for row, body in zip(rows, "yz", strict=True):
+        name, last = row.split()[1], row.split()[-1]
+        assert len(name) >= LEAST["name"] and name.endswith("w") and ELLIPSIS in name
+        assert len(last) >= LEAST["text"] and last == body * (len(last) - 1) + ELLIPSIS
+
+
+@EITHER_WAY
+def test_a_pipe_gets_everything_uncut(wide: Server) -> None:
+    tubes, top = ctl(wide, "tubes").text, ctl(wide, "top", "--once", "--interval", "0.1").text
+    for text in (tubes, top):
+        assert ELLIPSIS not in text
+        assert sum(LONG in line for line in text.splitlines()) == 1
+    assert "pause left" in tubes and "urgent" in tubes and "total" in tubes
+
+
+@EITHER_WAY
+def test_without_a_head_each_line_is_a_tube(wide: Server) -> None:
+    rows = ctl(wide, "tubes", "--no-header").text.splitlines()
+    assert {row.split()[0] for row in rows} == {LONG, "default", "mail"}
+    assert len({len(row.split()) for row in rows}) == 1
+    assert rows == ctl(wide, "--no-header", "tubes").text.splitlines()
+    assert shown(wide, 60, "tubes", "--no-header")[0].startswith("default ")
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+def test_figures_of_one_tube_keep_the_whole_name(wide: Server, columns: int) -> None:
+    """The terminal folds it, so that it can be copied; no line is broken by us."""
+    with Terminal(*where(wide), "tube", LONG, "--no-color", columns=columns) as terminal:
+        code, seen = terminal.end()
+    assert (code, LONG in seen) == (0, True)
+
+
+TABLES = st.lists(
+    st.tuples(st.integers(0, 30), st.sampled_from(["figure", "name", "text"]), st.integers(1, 200)), min_size=1
+)
+
+
+@given(TABLES, st.integers(20, 200), st.booleans())
+def test_what_is_shown_has_room(table: list[tuple[int, str, int]], room: int, keeps: bool) -> None:
+    columns = [Column("name", 0, "name")]
+    columns += [Column(f"column {i}", rank + 1, kind) for i, (rank, kind, _) in enumerate(table)]  # type: ignore[arg-type]
+    natural = [200, *(min(width, 20) if kind == "figure" else width for _, kind, width in table)]
+    keep = columns[-1].title if keeps else ""
+    widths = fit(columns, natural, room, keep)
+    assert sum(widths.values()) + GAP * (len(widths) - 1) <= max(room, 20 + GAP + 1)
+    assert 0 in widths and (not keeps or len(columns) - 1 in widths)
+    for index, width in widths.items():
+        least = LEAST.get(columns[index].kind, 200)
+        assert width >= (1 if index == 0 and keeps else min(natural[index], least))
+        assert width <= natural[index]
+    dropped = [column.rank for index, column in enumerate(columns) if index not in widths]
+    kept = [column.rank for index, column in enumerate(columns) if index in widths and column.title != keep]
+    assert not dropped or min(dropped) >= max(kept)
