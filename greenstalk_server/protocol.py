@@ -5,12 +5,13 @@ A command is a tuple: the verb, then its arguments, numbers as int (times in nan
     (PUT, pri, delay, ttr, size, is_well_formed)
     (RELEASE, id, pri, delay)    (BURY, id, pri)
     (DELETE | TOUCH | PEEK | KICK_JOB | RESERVE_JOB | STATS_JOB, id)
-    (KICK, bound)                (RESERVE_WITH_TIMEOUT, timeout)
+    (KICK, bound)                (RESERVE_WITH_TIMEOUT, timeout or None)
     (USE | WATCH | IGNORE | STATS_TUBE, name)
     (PAUSE_TUBE, name, delay, is_valid_name)
     (any other verb,)
 
-Where protocol.txt is silent this follows beanstalkd 1.13, down to which malformed line gets which error.
+Where protocol.txt is silent this follows beanstalkd 1.13, down to which malformed line gets which error; and 1.12
+where clients rely on that: a negative timeout waits without a limit, and names in YAML are bare if they can be.
 """
 
 from __future__ import annotations
@@ -132,6 +133,7 @@ _put_arguments: Final = re.compile(rb" *([0-9]+) +([0-9]+) +([0-9]+) +([0-9]+)(.
 _release_arguments: Final = re.compile(rb" *([0-9]+) +([0-9]+) +([0-9]+)")
 _bury_arguments: Final = re.compile(rb" *([0-9]+) +([0-9]+)")
 _id: Final = re.compile(rb" *([0-9]+)")
+_timeout: Final = re.compile(rb" *(-?)([0-9]+)")
 _lenient_number: Final = re.compile(rb"[ \t\n\v\f\r]*([+-]?)([0-9]+)")
 _pause_arguments: Final = re.compile(rb" *([-A-Za-z0-9+/;.$_()]+) +([0-9]+)")
 
@@ -186,11 +188,13 @@ def _parse_kick(verb: bytes, rest: bytes) -> Command:
 
 
 def _parse_timeout(verb: bytes, rest: bytes) -> Command:
-    """0 to 2**31-1 seconds; what follows the number is ignored."""
-    match = _id.match(rest)
+    """Read -2**31 to 2**31-1 seconds, of which a negative number is None: no limit. Ignore what follows the number."""
+    match = _timeout.match(rest)
     if match is None:
         raise BadFormat
-    return (verb, _number(match[1], _I31) * SECOND)
+    if not match[1]:
+        return (verb, _number(match[2], _I31) * SECOND)
+    return (verb, None if _number(match[2], _I31 + 1) else 0)
 
 
 def _parse_name(verb: bytes, rest: bytes) -> Command:

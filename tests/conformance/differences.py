@@ -36,7 +36,7 @@ class Difference:
 _CR_AT_224 = "beanstalkd loses the command after a too long line whose `\\r` is byte 224 or a multiple"
 _STRAY_CR = "beanstalkd stalls the connection at a `\\r` without `\\n`; to ours it is data"
 _HALF_UPLOADED = "beanstalkd shows a job before its body has come: state `invalid`, memory contents as body"
-_TIMEOUT_1_13 = "1.12 takes any text for 0, a negative number for ever, and wraps at 2^32; 1.13 refuses"
+_TIMEOUT = "1.12 takes any text for 0, and wraps at 2^32; ours refuses that as 1.13 does"
 _FIRST_COME = "beanstalkd serves waiting connections by rotation; ours in the order in which they came"
 _CREATION_ORDER = "beanstalkd fills the gap in a list with its last entry; ours keeps the order of creation"
 _LOST_EXPIRY = "beanstalkd forgets an expiry come to in its very microsecond, until the holder stirs"
@@ -63,13 +63,13 @@ DIFFERENCES: dict[str, Difference] = {
     "half-uploaded-job-has-no-stats": Difference(
         _HALF_UPLOADED, ["NOT_FOUND", "INSERTED {1}", r"FOUND {1} 4\r\nhalf", "<end>", "<end>"]
     ),
-    "reserve-with-timeout-without-a-number": Difference(_TIMEOUT_1_13, [*["BAD_FORMAT"] * 3, "<end>"]),
-    "reserve-with-timeout-signs": Difference(_TIMEOUT_1_13, [*["BAD_FORMAT"] * 3, "<end>"]),
-    "reserve-with-timeout-tab": Difference(_TIMEOUT_1_13, ["BAD_FORMAT", "<end>"]),
-    "reserve-with-timeout-newline": Difference(_TIMEOUT_1_13, ["BAD_FORMAT", "<end>"]),
-    "reserve-with-timeout-negative": Difference(_TIMEOUT_1_13, _BAD_LINE),
-    "reserve-with-timeout-beyond-i32": Difference(_TIMEOUT_1_13, _BAD_LINE),
-    "reserve-with-timeout-beyond-u32": Difference(_TIMEOUT_1_13, ["BAD_FORMAT", "<end>"]),
+    "reserve-with-timeout-without-a-number": Difference(_TIMEOUT, [*["BAD_FORMAT"] * 3, "<end>"]),
+    "reserve-with-timeout-plus-and-space": Difference(_TIMEOUT, [*["BAD_FORMAT"] * 3, "<end>"]),
+    "reserve-with-timeout-tab": Difference(_TIMEOUT, ["BAD_FORMAT", "<end>"]),
+    "reserve-with-timeout-newline": Difference(_TIMEOUT, ["BAD_FORMAT", "<end>"]),
+    "reserve-with-timeout-below-i32": Difference(_TIMEOUT, [*["BAD_FORMAT"] * 2, "<end>"]),
+    "reserve-with-timeout-beyond-i32": Difference(_TIMEOUT, _BAD_LINE),
+    "reserve-with-timeout-beyond-u32": Difference(_TIMEOUT, ["BAD_FORMAT", "<end>"]),
     "ignore-then-watch-again": Difference(
         _CREATION_ORDER,
         ["WATCHING 2", "WATCHING 3", "WATCHING 2", "WATCHING 3", _TUBES + "one\n- two\n- default", "<end>"],
