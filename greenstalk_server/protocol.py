@@ -310,6 +310,8 @@ def name_list(names: Iterable[bytes]) -> bytes:
 def stats(snapshot: ServerStats | TubeStats | JobStats) -> bytes:
     """The reply to stats, stats-tube or stats-job."""
     lines = [f"{key}: {_scalar(key, getattr(snapshot, name))}\n" for name, key in _KEYS[type(snapshot)]]
+    if isinstance(snapshot, ServerStats):
+        lines.append(f'greenstalk-version: "{snapshot.version}"\n')
     return _ok(("---\n" + "".join(lines)).encode())
 
 
@@ -322,15 +324,45 @@ _KEYS: Final = {
     for kind in (ServerStats, LimitedServerStats, TubeStats, JobStats)
 }
 
+BEANSTALKD_VERSION: Final = "1.13"
+"""The `version` that clients compare to find out what the server can do: that of the protocol.
+
+Two numbers and nothing else, since clients read it in as many ways as there are: as a decimal fraction, as numbers
+between dots, or by a library for versions, of which some (Perl's version, RubyGems) refuse text behind a `+`.
+"""
+
 _UNQUOTED: Final = frozenset(("state", "id"))
+
+_plain: Final = re.compile(
+    r"""
+    (?! (?: [Nn][Uu][Ll][Ll] | [Tt][Rr][Uu][Ee] | [Ff][Aa][Ll][Ss][Ee]
+          | [Yy] | [Yy][Ee][Ss] | [Nn] | [Nn][Oo] | [Oo][Nn] | [Oo][Ff][Ff]
+          | [-+]? 0 [Bb] [01_]* | [-+]? 0 [Oo] [0-7_]* | [-+]? 0 [Xx] [0-9A-Fa-f_]*  # integers
+          | [-+]? [0-9.] [0-9_.]* (?: [Ee] [-+]? [0-9_]* )?                          # integers and fractions
+          | [-+]? [.] (?: [Ii][Nn][Ff] | [Nn][Aa][Nn] )
+          | [0-9]{4} - [0-9]{1,2} - [0-9]{1,2}                                       # dates
+        ) \Z )
+    [A-Za-z0-9+/;.$_()] [-A-Za-z0-9+/;.$_()]*
+    """,
+    re.VERBOSE,
+)
+"""Text that YAML 1.1 and 1.2 both read as itself without quotes: the characters of a tube's name, and none of what
+either takes for null, a boolean, a number or a date; nor what readers that are less strict (Psych, LibYAML's) do."""
 
 
 def _scalar(key: str, value: object) -> str:
-    """*value* as beanstalkd 1.13 writes it in YAML."""
+    """*value* as beanstalkd writes it in YAML: text bare as 1.12 does, or quoted as 1.13 does if bare would not do."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float):
         return f"{value:.6f}"
-    if isinstance(value, str) and key not in _UNQUOTED:
-        return f'"{value}"'
-    return str(value)
+    if not isinstance(value, str) or key in _UNQUOTED:
+        return str(value)
+    if key == "version":
+        return f'"{BEANSTALKD_VERSION}"'
+    return value if _plain.fullmatch(value) else _quoted(value)
+
+
+def _quoted(text: str) -> str:
+    """*text* in double quotes; YAML has the escapes of Python."""
+    return '"' + text.encode("unicode_escape").decode().replace('"', '\\"') + '"'

@@ -27,7 +27,7 @@ DEFAULT_TUBE: Final = greenstalk.DEFAULT_TUBE
 DEFAULT_PRI: Final = greenstalk.DEFAULT_PRIORITY
 DEFAULT_TTR: Final = greenstalk.DEFAULT_TTR
 
-_NAMES: Final = ("name", "tube", "hostname", "os", "platform", "version", "id")
+_NAMES: Final = ("name", "tube", "hostname", "os", "platform", "version", "greenstalk-version", "id")
 _REASONS: Final[dict[type, tuple[str, str]]] = {
     greenstalk.BadFormatError: ("BAD_FORMAT", "it does not understand the command"),
     greenstalk.BuriedError: ("BURIED", "it had no memory to queue the job, and has buried it"),
@@ -91,7 +91,10 @@ class Server:
         return Abilities(reserves_by_id=True)
 
     def stats(self) -> Stats:
-        return dict(self._ask(self._client.stats))
+        """The figures of the server; its `version` is its own, also where it gives beanstalkd's to other clients."""
+        stats = dict(self._ask(self._client.stats))
+        own = stats.pop("greenstalk-version", None)
+        return stats if own is None else stats | {"version": own}
 
     def tubes(self) -> list[str]:
         return self._ask(self._names)

@@ -2,7 +2,8 @@
 
 Two kinds:
 
-- QUOTED_SINCE_1_13 rewrites the peer's YAML, in every conversation, to what beanstalkd 1.13 writes.
+- `as_ours` rewrites the peer's YAML, in every conversation: it quotes the names that YAML would not read as such, and
+  adds this server's own version.
 - DIFFERENCES names a conversation, and gives all the replies that ours must give in it, in order. If the peer
   gives the same, the entry is stale, and a test fails. Only where the peer itself does not always do the same
   (`peer_varies`) is it not asked.
@@ -10,19 +11,37 @@ Two kinds:
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 
-QUOTED_SINCE_1_13 = ("name", "tube", "hostname", "os", "platform")
-"""YAML keys whose values are names: 1.12 writes them bare, so that a tube `123` or `true` is no string; 1.13
-and ours quote them."""
+import yaml
+from ruamel.yaml import YAML, YAMLError
 
-_BARE_NAME = re.compile(rf"^({'|'.join(QUOTED_SINCE_1_13)}): ([^\"\n].*)$", re.MULTILINE)
+NAMES = ("name", "tube", "hostname", "os", "platform")
+"""YAML keys whose values are names, which 1.12 writes bare whatever they are."""
+
+_NAME = re.compile(rf"^({'|'.join(NAMES)}): (.*)$", re.MULTILINE)
 
 
-def as_1_13(reply: str) -> str:
-    """A normalised reply of the peer as beanstalkd 1.13 would have written it."""
-    return _BARE_NAME.sub(r'\1: "\2"', reply) if reply.startswith("OK *") else reply
+def as_ours(reply: str) -> str:
+    """A normalised reply of the peer as ours has to be."""
+    if not reply.startswith("OK *\n"):
+        return reply
+    if reply.startswith("OK *\ncurrent-jobs-urgent: "):
+        reply += "\ngreenstalk-version: <greenstalk-version>"
+    return _NAME.sub(lambda match: f"{match[1]}: {_readable(match[2])}", reply)
+
+
+def _readable(name: str) -> str:
+    """*name*, which may be masked, in quotes if a reader of YAML would take the bare name for something else."""
+    host = os.uname()
+    bare = {"<hostname>": host.nodename, "<os>": host.version, "<platform>": host.machine}.get(name, name)
+    try:
+        found = [yaml.safe_load(f"name: {bare}"), YAML(typ="safe", pure=True).load(f"name: {bare}")]
+    except (yaml.YAMLError, YAMLError):
+        found = []
+    return name if found == [{"name": bare}] * 2 else f'"{name}"'
 
 
 @dataclass(frozen=True, slots=True)
