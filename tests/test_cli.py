@@ -341,12 +341,103 @@ def test_host_names_and_ipv6(host: str) -> None:
         assert ask(sock, PUT) == b"INSERTED 1"
 
 
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        return int(sock.getsockname()[1])
+
+
 def has_ipv6() -> bool:
     try:
         with socket.create_server(("::1", 0), family=socket.AF_INET6):
             return True
     except OSError:
         return False
+
+
+# Addresses that are the same, or cover one another
+
+
+def listening(*addresses: str) -> tuple[str, str]:
+    """Serve on *addresses*; return where it says that it listens, and the warnings."""
+    with Daemon(*[word for address in addresses for word in ("-l", address)], "--no-web") as daemon:
+        where = daemon.first_lines.partition("beanstalk protocol: ")[2].partition("\n")[0]
+        _, said = daemon.stop()
+    return where, "\n".join(line.partition("WARNING ")[2] for line in said.splitlines() if "WARNING" in line)
+
+
+@pytest.mark.parametrize(
+    ("addresses", "where", "ignored"),
+    [
+        (["127.0.0.1:{}", "127.0.0.1:{}"], "127.0.0.1:{}", ["127.0.0.1:{}"]),
+        (["127.0.0.1:{}", "127.0.0.1:{}", "127.0.0.1:{}"], "127.0.0.1:{}", ["127.0.0.1:{}", "127.0.0.1:{}"]),
+        (["127.0.0.1:{}", "plain:127.0.0.1:{}"], "127.0.0.1:{}", ["127.0.0.1:{}"]),
+        (["0.0.0.0:{}", "127.0.0.1:{}"], "0.0.0.0:{}", ["127.0.0.1:{}"]),
+        (["127.0.0.1:{}", "0.0.0.0:{}"], "0.0.0.0:{}", ["127.0.0.1:{}"]),
+        (["127.0.0.1:{}", "127.0.0.2:{}"], "127.0.0.1:{}, 127.0.0.2:{}", []),
+    ],
+)
+def test_address_that_another_covers_is_listened_on_once(addresses: list[str], where: str, ignored: list[str]) -> None:
+    port = free_port()
+    found, warnings = listening(*[address.format(port) for address in addresses])
+    assert found == where.replace("{}", str(port))
+    assert warnings.splitlines() == [f"-l {name.format(port)} is ignored: {found} covers it" for name in ignored]
+
+
+@pytest.mark.parametrize(
+    ("addresses", "where"),
+    [
+        (["[::1]:{}", "[::1]:{}"], "[::1]:{}"),
+        (["[::1]:{}", "[::]:{}"], "[::]:{}"),
+        (["0.0.0.0:{}", "[::]:{}"], "[::]:{}"),
+        (["[::]:{}", "127.0.0.1:{}"], "[::]:{}"),
+        (["[::ffff:127.0.0.1]:{}", "0.0.0.0:{}"], "0.0.0.0:{}"),
+        (["[::1]:{}", "127.0.0.1:{}"], "[::1]:{}, 127.0.0.1:{}"),
+    ],
+)
+def test_address_of_ipv6_that_another_covers_is_listened_on_once(addresses: list[str], where: str) -> None:
+    if not has_ipv6():
+        pytest.skip("this machine has no IPv6")
+    port = free_port()
+    found, warnings = listening(*[address.format(port) for address in addresses])
+    assert found == where.replace("{}", str(port))
+    assert len(warnings.splitlines()) == len(addresses) - len(where.split(", "))
+
+
+def test_host_name_of_an_address_that_is_listened_on_is_ignored() -> None:
+    port = free_port()
+    host = socket.getaddrinfo("localhost", 0, type=socket.SOCK_STREAM)[0][4][0]
+    address = f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}"
+    found, warnings = listening(address, f"localhost:{port}", f"localhost:{port}")
+    assert found == address
+    assert warnings.splitlines() == [f"-l localhost:{port} is ignored: {address} covers it"] * 2
+
+
+def test_address_may_be_given_twice_with_the_port_apart() -> None:
+    port = str(free_port())
+    with Daemon("-l", "127.0.0.1", "-p", port, "-l", "127.0.0.1", "--no-web") as daemon:
+        with socket.create_connection(("127.0.0.1", int(port)), PATIENCE) as sock:
+            assert ask(sock, PUT) == b"INSERTED 1"
+        daemon.stop()
+
+
+def test_same_unix_socket_twice_is_listened_on_once(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path)
+    path = tmp_path / "socket"
+    found, warnings = listening(f"unix:{path}", f"unix:{tmp_path}/link/socket")
+    assert found == f"unix:{path}"
+    assert warnings == f"-l unix:{tmp_path}/link/socket is ignored: unix:{path} covers it"
+
+
+def test_same_address_with_port_0_gets_a_port_each_time() -> None:
+    found, warnings = listening("127.0.0.1:0", "127.0.0.1:0")
+    assert len(set(found.split(", "))) == 2
+    assert warnings == ""
+
+
+def test_repeated_address_and_port_of_another_server_is_in_use(taken_port: int) -> None:
+    done = run("-l", "127.0.0.1", "-p", str(taken_port), "-l", "127.0.0.1", "--no-web")
+    assert done.stderr == f"greenstalk-server: cannot listen on 127.0.0.1:{taken_port}: Address already in use\n"
+    assert done.returncode == 111
 
 
 # Unix sockets
