@@ -621,6 +621,23 @@ def test_a_fifo_among_the_files_is_named_and_not_waited_for(tmp_path: Path, name
     assert done.returncode == 10
 
 
+def test_lock_that_is_a_symbolic_link_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "lock").symlink_to(tmp_path / "target")
+    done = run(*QUIET, "-b", str(tmp_path))
+    assert done.stderr == f"greenstalk-server: -b {tmp_path}: its file lock is a symbolic link; remove it\n"
+    assert done.returncode == 10
+    assert not (tmp_path / "target").exists()
+
+
+@pytest.mark.parametrize(("mode", "warns"), [(0o777, True), (0o1777, True), (0o775, False), (0o700, False)])
+def test_binlog_directory_that_every_user_can_write_to_is_warned_of(tmp_path: Path, mode: int, warns: bool) -> None:
+    tmp_path.chmod(mode)
+    with Daemon(*QUIET, "-b", str(tmp_path)) as daemon:
+        _, said = daemon.stop()
+    warning = f"every user of this machine can add and replace files in -b {tmp_path}; run: chmod o-w {tmp_path}"
+    assert (warning in said) == warns
+
+
 @pytest.mark.skipif(not IS_ROOT, reason="only root can become another user")
 def test_a_binlog_directory_that_cannot_be_written_is_named(open_directory: Path) -> None:
     open_directory.chmod(0o755)
