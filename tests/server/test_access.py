@@ -307,12 +307,25 @@ def test_a_client_library_within_its_grants_and_beyond(ruled: Daemon, certificat
         worker.delete(worker.reserve())
 
 
-def test_a_certificate_without_a_rule_opens_nothing(ruled: Daemon, certificates: Path) -> None:
-    """One of the same authority that no rule has the name of."""
-    new = ["openssl", "req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-noenc", "-subj", "/CN=stray"]
-    sign = ["openssl", "x509", "-req", "-in", "stray.csr", "-CA", "authority.pem", "-CAkey", "authority.key"]
-    for command in ([*new, "-keyout", "stray.key", "-out", "stray.csr"], [*sign, "-days", "9", "-out", "stray.pem"]):
-        subprocess.run(command, cwd=certificates, check=True, capture_output=True, timeout=PATIENCE)
+@pytest.mark.parametrize("subject", ["/CN=stray", "/CN=monitoring/CN=stray", "/CN=mail-1/OU=monitoring/CN=stray"])
+def test_a_certificate_without_a_rule_opens_nothing(ruled: Daemon, certificates: Path, subject: str) -> None:
+    """One of the same authority that no rule has the name of; of several common names, the last is the name."""
+    issue(certificates, subject)
     with closing(connect(port(ruled), context(certificates, "stray"))) as sock, sock.makefile("rb") as reader:
         sock.sendall(b"stats\r\nuse mail\r\nwatch mail\r\nreserve\r\nlist-tubes\r\n")
         assert [reader.readline() for _ in range(5)] == [REFUSED] * 4 + [b"OK 4\r\n"]
+
+
+def test_last_common_name_of_a_certificate_is_its_name(ruled: Daemon, certificates: Path) -> None:
+    issue(certificates, "/CN=stray/CN=monitoring")
+    with closing(connect(port(ruled), context(certificates, "stray"))) as sock, sock.makefile("rb") as reader:
+        sock.sendall(b"stats\r\n")
+        assert reader.readline().startswith(b"OK ")
+
+
+def issue(certificates: Path, subject: str) -> None:
+    """Have the authority sign a certificate of *subject*, as `stray.pem`."""
+    new = ["openssl", "req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-noenc", "-subj", subject]
+    sign = ["openssl", "x509", "-req", "-in", "stray.csr", "-CA", "authority.pem", "-CAkey", "authority.key"]
+    for command in ([*new, "-keyout", "stray.key", "-out", "stray.csr"], [*sign, "-days", "9", "-out", "stray.pem"]):
+        subprocess.run(command, cwd=certificates, check=True, capture_output=True, timeout=PATIENCE)
