@@ -66,6 +66,7 @@ from greenstalk_server.process import (
     drop_privileges,
     hide_secrets,
     raise_file_limit,
+    refuse_unreadable,
     server_facts,
     tell_manager,
 )
@@ -177,6 +178,8 @@ def _run(options: Options, environ: Mapping[str, str]) -> None:
         dashboard = _dashboard(web_listener, options, listeners) if web_listener is not None else None
         if options.user is not None:
             drop_privileges(options.user)
+            if dashboard is not None:
+                refuse_unreadable(options.user)
         if options.binlog_dir is not None:
             at_exit.callback(DirectoryLock(options.binlog_dir).close)
             _warn_of_writers(options.binlog_dir)

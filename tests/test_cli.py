@@ -24,7 +24,7 @@ import psutil
 import pytest
 
 from greenstalk_server import __version__
-from tests.daemon import COMMAND, PATIENCE, Daemon, ask, environment, run
+from tests.daemon import COMMAND, PATIENCE, REPOSITORY, Daemon, ask, environment, run
 
 LOOPBACK = ("-l", "127.0.0.1", "-p", "0")
 QUIET = (*LOOPBACK, "--no-web")
@@ -39,6 +39,14 @@ os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS=sys.argv[2])
 os.execv(sys.argv[3], sys.argv[3:])
 """
 """A parent like systemd, which hands the sockets argv[1] over as descriptors from 3 on, then becomes argv[3:]."""
+
+FROM_ELSEWHERE = """\
+import sys
+sys.path.insert(0, sys.argv.pop(1))
+from greenstalk_server.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+"""The command, with the package that is in the directory argv[1]."""
 
 BECOME_NOBODY = """\
 import encodings.idna, os, pwd, sys
@@ -636,6 +644,22 @@ def test_binlog_directory_that_every_user_can_write_to_is_warned_of(tmp_path: Pa
         _, said = daemon.stop()
     warning = f"every user of this machine can add and replace files in -b {tmp_path}; run: chmod o-w {tmp_path}"
     assert (warning in said) == warns
+
+
+@pytest.mark.skipif(not IS_ROOT, reason="only root can become another user")
+def test_user_who_cannot_read_the_program_is_refused_a_dashboard(tmp_path: Path) -> None:
+    """To compile the templates would fail, with a traceback."""
+    tmp_path.chmod(0o700)
+    for package in ("greenstalk_server", "web", "templates", "static"):
+        shutil.copytree(REPOSITORY / package, tmp_path / package)
+    command = (sys.executable, "-c", FROM_ELSEWHERE, str(tmp_path))
+    done = run(*LOOPBACK, "--web-port", "0", "-u", "nobody", command=command)
+    assert re.fullmatch(
+        r"greenstalk-server: -u nobody: that user cannot read /\S+\.py, and the dashboard loads more code from there;"
+        r" install it where every user can read it\n",
+        done.stderr,
+    )
+    assert done.returncode == 34
 
 
 @pytest.mark.skipif(not IS_ROOT, reason="only root can become another user")
