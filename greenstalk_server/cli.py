@@ -66,6 +66,7 @@ from greenstalk_server.process import (
     drop_privileges,
     hide_secrets,
     raise_file_limit,
+    refuse_unreadable,
     server_facts,
     tell_manager,
 )
@@ -177,8 +178,11 @@ def _run(options: Options, environ: Mapping[str, str]) -> None:
         dashboard = _dashboard(web_listener, options, listeners) if web_listener is not None else None
         if options.user is not None:
             drop_privileges(options.user)
+            if dashboard is not None:
+                refuse_unreadable(options.user)
         if options.binlog_dir is not None:
             at_exit.callback(DirectoryLock(options.binlog_dir).close)
+            _warn_of_writers(options.binlog_dir)
         serve = _serve if options.journal is None else _serve_in_turn
         serve(options, environ, _Place(listeners, dashboard, certificates, files))
 
@@ -353,6 +357,13 @@ def _with_password(options: Options) -> Options:
         log.warning("everybody on this machine can read the password in %s; take the right from them: chmod o-r", path)
     refuse_equal_passwords(options, password)
     return replace(options, web_password=password)
+
+
+def _warn_of_writers(directory: str) -> None:
+    """Warn if every user of this machine may put files into *directory*, which is there."""
+    if Path(directory).stat().st_mode & stat.S_IWOTH:
+        message = "every user of this machine can add and replace files in -b %s; run: chmod o-w %s"
+        log.warning(message, directory, directory)
 
 
 def _limits(options: Options) -> Limits:

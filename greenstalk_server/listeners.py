@@ -14,9 +14,11 @@ import re
 import socket
 import stat
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
-from typing import Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self
 
 from greenstalk_server.exits import EXIT_LISTEN, StartError
 from greenstalk_server.options import Options
@@ -86,10 +88,7 @@ def open_listeners(options: Options, environ: Mapping[str, str], is_serving: boo
             if field in options.origins:
                 log.warning("%s %s is ignored: serving the socket that was handed over", options.named(field), value)
         return
-    for where in options.listen:
-        name = where.removeprefix(PLAIN_PREFIX)
-        sock = _listen_on(name, options.port, is_serving)
-        yield Listener(sock, name, has_tls and name == where and sock.family != socket.AF_UNIX)
+    yield from _listen_on_each(options, has_tls, is_serving)
 
 
 def notice_dead_peers(sock: socket.socket, timeout: int) -> None:
@@ -108,10 +107,14 @@ def notice_dead_peers(sock: socket.socket, timeout: int) -> None:
 
 def open_web_listener(options: Options) -> socket.socket:
     """Return the socket for the dashboard."""
+    host, port = options.web_host, options.web_port
     try:
-        return _listen_on_tcp(options.web_host, options.web_port)
+        target = _Target(0, host, False, _host_and_port(host, port), _resolve(host, port))
+        sock = _listen_on(target, (), is_serving=True)
     except StartError as error:
         raise StartError(f"{error} (the dashboard: see --web-host, --web-port, --no-web)", error.exit_code) from error
+    assert isinstance(sock, socket.socket)
+    return sock
 
 
 def describe(sock: socket.socket) -> str:
@@ -126,50 +129,127 @@ def describe(sock: socket.socket) -> str:
             return f"{address[0]}:{address[1]}"
 
 
-def _listen_on(where: str, port: int, is_serving: bool) -> socket.socket:
-    if where.startswith(UNIX_PREFIX):
-        return _listen_on_path(where.removeprefix(UNIX_PREFIX), is_serving)
-    with_port = _WITH_PORT.fullmatch(where)
-    if with_port is None:
-        return _listen_on_tcp(where, port, is_serving)
-    if int(with_port[3]) > LAST_PORT:
-        raise StartError(f"cannot listen on {where}: a port is a number from 0 to {LAST_PORT}", EXIT_LISTEN)
-    return _listen_on_tcp(with_port[1] or with_port[2], int(with_port[3]), is_serving)
+class _Target(NamedTuple):
+    """One address of -l, resolved.
+
+    place       of the address among those of -l.
+    shown       the address in messages.
+    addresses   pairs of family and address; the first that can be bound counts.
+    """
+
+    place: int
+    name: str
+    is_tls: bool
+    shown: str
+    addresses: list[tuple[int, Any]]
+
+    def width(self) -> int:
+        """Return how far down to bind this one: those that may cover others come first."""
+        family, address = self.addresses[0]
+        if family == socket.AF_UNIX or not _ip(address).is_unspecified:
+            return 2
+        return 0 if family == socket.AF_INET6 else 1
 
 
-def _listen_on_tcp(host: str, port: int, is_serving: bool = True) -> socket.socket:
-    """Listen on the first address of *host* that can be bound."""
+def _listen_on_each(options: Options, has_tls: bool, is_serving: bool) -> list[Listener]:
+    """Listen on each address of -l, and once where one is the same as another or is covered by a wildcard address."""
+    targets = [_target(place, where, options.port, has_tls) for place, where in enumerate(options.listen)]
+    opened: dict[int, Listener] = {}
+    with ExitStack() as on_failure:
+        for target in sorted(targets, key=lambda target: (target.width(), target.place)):
+            found = _listen_on(target, list(opened.values()), is_serving)
+            if isinstance(found, Listener):
+                where = found.described()
+                log.warning("%s %s is ignored: %s covers it", options.named("listen"), target.name, where)
+            else:
+                opened[target.place] = on_failure.enter_context(Listener(found, target.name, target.is_tls))
+        on_failure.pop_all()
+    return [opened[place] for place in sorted(opened)]
+
+
+def _target(place: int, where: str, port: int, has_tls: bool) -> _Target:
+    """Resolve *where*, an address as -l has it; raise StartError. Blocks."""
+    name = where.removeprefix(PLAIN_PREFIX)
+    if name.startswith(UNIX_PREFIX):
+        path = name.removeprefix(UNIX_PREFIX)
+        if not path:
+            raise StartError("cannot listen on unix: without a path", EXIT_LISTEN)
+        return _Target(place, name, False, name, [(socket.AF_UNIX, path)])
+    host = name
+    with_port = _WITH_PORT.fullmatch(name)
+    if with_port is not None:
+        host, port = with_port[1] or with_port[2], int(with_port[3])
+        if port > LAST_PORT:
+            raise StartError(f"cannot listen on {name}: a port is a number from 0 to {LAST_PORT}", EXIT_LISTEN)
+    return _Target(place, name, has_tls and name == where, _host_and_port(host, port), _resolve(host, port))
+
+
+def _resolve(host: str, port: int) -> list[tuple[int, Any]]:
+    """Return the families and addresses of *host*; raise StartError if there are none. Blocks."""
     if not host:
         raise StartError("cannot listen on an empty address", EXIT_LISTEN)
-    failure: Exception | None = None
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
         raise _cannot_listen(_host_and_port(host, port), error) from error
-    for family, kind, protocol, _, address in found:
-        sock = socket.socket(family, kind, protocol)
+    return [(family, address) for family, _, _, _, address in found]
+
+
+def _covers(sock: socket.socket, family: int, address: Any) -> bool:
+    """Return whether the bound *sock* gets the connections to *address*. Port 0 is a port of its own each time."""
+    own = sock.getsockname()
+    if socket.AF_UNIX in (sock.family, family):
+        return sock.family == family and os.path.realpath(own) == os.path.realpath(address)
+    if own[1] != address[1]:
+        return False
+    bound, wanted = _ip(own), _ip(address)
+    if not bound.is_unspecified:
+        return bound == wanted and own[3:] == address[3:]
+    if bound.version == wanted.version:
+        return True
+    return bound.version == 6 and not sock.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY)
+
+
+def _ip(address: Any) -> IPv4Address | IPv6Address:
+    """Return the IP address in a socket's *address*; an IPv4 one also where IPv6 wraps it."""
+    found = ip_address(address[0].partition("%")[0])
+    return (found.ipv4_mapped or found) if isinstance(found, IPv6Address) else found
+
+
+def _listen_on(target: _Target, opened: Sequence[Listener], is_serving: bool) -> socket.socket | Listener:
+    """Listen on the first address of *target* that can be bound; return one of *opened* if that gets its connections.
+
+    Raises StartError, also if that one does not speak what *target* does.
+    """
+    failure: Exception | None = None
+    for family, address in target.addresses:
+        covering = next((one for one in opened if _covers(one.sock, family, address)), None)
+        if covering is not None:
+            if covering.is_tls != target.is_tls:
+                wanted = f"{target.shown} for {'TLS' if target.is_tls else 'plain connections'}"
+                reason = f"{covering.described()} covers it; give one of them another port"
+                raise StartError(f"cannot listen on {wanted}: {reason}", EXIT_LISTEN)
+            return covering
         try:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sock.bind(address)
-            return _ready(sock, is_serving)
+            return _listening(family, address, is_serving)
         except OSError as error:
-            sock.close()
             failure = error
-    raise _cannot_listen(_host_and_port(host, port), failure)
+    raise _cannot_listen(target.shown, failure)
 
 
-def _listen_on_path(path: str, is_serving: bool) -> socket.socket:
-    """Listen on a Unix socket at *path*, in place of the socket that an earlier server left there."""
-    if not path:
-        raise StartError("cannot listen on unix: without a path", EXIT_LISTEN)
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+def _listening(family: int, address: Any, is_serving: bool) -> socket.socket:
+    """Return a socket at *address*; in place of a Unix socket that an earlier server left there. Raises OSError."""
+    sock = socket.socket(family, socket.SOCK_STREAM)
     try:
-        _remove_socket(Path(path))
-        sock.bind(path)
+        if family == socket.AF_UNIX:
+            _remove_socket(Path(address))
+        else:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
         return _ready(sock, is_serving)
-    except OSError as error:
+    except OSError:
         sock.close()
-        raise _cannot_listen(UNIX_PREFIX + path, error) from error
+        raise
 
 
 def describe_peer(sock: socket.socket, address: object) -> tuple[str, str]:

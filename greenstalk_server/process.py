@@ -14,6 +14,8 @@ from itertools import count
 from pathlib import Path
 from typing import Final
 
+import gevent
+
 from greenstalk_server import __version__
 from greenstalk_server.exits import EXIT_NO_SUCH_USER, EXIT_PRIVILEGES, StartError
 from greenstalk_server.stats import ServerFacts
@@ -42,6 +44,17 @@ def drop_privileges(user: str) -> None:
     except PermissionError as error:
         message = f"-u {user}: only root can become another user ({error.strerror})"
         raise StartError(message, EXIT_PRIVILEGES) from error
+
+
+def refuse_unreadable(user: str) -> None:
+    """Raise StartError if *user*, which this process has become, cannot read the code that is imported only later.
+
+    The dashboard needs this: its templates are read and compiled when it is made.
+    """
+    for path in (os.__file__, gevent.__file__, __file__):
+        if not os.access(path, os.R_OK):
+            reason = f"that user cannot read {path}, and the dashboard loads more code from there"
+            raise StartError(f"-u {user}: {reason}; install it where every user can read it", EXIT_PRIVILEGES)
 
 
 def raise_file_limit() -> int:

@@ -5,12 +5,13 @@ A command is a tuple: the verb, then its arguments, numbers as int (times in nan
     (PUT, pri, delay, ttr, size, is_well_formed)
     (RELEASE, id, pri, delay)    (BURY, id, pri)
     (DELETE | TOUCH | PEEK | KICK_JOB | RESERVE_JOB | STATS_JOB, id)
-    (KICK, bound)                (RESERVE_WITH_TIMEOUT, timeout)
+    (KICK, bound)                (RESERVE_WITH_TIMEOUT, timeout or None)
     (USE | WATCH | IGNORE | STATS_TUBE, name)
     (PAUSE_TUBE, name, delay, is_valid_name)
     (any other verb,)
 
-Where protocol.txt is silent this follows beanstalkd 1.13, down to which malformed line gets which error.
+Where protocol.txt is silent this follows beanstalkd 1.13, down to which malformed line gets which error; and 1.12
+where clients rely on that: a negative timeout waits without a limit, and names in YAML are bare if they can be.
 """
 
 from __future__ import annotations
@@ -132,6 +133,7 @@ _put_arguments: Final = re.compile(rb" *([0-9]+) +([0-9]+) +([0-9]+) +([0-9]+)(.
 _release_arguments: Final = re.compile(rb" *([0-9]+) +([0-9]+) +([0-9]+)")
 _bury_arguments: Final = re.compile(rb" *([0-9]+) +([0-9]+)")
 _id: Final = re.compile(rb" *([0-9]+)")
+_timeout: Final = re.compile(rb" *(-?)([0-9]+)")
 _lenient_number: Final = re.compile(rb"[ \t\n\v\f\r]*([+-]?)([0-9]+)")
 _pause_arguments: Final = re.compile(rb" *([-A-Za-z0-9+/;.$_()]+) +([0-9]+)")
 
@@ -186,11 +188,13 @@ def _parse_kick(verb: bytes, rest: bytes) -> Command:
 
 
 def _parse_timeout(verb: bytes, rest: bytes) -> Command:
-    """0 to 2**31-1 seconds; what follows the number is ignored."""
-    match = _id.match(rest)
+    """Read -2**31 to 2**31-1 seconds, of which a negative number is None: no limit. Ignore what follows the number."""
+    match = _timeout.match(rest)
     if match is None:
         raise BadFormat
-    return (verb, _number(match[1], _I31) * SECOND)
+    if not match[1]:
+        return (verb, _number(match[2], _I31) * SECOND)
+    return (verb, None if _number(match[2], _I31 + 1) else 0)
 
 
 def _parse_name(verb: bytes, rest: bytes) -> Command:
@@ -321,6 +325,8 @@ def name_list(names: Iterable[bytes]) -> bytes:
 def stats(snapshot: ServerStats | TubeStats | JobStats) -> bytes:
     """The reply to stats, stats-tube or stats-job."""
     lines = [f"{key}: {_scalar(key, getattr(snapshot, name))}\n" for name, key in _KEYS[type(snapshot)]]
+    if isinstance(snapshot, ServerStats):
+        lines.append(f'greenstalk-version: "{snapshot.version}"\n')
     return _ok(("---\n" + "".join(lines)).encode())
 
 
@@ -333,15 +339,45 @@ _KEYS: Final = {
     for kind in (ServerStats, LimitedServerStats, TubeStats, JobStats)
 }
 
+BEANSTALKD_VERSION: Final = "1.99"
+"""The `version` in `stats`, which clients compare with a version of beanstalkd to find out what the server can do.
+
+It is larger than every version of beanstalkd, as a decimal fraction (1.13 is less than 1.8) and as numbers between
+dots. Nothing follows the two numbers: some libraries (Perl's version, RubyGems) refuse text behind a `+`.
+"""
+
 _UNQUOTED: Final = frozenset(("state", "id"))
+
+_plain: Final = re.compile(
+    r"""
+    (?! (?: [Nn][Uu][Ll][Ll] | [Tt][Rr][Uu][Ee] | [Ff][Aa][Ll][Ss][Ee]
+          | [Yy] | [Yy][Ee][Ss] | [Nn] | [Nn][Oo] | [Oo][Nn] | [Oo][Ff][Ff]
+          | [-+]? 0 [Bb] [01_]* | [-+]? 0 [Oo] [0-7_]* | [-+]? 0 [Xx] [0-9A-Fa-f_]*  # integers
+          | [-+]? [0-9.] [0-9_.]* (?: [Ee] [-+]? [0-9_]* )?                          # integers and fractions
+          | [-+]? [.] (?: [Ii][Nn][Ff] | [Nn][Aa][Nn] )
+          | [0-9]{4} - [0-9]{1,2} - [0-9]{1,2}                                       # dates
+        ) \Z )
+    [A-Za-z0-9+/;.$_()] [-A-Za-z0-9+/;.$_()]*
+    """,
+    re.VERBOSE,
+)
+"""Text that YAML 1.1 and 1.2 both read as itself without quotes: the characters of a tube's name, and none of what
+either takes for null, a boolean, a number or a date; nor what readers that are less strict (Psych, LibYAML's) do."""
 
 
 def _scalar(key: str, value: object) -> str:
-    """*value* as beanstalkd 1.13 writes it in YAML."""
+    """*value* as beanstalkd writes it in YAML: text bare as 1.12 does, or quoted as 1.13 does if bare would not do."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float):
         return f"{value:.6f}"
-    if isinstance(value, str) and key not in _UNQUOTED:
-        return f'"{value}"'
-    return str(value)
+    if not isinstance(value, str) or key in _UNQUOTED:
+        return str(value)
+    if key == "version":
+        return f'"{BEANSTALKD_VERSION}"'
+    return value if _plain.fullmatch(value) else _quoted(value)
+
+
+def _quoted(text: str) -> str:
+    """*text* in double quotes; YAML has the escapes of Python."""
+    return '"' + text.encode("unicode_escape").decode().replace('"', '\\"') + '"'

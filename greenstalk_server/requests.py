@@ -20,6 +20,8 @@ import time
 from contextlib import suppress
 from typing import Any, Final
 
+from gevent.pywsgi import Input, _InvalidClientInput
+
 from greenstalk_server import logs
 from greenstalk_server.turns import Turns
 
@@ -47,11 +49,16 @@ _FIELD: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[^\r\n\0]*\r?\n")
 
 _VERSION: Final = re.compile(r"HTTP/1\.[0-9]")
 
+_ABSOLUTE: Final = re.compile(r"https?://", re.IGNORECASE)
+_HOST_AND_PATH: Final = re.compile(r"([^/?#@]+)((?:[/?].*)?)")
+"""A target in absolute form (RFC 9112, 3.2.2), and what is behind its scheme."""
+
 
 class RequestHandler(logs.RequestHandler):
     """One connection, and the requests that come by it."""
 
     request_version: str
+    wsgi_input: Any
     code: int
 
     def __init__(self, sock: Any, address: object, server: Any) -> None:
@@ -68,16 +75,51 @@ class RequestHandler(logs.RequestHandler):
                 self.server.files.limited.note("request_timeout", address)
 
     def read_requestline(self) -> str:
+        """Read the line that begins a request; skip one empty line before it (RFC 9112, 2.2)."""
         self._incoming.begin()
-        return str(super().read_requestline())
+        line = str(super().read_requestline())
+        if line == "\r\n":
+            self._incoming.begin()
+            line = str(super().read_requestline())
+        return line
+
+    def read_request(self, raw_requestline: str) -> Any:
+        result = super().read_request(raw_requestline)
+        absolute = _ABSOLUTE.match(self.path)
+        if absolute is not None:
+            self._take_target(self.path[absolute.end() :])
+        return result
+
+    def _take_target(self, target: str) -> None:
+        """Take host and path from *target*, of which the absolute form is without the scheme; raise ValueError.
+
+        The host in the target counts, whatever the header Host says.
+        """
+        match = _HOST_AND_PATH.fullmatch(target)
+        if match is None:
+            raise ValueError("its target has no host")
+        self.path = match[2] if match[2].startswith("/") else "/" + match[2]
+        del self.headers["Host"]
+        self.headers["Host"] = match[1]
+
+    def get_environ(self) -> Any:
+        environ = super().get_environ()
+        body = self.wsgi_input
+        if isinstance(body, Input):
+            environ["wsgi.input"] = self.wsgi_input = _Body(
+                self.rfile, body.content_length, body.socket, body.chunked_input
+            )
+        return environ
 
     def MessageClass(self, rfile: Any, *args: Any) -> Any:  # noqa: N802  gevent's name
+        if not self._check_http_version():
+            raise ValueError("its first line has no version of HTTP/1")
         head = _Lines(rfile)
         headers = super().MessageClass(head, *args)
         self._incoming.end_head()
         if not (head.lines[-1] and all(_FIELD.fullmatch(line) for line in head.lines[:-1])):
             raise ValueError("its head is not made of whole headers")
-        _refuse_ambiguous(headers)
+        _refuse_ambiguous(headers, self.request_version)
         return headers
 
     def run_application(self) -> None:
@@ -118,6 +160,34 @@ class RequestHandler(logs.RequestHandler):
                 if unread >= before:
                     self._incoming.is_late = True
                     raise BrokenPipeError(errno.EPIPE, "the client does not read") from None
+
+
+class _Body(Input):  # type: ignore[misc]
+    """gevent's, of which every failure to read a body is the client's mistake: 400 if possible, and the end.
+
+    A size of a chunk that is no number is a ValueError there, and a body that breaks off an OSError without a number;
+    either would be logged as an error of the server, with a traceback.
+    """
+
+    def read(self, length: int | None = None) -> bytes:
+        try:
+            return bytes(super().read(length))
+        except (OSError, ValueError) as error:
+            self._fail(error)
+            raise
+
+    def readline(self, size: int | None = None) -> bytes:
+        try:
+            return bytes(super().readline(size))
+        except (OSError, ValueError) as error:
+            self._fail(error)
+            raise
+
+    def _fail(self, error: OSError | ValueError) -> None:
+        """Have the rest not be read; raise the error that says so, unless the connection itself has failed."""
+        self._chunked_input_error = True
+        if not isinstance(error, OSError) or error.errno is None:
+            raise _InvalidClientInput(str(error)) from error
 
 
 class _Lines:
@@ -197,11 +267,13 @@ def _unread(sock: Any) -> int:
     return int(struct.unpack("i", fcntl.ioctl(sock.fileno(), _SIOCOUTQ, bytes(4)))[0])
 
 
-def _refuse_ambiguous(headers: Any) -> None:
-    """Raise ValueError if it is open where a request with these *headers* ends (RFC 9112, 6.3 and 11.2)."""
+def _refuse_ambiguous(headers: Any, version: str) -> None:
+    """Raise ValueError if it is open where a request with these *headers* ends (RFC 9112, 6.1, 6.3 and 11.2)."""
     lengths, encodings = headers.get_all("content-length", []), headers.get_all("transfer-encoding", [])
     if len(lengths) + len(encodings) > 1:
         raise ValueError("it says more than once how long it is")
+    if encodings and version == "HTTP/1.0":
+        raise ValueError("HTTP/1.0 has no chunks, and a proxy may have passed them on unread")
     if any(encoding.lower() != "chunked" for encoding in encodings):
         raise ValueError("its body is encoded as nobody can read it here")
     if any(not (length.isascii() and length.isdigit()) for length in lengths):

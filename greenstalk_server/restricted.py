@@ -132,6 +132,9 @@ class RestrictedSession(Session):
 
     # Verbs
 
+    def _refuse_unlisted(self, command: Command, now: int) -> bytes | None:
+        return self._refuse(command[0], b"")
+
     def _guarded_use(self, command: Command, now: int) -> bytes | None:
         assert self._grants is not None
         if not self._grants.may_something(command[1]):
@@ -222,8 +225,7 @@ class _Listing(Work):
         return session.list_names(NameList(self._allowed, broker.listings))
 
 
-_GUARDED: Final[dict[bytes, Any]] = {
-    **HANDLERS,
+_CHECKED: Final[dict[bytes, Any]] = {
     protocol.PEEK: RestrictedSession._guarded_inspect_job,
     protocol.PEEK_READY: RestrictedSession._guarded_peek_used,
     protocol.PEEK_DELAYED: RestrictedSession._guarded_peek_used,
@@ -242,4 +244,29 @@ _GUARDED: Final[dict[bytes, Any]] = {
     protocol.LIST_TUBES: RestrictedSession._guarded_list_tubes,
     protocol.PAUSE_TUBE: RestrictedSession._guarded_pause_tube,
 }
-"""What is not here wants no grant: it concerns jobs that the client holds, or what it has done itself."""
+"""Verbs whose handler looks for a grant."""
+
+_NEED_NO_GRANT: Final = (
+    protocol.RELEASE,
+    protocol.BURY,
+    protocol.TOUCH,
+    protocol.IGNORE,
+    protocol.LIST_TUBE_USED,
+    protocol.LIST_TUBES_WATCHED,
+    protocol.QUIT,
+)
+"""Verbs that concern only jobs that the client holds, and what it uses and watches."""
+
+
+def guard(handlers: dict[bytes, Any]) -> dict[bytes, Any]:
+    """Return the handlers under access rules. A verb of *handlers* that has no row above is refused.
+
+    `put` has no handler; see `_begin_put`.
+    """
+    guarded: dict[bytes, Any] = dict.fromkeys(handlers, RestrictedSession._refuse_unlisted)
+    guarded.update({verb: handlers[verb] for verb in _NEED_NO_GRANT})
+    guarded.update(_CHECKED)
+    return guarded
+
+
+_GUARDED: Final[dict[bytes, Any]] = guard(HANDLERS)

@@ -337,7 +337,8 @@ class Session:
 
     def _reserve_with_timeout(self, command: Command, now: int) -> bytes | None:
         self._broker.counters.cmd_reserve_with_timeout += 1
-        return self._reserve_until(now + command[1], now)
+        timeout: int | None = command[1]
+        return self._reserve_until(None if timeout is None else now + timeout, now)
 
     def _reserve_until(self, until: int | None, now: int) -> bytes | None:
         broker, client = self._broker, self.client

@@ -140,10 +140,14 @@ class TlsSocket(socket.socket):
         super().close()
 
     def peer_names(self) -> list[str]:
-        """The names in the client's certificate, the common one first; none without a certificate."""
+        """The names in the client's certificate, the common one first; none without a certificate.
+
+        Of several common names the last counts, which is the most specific one (RFC 2818, 3.1): an authority may let
+        its client choose others before it.
+        """
         found: Any = self._tls.getpeercert() or {}
         common = [value for part in found.get("subject", ()) for key, value in part if key == "commonName"]
-        return common + [value for kind, value in found.get("subjectAltName", ()) if kind in _NAMES]
+        return common[-1:] + [value for kind, value in found.get("subjectAltName", ()) if kind in _NAMES]
 
     def _refuse_expired(self) -> None:
         """Raise OSError if the client's certificate has expired: OpenSSL looks at none of a session that goes on."""

@@ -56,7 +56,7 @@ MAX_LIST: Final = 2**26
 """Bytes of a list of tubes."""
 
 _TLS_ALERT: Final = b"\x15\x03"
-_NAMES: Final = ("name", "tube", "hostname", "os", "platform", "version", "id")
+_NAMES: Final = ("name", "tube", "hostname", "os", "platform", "version", "greenstalk-version", "id")
 _REASONS: Final[dict[type, tuple[str, str]]] = {
     greenstalk.BadFormatError: ("BAD_FORMAT", "it does not understand the command"),
     greenstalk.BuriedError: ("BURIED", "it had no memory to queue the job, and has buried it"),
@@ -174,7 +174,10 @@ class Server:
         return Abilities(reserves_by_id=True)
 
     def stats(self) -> Stats:
-        return self._ask(lambda: checked(dict(self._client.stats()), OF_SERVER))
+        """The figures of the server; its `version` is its own, also where it gives beanstalkd's to other clients."""
+        stats = self._ask(lambda: checked(dict(self._client.stats()), OF_SERVER))
+        own = stats.pop("greenstalk-version", None)
+        return stats if own is None else stats | {"version": own}
 
     def tubes(self) -> list[str]:
         return self._ask(self._names)

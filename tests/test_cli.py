@@ -24,7 +24,7 @@ import psutil
 import pytest
 
 from greenstalk_server import __version__
-from tests.daemon import COMMAND, PATIENCE, Daemon, ask, environment, run
+from tests.daemon import COMMAND, PATIENCE, REPOSITORY, Daemon, ask, environment, run
 
 LOOPBACK = ("-l", "127.0.0.1", "-p", "0")
 QUIET = (*LOOPBACK, "--no-web")
@@ -39,6 +39,14 @@ os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS=sys.argv[2])
 os.execv(sys.argv[3], sys.argv[3:])
 """
 """A parent like systemd, which hands the sockets argv[1] over as descriptors from 3 on, then becomes argv[3:]."""
+
+FROM_ELSEWHERE = """\
+import sys
+sys.path.insert(0, sys.argv.pop(1))
+from greenstalk_server.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+"""The command, with the package that is in the directory argv[1]."""
 
 BECOME_NOBODY = """\
 import encodings.idna, os, pwd, sys
@@ -341,12 +349,103 @@ def test_host_names_and_ipv6(host: str) -> None:
         assert ask(sock, PUT) == b"INSERTED 1"
 
 
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        return int(sock.getsockname()[1])
+
+
 def has_ipv6() -> bool:
     try:
         with socket.create_server(("::1", 0), family=socket.AF_INET6):
             return True
     except OSError:
         return False
+
+
+# Addresses that are the same, or cover one another
+
+
+def listening(*addresses: str) -> tuple[str, str]:
+    """Serve on *addresses*; return where it says that it listens, and the warnings."""
+    with Daemon(*[word for address in addresses for word in ("-l", address)], "--no-web") as daemon:
+        where = daemon.first_lines.partition("beanstalk protocol: ")[2].partition("\n")[0]
+        _, said = daemon.stop()
+    return where, "\n".join(line.partition("WARNING ")[2] for line in said.splitlines() if "WARNING" in line)
+
+
+@pytest.mark.parametrize(
+    ("addresses", "where", "ignored"),
+    [
+        (["127.0.0.1:{}", "127.0.0.1:{}"], "127.0.0.1:{}", ["127.0.0.1:{}"]),
+        (["127.0.0.1:{}", "127.0.0.1:{}", "127.0.0.1:{}"], "127.0.0.1:{}", ["127.0.0.1:{}", "127.0.0.1:{}"]),
+        (["127.0.0.1:{}", "plain:127.0.0.1:{}"], "127.0.0.1:{}", ["127.0.0.1:{}"]),
+        (["0.0.0.0:{}", "127.0.0.1:{}"], "0.0.0.0:{}", ["127.0.0.1:{}"]),
+        (["127.0.0.1:{}", "0.0.0.0:{}"], "0.0.0.0:{}", ["127.0.0.1:{}"]),
+        (["127.0.0.1:{}", "127.0.0.2:{}"], "127.0.0.1:{}, 127.0.0.2:{}", []),
+    ],
+)
+def test_address_that_another_covers_is_listened_on_once(addresses: list[str], where: str, ignored: list[str]) -> None:
+    port = free_port()
+    found, warnings = listening(*[address.format(port) for address in addresses])
+    assert found == where.replace("{}", str(port))
+    assert warnings.splitlines() == [f"-l {name.format(port)} is ignored: {found} covers it" for name in ignored]
+
+
+@pytest.mark.parametrize(
+    ("addresses", "where"),
+    [
+        (["[::1]:{}", "[::1]:{}"], "[::1]:{}"),
+        (["[::1]:{}", "[::]:{}"], "[::]:{}"),
+        (["0.0.0.0:{}", "[::]:{}"], "[::]:{}"),
+        (["[::]:{}", "127.0.0.1:{}"], "[::]:{}"),
+        (["[::ffff:127.0.0.1]:{}", "0.0.0.0:{}"], "0.0.0.0:{}"),
+        (["[::1]:{}", "127.0.0.1:{}"], "[::1]:{}, 127.0.0.1:{}"),
+    ],
+)
+def test_address_of_ipv6_that_another_covers_is_listened_on_once(addresses: list[str], where: str) -> None:
+    if not has_ipv6():
+        pytest.skip("this machine has no IPv6")
+    port = free_port()
+    found, warnings = listening(*[address.format(port) for address in addresses])
+    assert found == where.replace("{}", str(port))
+    assert len(warnings.splitlines()) == len(addresses) - len(where.split(", "))
+
+
+def test_host_name_of_an_address_that_is_listened_on_is_ignored() -> None:
+    port = free_port()
+    host = socket.getaddrinfo("localhost", 0, type=socket.SOCK_STREAM)[0][4][0]
+    address = f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}"
+    found, warnings = listening(address, f"localhost:{port}", f"localhost:{port}")
+    assert found == address
+    assert warnings.splitlines() == [f"-l localhost:{port} is ignored: {address} covers it"] * 2
+
+
+def test_address_may_be_given_twice_with_the_port_apart() -> None:
+    port = str(free_port())
+    with Daemon("-l", "127.0.0.1", "-p", port, "-l", "127.0.0.1", "--no-web") as daemon:
+        with socket.create_connection(("127.0.0.1", int(port)), PATIENCE) as sock:
+            assert ask(sock, PUT) == b"INSERTED 1"
+        daemon.stop()
+
+
+def test_same_unix_socket_twice_is_listened_on_once(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path)
+    path = tmp_path / "socket"
+    found, warnings = listening(f"unix:{path}", f"unix:{tmp_path}/link/socket")
+    assert found == f"unix:{path}"
+    assert warnings == f"-l unix:{tmp_path}/link/socket is ignored: unix:{path} covers it"
+
+
+def test_same_address_with_port_0_gets_a_port_each_time() -> None:
+    found, warnings = listening("127.0.0.1:0", "127.0.0.1:0")
+    assert len(set(found.split(", "))) == 2
+    assert warnings == ""
+
+
+def test_repeated_address_and_port_of_another_server_is_in_use(taken_port: int) -> None:
+    done = run("-l", "127.0.0.1", "-p", str(taken_port), "-l", "127.0.0.1", "--no-web")
+    assert done.stderr == f"greenstalk-server: cannot listen on 127.0.0.1:{taken_port}: Address already in use\n"
+    assert done.returncode == 111
 
 
 # Unix sockets
@@ -528,6 +627,39 @@ def test_a_fifo_among_the_files_is_named_and_not_waited_for(tmp_path: Path, name
     done = run("journal", "check", str(tmp_path))
     assert done.stderr == f"greenstalk-server: journal check: {tmp_path / name}: not a regular file\n"
     assert done.returncode == 10
+
+
+def test_lock_that_is_a_symbolic_link_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "lock").symlink_to(tmp_path / "target")
+    done = run(*QUIET, "-b", str(tmp_path))
+    assert done.stderr == f"greenstalk-server: -b {tmp_path}: its file lock is a symbolic link; remove it\n"
+    assert done.returncode == 10
+    assert not (tmp_path / "target").exists()
+
+
+@pytest.mark.parametrize(("mode", "warns"), [(0o777, True), (0o1777, True), (0o775, False), (0o700, False)])
+def test_binlog_directory_that_every_user_can_write_to_is_warned_of(tmp_path: Path, mode: int, warns: bool) -> None:
+    tmp_path.chmod(mode)
+    with Daemon(*QUIET, "-b", str(tmp_path)) as daemon:
+        _, said = daemon.stop()
+    warning = f"every user of this machine can add and replace files in -b {tmp_path}; run: chmod o-w {tmp_path}"
+    assert (warning in said) == warns
+
+
+@pytest.mark.skipif(not IS_ROOT, reason="only root can become another user")
+def test_user_who_cannot_read_the_program_is_refused_a_dashboard(tmp_path: Path) -> None:
+    """To compile the templates would fail, with a traceback."""
+    tmp_path.chmod(0o700)
+    for package in ("greenstalk_server", "web", "templates", "static"):
+        shutil.copytree(REPOSITORY / package, tmp_path / package)
+    command = (sys.executable, "-c", FROM_ELSEWHERE, str(tmp_path))
+    done = run(*LOOPBACK, "--web-port", "0", "-u", "nobody", command=command)
+    assert re.fullmatch(
+        r"greenstalk-server: -u nobody: that user cannot read /\S+\.py, and the dashboard loads more code from there;"
+        r" install it where every user can read it\n",
+        done.stderr,
+    )
+    assert done.returncode == 34
 
 
 @pytest.mark.skipif(not IS_ROOT, reason="only root can become another user")

@@ -12,8 +12,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
+from greenstalk_server.journal.files import open_regular
+
 NAME: Final = "audit.jsonl"
-MODE: Final = 0o600
 
 LARGEST_FILE: Final = 10 * 1024 * 1024
 OLD_FILES: Final = 3
@@ -33,11 +34,11 @@ class AuditFiles:
     def append(self, lines: bytes) -> None:
         """Add *lines*, each with its end, and wait until they are on disk; all or nothing, or raise OSError."""
         newest = self._paths[0]
-        size = newest.stat().st_size if newest.exists() else 0
+        size = newest.stat(follow_symlinks=False).st_size if newest.exists() else 0
         if size and size + len(lines) > LARGEST_FILE:
             self._rotate()
             size = 0
-        handle = os.open(newest, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, MODE)
+        handle = open_regular(newest, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW)
         try:
             _write(handle, size, lines)
         finally:
@@ -60,7 +61,7 @@ class AuditFiles:
         """Open the newest file that has entries with a number below *number*, for those, or return None."""
         for path in self._paths:  # from new to old, as they move: none is passed over
             try:
-                reader = Reader(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))  # a FIFO would wait
+                reader = Reader(open_regular(path, os.O_RDONLY | os.O_NOFOLLOW))
             except FileNotFoundError:
                 continue
             if 0 < reader.first_number() < number:

@@ -1,8 +1,10 @@
 """Export: every job that a list would show, as CSV or JSON lines, streamed; in memory are the ids alone.
 
 JSON lines have everything as it is. A spreadsheet takes a CSV's cell that begins with one of `=+-@`, a tab or a line's
-end for a formula, and runs it; so such a text gets an apostrophe before it, which spreadsheets take for "text". A body
-that is no UTF-8, or has a NUL in it, or is large, is given in base64.
+end for a formula, and runs it; so such a text gets an apostrophe before it, which spreadsheets take for "text". Some
+spreadsheets also split cells at semicolons and tabs, and then do not honour quotes; so a text in which one of `=+-@`
+follows a separator gets an apostrophe between the two, and a body with such a text is given in base64, as is a body
+that is not UTF-8, has a NUL in it, or is large.
 """
 
 from __future__ import annotations
@@ -60,6 +62,7 @@ EXPORTS_AT_MOST: Final = 4
 """At once: each has the ids of all jobs."""
 
 _FORMULA: Final = re.compile("[=+\\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")  # the last four are full-width ones
+_SECOND_FORMULA: Final = re.compile("([;\t\r\n][ \"']*)(?=[=+\\-@\uff1d\uff0b\uff0d\uff20])")
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9._-]+")
 
 Row = dict[str, str | int | None]
@@ -162,6 +165,8 @@ class Csv:
             yield _csv_line([*cells, "", ""])
         elif len(body) <= LARGE:
             encoding, shown = encoded(body)
+            if _SECOND_FORMULA.search(shown):
+                encoding, shown = "base64", base64.b64encode(body).decode()
             yield _csv_line([*cells, encoding, harmless(shown)])
         else:
             yield _csv_line([*cells, "base64"])[:-2] + (b",'" if body[0] >> 2 == PLUS else b",")
@@ -205,8 +210,11 @@ def encoded(body: bytes) -> tuple[str, str]:
 
 
 def harmless(cell: str | int | None) -> str | int | None:
-    """Return *cell* so that no spreadsheet takes it for a formula."""
-    return f"'{cell}" if isinstance(cell, str) and _FORMULA.match(cell) else cell
+    """Return *cell* so that no spreadsheet takes it, or a part of it, for a formula."""
+    if not isinstance(cell, str):
+        return cell
+    cell = _SECOND_FORMULA.sub(r"\1'", cell)
+    return f"'{cell}" if _FORMULA.match(cell) else cell
 
 
 def _row(job: Job, now: int) -> Row:

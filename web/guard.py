@@ -1,7 +1,7 @@
 """Who may: what is asked of every request before a view sees it, and the headers that every response bears.
 
-In this order: the Host is one of ours, a change comes from our own pages, the password is right, the path is under
-the prefix, and who wants to change something is an admin.
+In this order: the Host is one of ours, a change comes from our own pages, no page of another site embeds what is asked
+for, the password is right, the path is under the prefix, and who wants to change something is an admin.
 
 Of the API a bearer token takes the place of the first three, since no browser sends one unasked. Without one the same
 is asked there as of a page, the password first; but a program, which no site has sent, may change things too: see
@@ -56,6 +56,9 @@ WITHOUT_PREFIX: Final = ANY_HOST | {"metrics"}
 
 FOR_EVERYBODY: Final = frozenset({"theme", "api_search_jobs"})
 """Endpoints that are no GETs, and yet change nothing but a cookie, or what is known of the jobs."""
+
+FOREIGN_SITES: Final = frozenset({"cross-site", "same-site"})
+"""Values of Sec-Fetch-Site for a request that a page of another site caused."""
 
 PAGES_OF_API: Final = frozenset({"api_docs", "api_document"})
 """Endpoints of the API that tell nothing but what it is, to whom the dashboard is open; tokens open them too."""
@@ -136,6 +139,8 @@ class Guard:
             self._check_host()
         if is_change:
             self._check_same_origin()
+        elif request.endpoint not in WITHOUT_PASSWORD:
+            _check_not_embedded()
         if takes_token:
             g.visitor = self._check_token()
         elif request.endpoint not in WITHOUT_PASSWORD:
@@ -161,6 +166,8 @@ class Guard:
             g.visitor = self._visitor("", may_change=True)
         if is_change:
             self._check_same_origin()
+        else:
+            _check_not_embedded()
 
     def _check_host(self) -> None:
         host = request.headers.get("Host", "")
@@ -288,6 +295,18 @@ class Guard:
         if self._password is None:
             raise Forbidden("There is no admin's password here, so nobody can change anything.")
         raise Forbidden("You are logged in as a viewer, who can look at everything and change nothing.")
+
+
+def _check_not_embedded() -> None:
+    """Raise Forbidden if a page of another site loads this one as an image, a script, a frame or the like.
+
+    Such a page cannot read the answer; but the browser adds the password, and a search costs the server work. To
+    follow a link from another site is fine.
+    """
+    headers = request.headers
+    is_link = (headers.get("Sec-Fetch-Mode"), headers.get("Sec-Fetch-Dest")) == ("navigate", "document")
+    if headers.get("Sec-Fetch-Site") in FOREIGN_SITES and not is_link:
+        raise Forbidden("A page of another site may link to this dashboard, and load nothing from it.")
 
 
 def _refuse_locked(logins: Logins, address: str) -> None:

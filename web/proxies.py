@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 IS_OUTSIDE: Final = "greenstalk.is_outside"
 """In the environ of a request for a path that is not under the prefix."""
 
-_PREFIX: Final = re.compile(r"(/[A-Za-z0-9._~-]+)+")
+_PREFIX: Final = re.compile(r"(/(?!\.\.?(/|$))[A-Za-z0-9._~-]+)+")
+"""Segments of a path, none of which is `.` or `..`: a browser would leave the prefix by such a link."""
 
 
 class TrustedProxies:

@@ -15,12 +15,12 @@ from typing import Any, Final
 
 from gevent.lock import BoundedSemaphore
 
+from greenstalk_server.journal.files import open_regular
 from web.disk import in_thread
 
 log = logging.getLogger(__name__)
 
 NAME: Final = "dashboard.json"
-MODE: Final = 0o600
 VERSION: Final = 1
 
 SAMPLES_AT_MOST: Final = 100
@@ -29,6 +29,9 @@ LARGEST_SAMPLES: Final = 1024 * 1024
 """Bytes of a sample's body, and of all together."""
 
 REASONS_AT_MOST: Final = 1000
+
+LARGEST_FILE: Final = 16 * 1024 * 1024
+"""Bytes of the document that are read: more than all samples and reasons take, each character of them escaped."""
 
 
 class Full(Exception):
@@ -142,7 +145,7 @@ class Store:
 
     def _load(self, path: Path) -> None:
         try:
-            document = json.loads(path.read_bytes())
+            document = json.loads(_read(path))
             _check(document)
             samples = [Sample(**said) for said in document["samples"]]
             reasons = {tube: Reason(**said) for tube, said in document["pauses"].items()}
@@ -187,11 +190,20 @@ def _check(document: Any) -> None:
     json.dumps(document, ensure_ascii=False).encode()  # or half a character lurks behind an escape
 
 
+def _read(path: Path) -> bytes:
+    """Return what is in the regular file *path*; raise OSError, or ValueError if it is too large. Blocks."""
+    with os.fdopen(open_regular(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
+        document = file.read(LARGEST_FILE + 1)
+    if len(document) > LARGEST_FILE:
+        raise ValueError(f"it has more than {LARGEST_FILE:,} bytes")
+    return document
+
+
 def _replace(path: Path, document: bytes) -> None:
     """Put *document* at *path* whole, and wait until it is on disk. Blocks; raises OSError."""
     new = path.with_name(f"{NAME}.new")
-    handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, MODE)
-    with os.fdopen(handle, "wb") as file:
+    new.unlink(missing_ok=True)  # a crash has left it
+    with os.fdopen(open_regular(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
         file.write(document)
         file.flush()
         os.fsync(file.fileno())

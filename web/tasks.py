@@ -27,7 +27,7 @@ from web.live import LiveHub, State
 from web.pace import Pace
 
 KEPT: Final = 50
-"""Tasks that can be looked at, those that run among them."""
+"""Tasks of a kind (searches, dry runs, changes) that can be looked at, those that run among them."""
 
 RUNNING_AT_MOST: Final = 4
 """At once, whoever started them."""
@@ -151,7 +151,7 @@ class Tasks:
         task = Task(title, subject, endpoint, needs_bodies, visitor(), self._clock())
         task.back = back
         self._kept[task.id] = task
-        self._forget_old()
+        self._forget_old(endpoint)
         app = current_app._get_current_object()  # type: ignore[attr-defined]  # a proxy, which a greenlet cannot use
         task.greenlet = gevent.spawn(self._run, app, task, work)
         return task
@@ -170,7 +170,7 @@ class Tasks:
         task = self._kept.get(given.get(name, ""))
         if task is None:
             raise NotFound(
-                f"There is no such task. The last {KEPT} are kept, and none longer than the server runs."
+                f"There is no such task. The last {KEPT} of each kind are kept, and none longer than the server runs."
                 " What it was to do can be asked for again."
             )
         if task.needs_bodies and not visitor().sees_bodies:
@@ -219,11 +219,15 @@ class Tasks:
             finally:
                 task.end(state, message, self._clock())
 
-    def _forget_old(self) -> None:
-        """Drop the oldest that have ended, viewers' first: they must not make vanish what admins have counted."""
-        ended = [id for id, task in self._kept.items() if not task.is_running]
+    def _forget_old(self, endpoint: str) -> None:
+        """Drop the oldest tasks of one kind that have ended, those of viewers first.
+
+        So neither searches nor viewers evict a dry run that an admin is about to carry out.
+        """
+        alike = [id for id, task in self._kept.items() if task.endpoint == endpoint]
+        ended = [id for id in alike if not self._kept[id].is_running]
         ended.sort(key=lambda id: self._kept[id].who.is_admin)
-        for id in ended[: max(0, len(self._kept) - KEPT)]:
+        for id in ended[: max(0, len(alike) - KEPT)]:
             del self._kept[id]
 
 

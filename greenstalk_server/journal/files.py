@@ -74,7 +74,7 @@ class Directory:
         return [path.name for path in Path(self.path).iterdir()]
 
     def read(self, name: str, size: int = -1) -> bytes:
-        with open(Path(self.path, name), "rb", opener=_open_regular) as file:
+        with open(Path(self.path, name), "rb", opener=open_regular) as file:
             return file.read(size)
 
     def read_at(self, name: str, offset: int, size: int) -> bytes:
@@ -130,12 +130,15 @@ class Directory:
         _sync_directory(Path(self.path))
 
 
-def _open_regular(path: str, flags: int) -> int:
-    """Open *path* if it is a regular file; a FIFO would have us wait for a writer, who may never come."""
-    handle = os.open(path, flags | os.O_NONBLOCK)
-    if stat.S_ISREG(os.fstat(handle).st_mode):
+def open_regular(path: str | Path, flags: int) -> int:
+    """Open *path* if it is a regular file: to open a FIFO waits until somebody opens its other end."""
+    handle = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, MODE)
+    mode = os.fstat(handle).st_mode
+    if stat.S_ISREG(mode):
         return handle
     os.close(handle)
+    if stat.S_ISDIR(mode):
+        raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     raise OSError(errno.EINVAL, "not a regular file", str(path))
 
 

@@ -6,6 +6,7 @@ It ends with the process.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import struct
@@ -32,8 +33,10 @@ class DirectoryLock:
         self.directory = directory
         path = Path(directory, LOCK_NAME)
         try:
-            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise _refused(directory, f"its file {LOCK_NAME} is a symbolic link; remove it") from error
             raise _refused(directory, f"{error.strerror}; it must be a writable directory") from error
         try:
             fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

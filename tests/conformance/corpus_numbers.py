@@ -229,10 +229,15 @@ a> reserve-with-timeout
 a> reserve-with-timeoutx
 a> reserve-with-timeout0
 
-== reserve-with-timeout-signs
+== reserve-with-timeout-minus-zero
 a> reserve-with-timeout -0
+a> reserve-with-timeout  -00
+a> reserve-with-timeout -0x
+
+== reserve-with-timeout-plus-and-space
 a> reserve-with-timeout +0
 a> reserve-with-timeout - 0
+a> reserve-with-timeout --0
 
 == reserve-with-timeout-tab
 a> reserve-with-timeout \t0
@@ -245,6 +250,35 @@ a>> reserve-with-timeout -1
 a quiet
 a>> list-tube-used
 a quiet
+
+== reserve-with-timeout-negative-with-trailing-garbage
+a>> reserve-with-timeout -1x
+b>> reserve-with-timeout -7 5
+a quiet
+b quiet
+
+== reserve-with-timeout-negative-padded
+a>> reserve-with-timeout   -0001
+a quiet
+
+== reserve-with-timeout-most-negative
+a>> reserve-with-timeout -2147483648
+a quiet
+
+== reserve-with-timeout-negative-gets-a-job
+a>> reserve-with-timeout -1
+a quiet
+b> put 0 0 60 1\r\nx
+a<
+a> stats
+
+== reserve-with-timeout-below-i32
+a> reserve-with-timeout -4294967296
+a> reserve-with-timeout -9223372036854775808
+
+== reserve-with-timeout-below-i64
+a> reserve-with-timeout -9223372036854775809
+a> reserve-with-timeout -{9*50}
 
 == reserve-with-timeout-largest
 a>> reserve-with-timeout 2147483647

@@ -15,6 +15,38 @@ a> stats-tube default
 a> put 10 0 60 5\r\nhello
 a> stats-job {1}
 
+== stats-of-names-that-yaml-reads-as-strings
+a> use mail-1.x/y;$(z)_+
+a> stats-tube mail-1.x/y;$(z)_+
+a> use 3d-render
+a> put 0 0 60 1\r\nx
+a> stats-tube 3d-render
+a> stats-job {1}
+a> use nullable
+a> stats-tube nullable
+a> use v1.0
+a> stats-tube v1.0
+
+== stats-of-names-that-yaml-reads-otherwise
+a> use 123
+a> put 0 0 60 1\r\nx
+a> stats-tube 123
+a> stats-job {1}
+a> use true
+a> stats-tube true
+a> use Yes
+a> stats-tube Yes
+a> use 1e3
+a> stats-tube 1e3
+a> use 0x1F
+a> stats-tube 0x1F
+a> use 1_000
+a> stats-tube 1_000
+a> use .inf
+a> stats-tube .inf
+a> use 2026-11-22
+a> stats-tube 2026-11-22
+
 == stats-of-a-job-in-each-state
 a> put 1 0 60 1\r\na
 a> put 2 100 60 1\r\nb

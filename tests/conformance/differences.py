@@ -2,7 +2,8 @@
 
 Two kinds:
 
-- QUOTED_SINCE_1_13 rewrites the peer's YAML, in every conversation, to what beanstalkd 1.13 writes.
+- `as_ours` rewrites the peer's YAML, in every conversation: it quotes the names that YAML would not read as such, and
+  adds this server's own version.
 - DIFFERENCES names a conversation, and gives all the replies that ours must give in it, in order. If the peer
   gives the same, the entry is stale, and a test fails. Only where the peer itself does not always do the same
   (`peer_varies`) is it not asked.
@@ -10,19 +11,37 @@ Two kinds:
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 
-QUOTED_SINCE_1_13 = ("name", "tube", "hostname", "os", "platform")
-"""YAML keys whose values are names: 1.12 writes them bare, so that a tube `123` or `true` is no string; 1.13
-and ours quote them."""
+import yaml
+from ruamel.yaml import YAML, YAMLError
 
-_BARE_NAME = re.compile(rf"^({'|'.join(QUOTED_SINCE_1_13)}): ([^\"\n].*)$", re.MULTILINE)
+NAMES = ("name", "tube", "hostname", "os", "platform")
+"""YAML keys whose values are names, which 1.12 writes bare whatever they are."""
+
+_NAME = re.compile(rf"^({'|'.join(NAMES)}): (.*)$", re.MULTILINE)
 
 
-def as_1_13(reply: str) -> str:
-    """A normalised reply of the peer as beanstalkd 1.13 would have written it."""
-    return _BARE_NAME.sub(r'\1: "\2"', reply) if reply.startswith("OK *") else reply
+def as_ours(reply: str) -> str:
+    """A normalised reply of the peer as ours has to be."""
+    if not reply.startswith("OK *\n"):
+        return reply
+    if reply.startswith("OK *\ncurrent-jobs-urgent: "):
+        reply += "\ngreenstalk-version: <greenstalk-version>"
+    return _NAME.sub(lambda match: f"{match[1]}: {_readable(match[2])}", reply)
+
+
+def _readable(name: str) -> str:
+    """*name*, which may be masked, in quotes if a reader of YAML would take the bare name for something else."""
+    host = os.uname()
+    bare = {"<hostname>": host.nodename, "<os>": host.version, "<platform>": host.machine}.get(name, name)
+    try:
+        found = [yaml.safe_load(f"name: {bare}"), YAML(typ="safe", pure=True).load(f"name: {bare}")]
+    except (yaml.YAMLError, YAMLError):
+        found = []
+    return name if found == [{"name": bare}] * 2 else f'"{name}"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +55,7 @@ class Difference:
 _CR_AT_224 = "beanstalkd loses the command after a too long line whose `\\r` is byte 224 or a multiple"
 _STRAY_CR = "beanstalkd stalls the connection at a `\\r` without `\\n`; to ours it is data"
 _HALF_UPLOADED = "beanstalkd shows a job before its body has come: state `invalid`, memory contents as body"
-_TIMEOUT_1_13 = "1.12 takes any text for 0, a negative number for ever, and wraps at 2^32; 1.13 refuses"
+_TIMEOUT = "1.12 takes any text for 0, and wraps at 2^32; ours refuses that as 1.13 does"
 _FIRST_COME = "beanstalkd serves waiting connections by rotation; ours in the order in which they came"
 _CREATION_ORDER = "beanstalkd fills the gap in a list with its last entry; ours keeps the order of creation"
 _LOST_EXPIRY = "beanstalkd forgets an expiry come to in its very microsecond, until the holder stirs"
@@ -63,13 +82,13 @@ DIFFERENCES: dict[str, Difference] = {
     "half-uploaded-job-has-no-stats": Difference(
         _HALF_UPLOADED, ["NOT_FOUND", "INSERTED {1}", r"FOUND {1} 4\r\nhalf", "<end>", "<end>"]
     ),
-    "reserve-with-timeout-without-a-number": Difference(_TIMEOUT_1_13, [*["BAD_FORMAT"] * 3, "<end>"]),
-    "reserve-with-timeout-signs": Difference(_TIMEOUT_1_13, [*["BAD_FORMAT"] * 3, "<end>"]),
-    "reserve-with-timeout-tab": Difference(_TIMEOUT_1_13, ["BAD_FORMAT", "<end>"]),
-    "reserve-with-timeout-newline": Difference(_TIMEOUT_1_13, ["BAD_FORMAT", "<end>"]),
-    "reserve-with-timeout-negative": Difference(_TIMEOUT_1_13, _BAD_LINE),
-    "reserve-with-timeout-beyond-i32": Difference(_TIMEOUT_1_13, _BAD_LINE),
-    "reserve-with-timeout-beyond-u32": Difference(_TIMEOUT_1_13, ["BAD_FORMAT", "<end>"]),
+    "reserve-with-timeout-without-a-number": Difference(_TIMEOUT, [*["BAD_FORMAT"] * 3, "<end>"]),
+    "reserve-with-timeout-plus-and-space": Difference(_TIMEOUT, [*["BAD_FORMAT"] * 3, "<end>"]),
+    "reserve-with-timeout-tab": Difference(_TIMEOUT, ["BAD_FORMAT", "<end>"]),
+    "reserve-with-timeout-newline": Difference(_TIMEOUT, ["BAD_FORMAT", "<end>"]),
+    "reserve-with-timeout-below-i32": Difference(_TIMEOUT, [*["BAD_FORMAT"] * 2, "<end>"]),
+    "reserve-with-timeout-beyond-i32": Difference(_TIMEOUT, _BAD_LINE),
+    "reserve-with-timeout-beyond-u32": Difference(_TIMEOUT, ["BAD_FORMAT", "<end>"]),
     "ignore-then-watch-again": Difference(
         _CREATION_ORDER,
         ["WATCHING 2", "WATCHING 3", "WATCHING 2", "WATCHING 3", _TUBES + "one\n- two\n- default", "<end>"],

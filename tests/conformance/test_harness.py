@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from .differences import as_1_13
+from .differences import as_ours
 from .normalise import normalise
 from .script import (
     Close,
@@ -177,8 +177,8 @@ def test_missing_beanstalkd_names_its_package(monkeypatch: pytest.MonkeyPatch) -
         peer()
 
 
-def test_1_13_quotes_names_only() -> None:
-    assert as_1_13("OK *\nname: t\npause: 0") == 'OK *\nname: "t"\npause: 0'
-    assert as_1_13('OK *\nname: "t"') == 'OK *\nname: "t"'
-    assert as_1_13("OK *\n- name: t") == "OK *\n- name: t"
-    assert as_1_13("name: t") == "name: t"
+def test_names_that_yaml_reads_otherwise_are_expected_in_quotes() -> None:
+    assert as_ours("OK *\nname: t\npause: 0") == "OK *\nname: t\npause: 0"
+    assert as_ours("OK *\nid: {1}\ntube: 1e3\nfile: 0") == 'OK *\nid: {1}\ntube: "1e3"\nfile: 0'
+    assert as_ours("OK *\n- name: 1") == "OK *\n- name: 1"
+    assert as_ours("name: 1") == "name: 1"

@@ -19,7 +19,7 @@ from greenstalk_server import requests
 from greenstalk_server.accepting import Files, WebServer
 from greenstalk_server.limits import Limited
 from greenstalk_server.requests import LARGEST_HEAD, RequestHandler
-from tests.daemon import COMMAND, PATIENCE, Daemon
+from tests.daemon import COMMAND, PATIENCE, Daemon, environment
 from tests.server.peer import Peer, eventually
 from web.peer import descriptor_of
 
@@ -119,7 +119,11 @@ class Served:
             start_response("200 OK", [("Content-Type", "text/plain")])
             if environ["PATH_INFO"] == "/large":
                 return [bytes(2**26)]
-            return [b"%d bytes" % len(environ["wsgi.input"].read()), repr(descriptor_of(environ) is None).encode()]
+            if environ["PATH_INFO"] == "/unread":
+                return [b"the body is not read"]
+            where = f" {environ['PATH_INFO']} ?{environ['QUERY_STRING']} {environ.get('HTTP_HOST')} "
+            told = f"{len(environ['wsgi.input'].read())} bytes{where}{descriptor_of(environ) is None}"
+            return [told.encode()]
 
         server = WebServer(("127.0.0.1", 0), app, log=None, handler_class=RequestHandler)
         server.files = Files(1000, self.limited)
@@ -276,3 +280,88 @@ def test_what_is_no_request_is_no_error_of_ours(
 ) -> None:
     assert served.ask(request_).startswith(b"HTTP/1.1 400")
     assert [record for record in caplog.records if record.levelno > 10] == []
+
+
+BAD_CHUNKS = [
+    b"\r\n", b"\r\n\r\n", b";x\r\n", b"x\r\n", b"-1\r\n", b"f" * 17 + b"\r\n", b"1\r\nxy", b"0\r\n\0:\r\n\r\n",
+    b"fff\r\nab",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("chunks", BAD_CHUNKS)
+@pytest.mark.parametrize("path", [b"/", b"/unread"], ids=["read by the app", "discarded"])
+def test_body_of_broken_chunks_ends_the_connection_without_a_line_in_the_log(
+    served: Served, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str], path: bytes, chunks: bytes
+) -> None:
+    rest = b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", served.port), PATIENCE) as sock:
+        sock.sendall(b"POST %b HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n" % path + chunks + rest)
+        sock.shutdown(socket.SHUT_WR)
+        answer = b""
+        with suppress(ConnectionResetError):
+            while data := sock.recv(1000):
+                answer += data
+    assert answer.count(b"HTTP/1.1 ") <= 1, "what follows is not read as a request"
+    assert [record for record in caplog.records if record.levelno > 10] == []
+    assert capsys.readouterr().err == ""
+
+
+def test_broken_chunks_of_who_has_not_logged_in_leave_the_log_alone() -> None:
+    request = b"POST /api/v1/jobs HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n\r\n"
+    with Daemon(*FLAGS, environ=environment(GREENSTALK_WEB_PASSWORD="secret")) as server:  # noqa: S106
+        for _ in range(5):
+            with to_web(server) as sock, suppress(ConnectionResetError):
+                sock.sendall(request)
+                assert sock.recv(100).startswith(b"HTTP/1.1 401")
+                while sock.recv(1000):
+                    pass
+        said = server.stop()[1]
+        assert "Traceback" not in said and "ERROR" not in said
+
+
+@pytest.mark.parametrize("keep", [b"Connection: keep-alive\r\n", b""])
+def test_chunks_in_http_1_0_are_refused(served: Served, keep: bytes) -> None:
+    head = b"POST / HTTP/1.0\r\n%bTransfer-Encoding: chunked\r\n\r\n" % keep
+    answer = served.ask(head + b"0\r\n\r\nGET / HTTP/1.1\r\nConnection: close\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert answer.count(b"HTTP/1.1 ") == 1
+
+
+def test_request_without_a_version_is_refused(served: Served) -> None:
+    assert served.ask(b"GET /\r\n").startswith(b"HTTP/1.1 400")
+
+
+def test_one_empty_line_before_a_request_is_skipped(served: Served) -> None:
+    answer = served.ask(
+        b"\r\nPOST / HTTP/1.1\r\nContent-Length: 2\r\n\r\nab\r\nGET / HTTP/1.1\r\nConnection: close\r\n\r\n"
+    )
+    assert answer.count(b"200 OK") == 2
+    assert served.ask(b"\r\n\r\nGET / HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.1 400")
+
+
+def test_empty_line_begins_no_request(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that ends a body with one, and then rests, may rest for as long as any other."""
+    monkeypatch.setattr(requests, "GRACE", 0.1)
+    monkeypatch.setattr(requests, "IDLE", 0.5)
+    assert served.ask(b"GET / HTTP/1.1\r\n\r\n\r\n").count(b"200 OK") == 1
+    assert served.limited.counts()["request_timeout"] == 0
+
+
+@pytest.mark.parametrize(
+    ("target", "told"),
+    [
+        (b"http://example.com:8080/a%20b?c=/d", b"/a b ?c=/d example.com:8080"),
+        (b"HTTPS://[::1]/", b"/ ? [::1]"),
+        (b"http://example.com", b"/ ? example.com"),
+        (b"http://example.com?q", b"/ ?q example.com"),
+        (b"/http://other/", b"/http://other/ ? a"),
+    ],
+)
+def test_absolute_form_is_that_path_of_that_host(served: Served, target: bytes, told: bytes) -> None:
+    answer = served.ask(b"GET %b HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n" % target)
+    assert told in answer
+
+
+@pytest.mark.parametrize("target", [b"http:///a", b"http://", b"http://a@b/", b"https://?"])
+def test_absolute_form_without_a_host_is_refused(served: Served, target: bytes) -> None:
+    assert served.ask(b"GET %b HTTP/1.1\r\nHost: a\r\n\r\n" % target).startswith(b"HTTP/1.1 400")

@@ -11,10 +11,12 @@ from pathlib import Path
 import greenstalk
 import pytest
 
+from greenstalk_server import protocol
 from greenstalk_server.access import Grants, grants, read_rules
 from greenstalk_server.broker import Broker
 from greenstalk_server.job import SECOND
-from greenstalk_server.restricted import RestrictedSession
+from greenstalk_server.restricted import _CHECKED, _NEED_NO_GRANT, RestrictedSession, guard
+from greenstalk_server.session import HANDLERS
 from tests.core.world import START, make_broker
 from tests.daemon import PATIENCE, Daemon, environment, run
 from tests.server.secured import PAGE, connect, context, make_certificates
@@ -97,6 +99,24 @@ def test_a_command_on_the_used_tube_wants_its_grant(broker: Broker, command: byt
     refused = Guarded(broker, **others).send(b"use news\r\n" + command + b"\r\nlist-tube-used\r\n")
     assert refused == b"USING news\r\n" + REFUSED + b"USING news\r\n"
     assert Guarded(broker, **{grant: "news"}).send(b"use news\r\n" + command + b"\r\n") == b"USING news\r\n" + allowed
+
+
+def test_verb_without_a_row_in_the_access_table_is_refused(broker: Broker) -> None:
+    talk = Guarded(broker, produce="*", consume="*", inspect="*")
+    talk.session._handlers = guard({**HANDLERS, protocol.KICK_JOB + b"s": HANDLERS[protocol.QUIT]})
+    assert talk.session._handlers[b"kick-jobs"](talk.session, (b"kick-jobs",), START) == REFUSED
+    assert refusals(broker) == 1
+
+
+def test_every_verb_has_a_row_in_the_access_table() -> None:
+    """A verb is checked, or is named as one that needs no grant; never neither, never both."""
+    assert sorted([*_CHECKED, *_NEED_NO_GRANT]) == sorted(HANDLERS)
+
+
+def test_every_verb_is_in_the_documented_access_table() -> None:
+    table = PAGE.read_text().partition("| command | wants |")[2].partition("\n\n")[0]
+    verbs = [verb for row in table.splitlines() for verb in re.findall(r"`([a-z-]+)`", "".join(row.split("|")[1:2]))]
+    assert set(verbs) == {verb.decode() for verb in (protocol.PUT, *HANDLERS)}
 
 
 @pytest.mark.parametrize("cut", CUTS)
@@ -289,12 +309,25 @@ def test_a_client_library_within_its_grants_and_beyond(ruled: Daemon, certificat
         worker.delete(worker.reserve())
 
 
-def test_a_certificate_without_a_rule_opens_nothing(ruled: Daemon, certificates: Path) -> None:
-    """One of the same authority that no rule has the name of."""
-    new = ["openssl", "req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-noenc", "-subj", "/CN=stray"]
-    sign = ["openssl", "x509", "-req", "-in", "stray.csr", "-CA", "authority.pem", "-CAkey", "authority.key"]
-    for command in ([*new, "-keyout", "stray.key", "-out", "stray.csr"], [*sign, "-days", "9", "-out", "stray.pem"]):
-        subprocess.run(command, cwd=certificates, check=True, capture_output=True, timeout=PATIENCE)
+@pytest.mark.parametrize("subject", ["/CN=stray", "/CN=monitoring/CN=stray", "/CN=mail-1/OU=monitoring/CN=stray"])
+def test_a_certificate_without_a_rule_opens_nothing(ruled: Daemon, certificates: Path, subject: str) -> None:
+    """One of the same authority that no rule has the name of; of several common names, the last is the name."""
+    issue(certificates, subject)
     with closing(connect(port(ruled), context(certificates, "stray"))) as sock, sock.makefile("rb") as reader:
         sock.sendall(b"stats\r\nuse mail\r\nwatch mail\r\nreserve\r\nlist-tubes\r\n")
         assert [reader.readline() for _ in range(5)] == [REFUSED] * 4 + [b"OK 4\r\n"]
+
+
+def test_last_common_name_of_a_certificate_is_its_name(ruled: Daemon, certificates: Path) -> None:
+    issue(certificates, "/CN=stray/CN=monitoring")
+    with closing(connect(port(ruled), context(certificates, "stray"))) as sock, sock.makefile("rb") as reader:
+        sock.sendall(b"stats\r\n")
+        assert reader.readline().startswith(b"OK ")
+
+
+def issue(certificates: Path, subject: str) -> None:
+    """Have the authority sign a certificate of *subject*, as `stray.pem`."""
+    new = ["openssl", "req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-noenc", "-subj", subject]
+    sign = ["openssl", "x509", "-req", "-in", "stray.csr", "-CA", "authority.pem", "-CAkey", "authority.key"]
+    for command in ([*new, "-keyout", "stray.key", "-out", "stray.csr"], [*sign, "-days", "9", "-out", "stray.pem"]):
+        subprocess.run(command, cwd=certificates, check=True, capture_output=True, timeout=PATIENCE)

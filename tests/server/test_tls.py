@@ -540,6 +540,23 @@ def test_the_client_of_the_page_runs_as_written(certificates: Path) -> None:
             assert ask(sock, b"peek 1\r\n") == b"FOUND 1 5"
 
 
+@pytest.mark.parametrize("addresses", [("127.0.0.1", "plain:127.0.0.1"), ("plain:127.0.0.1", "0.0.0.0")])
+def test_one_address_for_tls_and_for_plain_connections_is_refused(
+    certificates: Path, addresses: tuple[str, str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        port = sock.getsockname()[1]
+    flags = [word for address in addresses for word in ("-l", f"{address}:{port}")]
+    files = ("--tls-cert", str(certificates / "server.pem"), "--tls-key", str(certificates / "server.key"))
+    done = run(*flags, *files, "--no-web")
+    assert re.fullmatch(
+        rf"greenstalk-server: cannot listen on 127.0.0.1:{port} for plain connections: "
+        rf"[0-9.]+:{port} \(TLS\) covers it; give one of them another port\n",
+        done.stderr,
+    )
+    assert done.returncode == 111
+
+
 def test_sockets_that_are_handed_over_speak_tls_but_for_plain_ones(certificates: Path, tmp_path: Path) -> None:
     hand_over = """\
 import os, sys

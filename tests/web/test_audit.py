@@ -309,6 +309,18 @@ def test_a_fifo_in_the_place_of_the_file_is_told(queue: Queue, tmp_path: Path) -
     assert "cannot be read" in Audit(queue.clock, str(tmp_path)).trouble
 
 
+def test_symbolic_link_in_the_place_of_the_file_is_not_written_through(queue: Queue, tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    target.write_text("precious")
+    (tmp_path / "audit.jsonl").symlink_to(target)
+    audit = Audit(queue.clock, str(tmp_path))
+    assert "it cannot be read: [Errno 40]" in audit.trouble
+    audit.note("tube/pause")
+    until(lambda: "it cannot be written: [Errno 40]" in audit.trouble)
+    assert target.read_text() == "precious"
+    assert [entry.what for entry in audit.back()] == ["tube/pause"]
+
+
 def test_the_end_comes_soon_though_the_disk_fails(
     audit: Audit, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -36,6 +36,12 @@ BODIES = (
     b"\r\n=1+1",
     "\uff1d1+1".encode(),
     b"</script><script>alert(1)</script>",
+    b"x;=cmd|'/c calc'!A1",
+    b"x\t@SUM(A1)",
+    b'say "x";"+1"',
+    b"\n\n=1",
+    b"x\r\n ' -1",
+    "x;\uff1d1".encode(),
     b"\xfb\xef\xbe\xff",  # base64 that begins with a plus
     b"x" * LARGE,
     b"y" * (LARGE + 1),
@@ -102,6 +108,39 @@ def test_csv_has_the_columns_in_its_head(queue: Queue, client: FlaskClient) -> N
 )
 def test_formulas_are_disarmed(text: str) -> None:
     assert harmless(text) == f"'{text}"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("x;=1", "x;'=1"),
+        ("x;+1;-1", "x;'+1;'-1"),
+        ("a\t@b", "a\t'@b"),
+        (";=1", ";'=1"),
+        ("=1;=2", "'=1;'=2"),
+        ('x;"=1', "x;\"'=1"),
+    ],
+)
+def test_formulas_behind_a_separator_are_disarmed(text: str, told: str) -> None:
+    assert harmless(text) == told
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+@pytest.mark.parametrize("quoting", [csv.QUOTE_MINIMAL, csv.QUOTE_NONE])
+def test_no_cell_is_a_formula_whatever_separates_cells(
+    queue: Queue, client: FlaskClient, separator: str, quoting: int
+) -> None:
+    """Bodies in quotes hold commas; without quotes a comma in a body would be no separator."""
+    csv.field_size_limit(10**8)
+    for number, body in enumerate(BODIES):
+        if quoting == csv.QUOTE_NONE and b"," in body:
+            continue
+        put(queue, f"mail;+{number}", body)
+        text = client.get(f"/export?format=csv&tube=mail%3B%2B{number}").text
+        lines = csv.reader(io.StringIO(text, newline=""), delimiter=separator, quoting=quoting)  # type: ignore[arg-type]
+        cells = [cell.lstrip(' "') for line in lines for cell in line]
+        assert len(cells) > 1
+        assert not [cell for cell in cells if cell.startswith(tuple("=+-@\uff1d\uff0b\uff0d\uff20"))], body
 
 
 @pytest.mark.parametrize("cell", ["", "x=1", "1", " =1", "'=1", -5, 0, "{", "☃"])

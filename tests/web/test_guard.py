@@ -280,6 +280,43 @@ def test_change_from_elsewhere_is_refused(client: FlaskClient, headers: dict[str
         assert "came from elsewhere" in Page(response.text).text
 
 
+IMAGE = {"Sec-Fetch-Mode": "no-cors", "Sec-Fetch-Dest": "image"}
+FRAME = {"Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "iframe"}
+LINK = {"Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
+PAGES = ("/", "/search?q=pri:>1", "/export?format=csv", "/api/v1/server", "/api/v1/docs", "/metrics", "/nowhere")
+
+
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+@pytest.mark.parametrize("how", [IMAGE, FRAME, {}])
+def test_page_of_another_site_can_embed_nothing(
+    visit: Callable[..., FlaskClient], site: str, how: dict[str, str]
+) -> None:
+    headers = {"Sec-Fetch-Site": site, **how}
+    for client, login in ((visit(), {}), (visit(password=PASSWORD), basic("me", PASSWORD))):
+        for path in PAGES:
+            response = client.get(path, headers=headers | login)
+            assert response.status_code == 403, path
+            assert "load nothing from it" in response.text
+        for path in ("/healthz", "/readyz", STYLE):
+            assert client.get(path, headers=headers, buffered=True).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Sec-Fetch-Site": "cross-site", **LINK},
+        {"Sec-Fetch-Site": "same-site", **LINK},
+        {"Sec-Fetch-Site": "none", **LINK},
+        {"Sec-Fetch-Site": "same-origin", **IMAGE},
+        IMAGE,
+        {},
+    ],
+)
+def test_link_from_another_site_can_be_followed(client: FlaskClient, headers: dict[str, str]) -> None:
+    for path in PAGES[:-1]:
+        assert client.get(path, headers=headers, buffered=True).status_code == 200, path
+
+
 SITES = (None, "", "same-origin", "same-site", "cross-site", "none", "same-origin, cross-site")
 ORIGINS = (None, "", "null", "http://localhost:8080", "https://localhost:8080", "http://evil.example")
 

@@ -63,9 +63,18 @@ def test_the_last_address_that_is_no_proxy_counts(queue: Queue, forwarded: str, 
     assert told(queue, For=forwarded)[0] == address
 
 
-@pytest.mark.parametrize("prefix", ["//evil.example", "/\\evil", "queue", "https://evil.example", "/a/", "/a b", "/"])
+@pytest.mark.parametrize(
+    "prefix",
+    ["//evil.example", "/\\evil", "queue", "https://evil.example", "/a/",
+     "/a b", "/", "/..", "/../..", "/.", "/a/../b"],
+)  # fmt: skip
 def test_a_prefix_that_could_lead_elsewhere_is_not_believed(queue: Queue, prefix: str) -> None:
     assert told(queue, Prefix=prefix)[3] == ""
+
+
+@pytest.mark.parametrize("prefix", ["/queue", "/a/b", "/.a", "/..a", "/a..", "/..."])
+def test_plain_prefix_is_believed(queue: Queue, prefix: str) -> None:
+    assert told(queue, Prefix=prefix)[3] == prefix
 
 
 def test_the_real_address_is_locked_out_and_audited_and_not_the_proxy(queue: Queue) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,16 @@ from werkzeug.test import TestResponse
 
 from greenstalk_server.job import SECOND
 from web import store as store_module
-from web.store import LARGEST_SAMPLE, LARGEST_SAMPLES, REASONS_AT_MOST, SAMPLES_AT_MOST, Full, Sample, Store
+from web.store import (
+    LARGEST_FILE,
+    LARGEST_SAMPLE,
+    LARGEST_SAMPLES,
+    REASONS_AT_MOST,
+    SAMPLES_AT_MOST,
+    Full,
+    Sample,
+    Store,
+)
 
 from .conftest import Queue
 from .table import Page
@@ -137,6 +148,51 @@ def test_a_document_that_cannot_be_read_is_told(tmp_path: Path, caplog: pytest.L
     (tmp_path / "dashboard.json").mkdir()
     assert Store(str(tmp_path)).trouble.startswith("dashboard.json cannot be read: [Errno 21] Is a directory")
     assert len(caplog.records) == 1
+
+
+@pytest.mark.timeout(20)
+def test_document_that_is_no_regular_file_is_not_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "dashboard.json"
+    os.mkfifo(path)
+    assert "dashboard.json cannot be read: [Errno 22] not a regular file" in Store(str(tmp_path)).trouble
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    store = Store(str(tmp_path))
+    assert "dashboard.json cannot be read: [Errno 40]" in store.trouble
+    store.add_sample(SAMPLE)
+    store.save()
+    assert (store.trouble, path.is_symlink(), Store(str(tmp_path)).samples) == ("", False, {"welcome": SAMPLE})
+
+
+def test_document_that_is_too_large_is_set_aside(tmp_path: Path) -> None:
+    with (tmp_path / "dashboard.json").open("wb") as file:
+        file.truncate(2**40)  # of which nothing is on disk
+    tracemalloc.start()
+    assert Store(str(tmp_path)).trouble == ""
+    assert tracemalloc.get_traced_memory()[1] < 4 * LARGEST_FILE
+    tracemalloc.stop()
+    assert (tmp_path / "dashboard.json.damaged").stat().st_size == 2**40
+
+
+def test_largest_document_is_read(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    for number in range(LARGEST_SAMPLES // LARGEST_SAMPLE):
+        store.add_sample(Sample(str(number), "mail", 0, 0, 1, "\0" * LARGEST_SAMPLE))
+    store.save()
+    assert (tmp_path / "dashboard.json").stat().st_size > 6 * LARGEST_SAMPLES
+    assert Store(str(tmp_path)).samples == store.samples
+
+
+@pytest.mark.parametrize("name", ["dashboard.json", "dashboard.json.new"])
+def test_symbolic_link_is_not_written_through(tmp_path: Path, name: str) -> None:
+    target = tmp_path / "target"
+    target.write_text("precious")
+    (tmp_path / name).symlink_to(target)
+    store = Store(str(tmp_path))
+    store.add_sample(SAMPLE)
+    store.save()
+    assert target.read_text() == "precious"
+    assert Store(str(tmp_path)).samples == {"welcome": SAMPLE}
 
 
 def test_a_failing_disk_is_told_once_and_overcome(

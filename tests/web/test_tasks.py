@@ -167,6 +167,14 @@ def test_only_so_many_are_kept_and_none_that_runs_is_forgotten(tasks: Tasks) -> 
     settle(oldest)
 
 
+def test_tasks_of_one_kind_do_not_evict_those_of_another(tasks: Tasks) -> None:
+    counted = tasks.start("a dry run", object(), nothing, endpoint="bulk")
+    settle(counted)
+    for n in range(KEPT + 5):
+        settle(tasks.start(str(n), object(), nothing, endpoint="search"))
+    assert counted in tasks.all() and len(tasks.all()) == KEPT + 1
+
+
 def test_viewers_neither_drive_out_nor_hold_up_what_admins_do(tasks: Tasks) -> None:
     counted = tasks.start("counted by an admin", object(), nothing)
     settle(counted)

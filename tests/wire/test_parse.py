@@ -1,4 +1,4 @@
-"""A line is a command, or one of two errors; which one follows beanstalkd 1.13 to the letter."""
+"""A line is a command, or one of two errors; which one follows beanstalkd."""
 
 from __future__ import annotations
 
@@ -41,6 +41,12 @@ COMMANDS: dict[bytes, Command] = {
     b"reserve-with-timeout 0x": (b"reserve-with-timeout", 0),
     b"reserve-with-timeout 0 5": (b"reserve-with-timeout", 0),
     b"reserve-with-timeout 5 ": (b"reserve-with-timeout", 5 * SECOND),
+    b"reserve-with-timeout -1": (b"reserve-with-timeout", None),
+    b"reserve-with-timeout   -001": (b"reserve-with-timeout", None),
+    b"reserve-with-timeout -1x": (b"reserve-with-timeout", None),
+    b"reserve-with-timeout -1 5": (b"reserve-with-timeout", None),
+    b"reserve-with-timeout -2147483648": (b"reserve-with-timeout", None),
+    b"reserve-with-timeout -0": (b"reserve-with-timeout", 0),
     b"reserve-job 5": (b"reserve-job", 5),
     b"delete 18446744073709551615": (b"delete", 2**64 - 1),
     b"delete   0005": (b"delete", 5),
@@ -114,8 +120,9 @@ BAD_NUMBERS = [
     b"bury ", b"bury 1", b"bury 1 2 ", b"bury 1 2 3", b"bury 1 -2", b"bury 1 4294967296",
     b"bury 18446744073709551616 2",
     b"kick ", b"kick a", b"kick x5", b"kick -", b"kick + 5", b"kick 18446744073709551616",
-    b"reserve-with-timeout ", b"reserve-with-timeout a", b"reserve-with-timeout -1", b"reserve-with-timeout \t5",
-    b"reserve-with-timeout 2147483648",
+    b"reserve-with-timeout ", b"reserve-with-timeout a", b"reserve-with-timeout -", b"reserve-with-timeout \t5",
+    b"reserve-with-timeout 2147483648", b"reserve-with-timeout -2147483649", b"reserve-with-timeout +1",
+    b"reserve-with-timeout --1", b"reserve-with-timeout - 1", b"reserve-with-timeout -\t1", b"reserve-with-timeout -x",
 ]  # fmt: skip
 
 BAD_IDS = [

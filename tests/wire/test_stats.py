@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from greenstalk_server.stats import COUNTERS
@@ -45,7 +47,7 @@ COUNTED_VERBS = (
 
 NOT_COUNTED = [
     b"put a 0 9 0\r\n", b"put 0 0 9\r\n", b"peek x\r\n", b"peek-readyx\r\n", b"reserve 0\r\n",
-    b"reserve-with-timeout -1\r\n", b"reserve-job 9\r\n",
+    b"reserve-with-timeout x\r\n", b"reserve-job 9\r\n",
     b"delete x\r\n", b"release 9 0\r\n", b"use -a\r\n", b"watch -a\r\n", b"ignore -a\r\n", b"bury 9\r\n",
     b"kick x\r\n", b"kick-job 9\r\n",
     b"touch x\r\n", b"stats x\r\n", b"stats-job x\r\n", b"stats-tube -a\r\n", b"list-tubes \r\n",
@@ -107,25 +109,38 @@ def test_stats_to_the_byte() -> None:
         "---\ncurrent-jobs-urgent: 1\ncurrent-jobs-ready: 1\ncurrent-jobs-reserved: 0\ncurrent-jobs-delayed: 0\n"
         f"current-jobs-buried: 0\n{commands}job-timeouts: 0\ntotal-jobs: 1\nmax-job-size: 65535\ncurrent-tubes: 1\n"
         "current-connections: 1\ncurrent-producers: 1\ncurrent-workers: 0\ncurrent-waiting: 0\ntotal-connections: 1\n"
-        'pid: 1\nversion: "0"\nrusage-utime: 0.250000\nrusage-stime: 1.500000\nuptime: 61\nbinlog-oldest-index: 0\n'
+        'pid: 1\nversion: "1.99"\nrusage-utime: 0.250000\nrusage-stime: 1.500000\nuptime: 61\nbinlog-oldest-index: 0\n'
         "binlog-current-index: 0\nbinlog-records-migrated: 0\nbinlog-records-written: 0\nbinlog-max-size: 10485760\n"
-        'draining: false\nid: 0123456789abcdef\nhostname: "host"\nos: "os"\nplatform: "platform"\n'
+        'draining: false\nid: 0123456789abcdef\nhostname: host\nos: os\nplatform: platform\n'
+        'greenstalk-version: "0"\n'
     ).encode()
     assert talk.send(b"stats\r\n") == b"OK %d\r\n%b\r\n" % (len(body), body)
     talk.broker.drain()
     assert b"\ndraining: true\n" in talk.send(b"stats\r\n")
 
 
-def test_stats_tube_to_the_byte() -> None:
+@pytest.mark.parametrize("oldest", ["1.4.4", "1.4", "1.8", "1.10", "1.12"])
+def test_version_passes_for_a_recent_beanstalkd_and_is_two_numbers(oldest: str) -> None:
+    """Perl's version, RubyGems and float() refuse anything else."""
+    reply = Talk().send(b"stats\r\n").decode()
+    match = re.search(r'^version: "([0-9]+)\.([0-9]+)"$', reply, re.MULTILINE)
+    assert match is not None
+    assert [int(match[1]), int(match[2])] > [int(part) for part in oldest.split(".")]
+    if oldest.count(".") == 1:
+        assert float(f"{match[1]}.{match[2]}") > float(oldest)
+
+
+@pytest.mark.parametrize(("name", "written"), [(b"mail", b"mail"), (b"123", b'"123"')])
+def test_stats_tube_to_the_byte(name: bytes, written: bytes) -> None:
     talk = Talk()
-    talk.send(b"use 123\r\nput 0 0 9 0\r\n\r\npause-tube 123 9\r\n")
+    talk.send(b"use %b\r\nput 0 0 9 0\r\n\r\npause-tube %b 9\r\n" % (name, name))
     talk.advance(0.5)
     body = (
-        b'---\nname: "123"\ncurrent-jobs-urgent: 1\ncurrent-jobs-ready: 1\ncurrent-jobs-reserved: 0\n'
+        b"---\nname: " + written + b"\ncurrent-jobs-urgent: 1\ncurrent-jobs-ready: 1\ncurrent-jobs-reserved: 0\n"
         b"current-jobs-delayed: 0\ncurrent-jobs-buried: 0\ntotal-jobs: 1\ncurrent-using: 1\ncurrent-watching: 0\n"
         b"current-waiting: 0\ncmd-delete: 0\ncmd-pause-tube: 1\npause: 9\npause-time-left: 8\n"
     )
-    assert talk.send(b"stats-tube 123\r\n") == b"OK %d\r\n%b\r\n" % (len(body), body)
+    assert talk.send(b"stats-tube %b\r\n" % name) == b"OK %d\r\n%b\r\n" % (len(body), body)
 
 
 def test_stats_job_to_the_byte() -> None:
@@ -133,7 +148,7 @@ def test_stats_job_to_the_byte() -> None:
     talk.send(b"put 7 3 0 0\r\n\r\n")
     talk.advance(0.5)
     body = (
-        b'---\nid: 1\ntube: "default"\nstate: delayed\npri: 7\nage: 0\ndelay: 3\nttr: 1\ntime-left: 2\nfile: 0\n'
+        b'---\nid: 1\ntube: default\nstate: delayed\npri: 7\nage: 0\ndelay: 3\nttr: 1\ntime-left: 2\nfile: 0\n'
         b"reserves: 0\ntimeouts: 0\nreleases: 0\nburies: 0\nkicks: 0\n"
     )
     assert talk.send(b"stats-job 1\r\n") == b"OK %d\r\n%b\r\n" % (len(body), body)

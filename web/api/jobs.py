@@ -250,7 +250,7 @@ class Jobs:
         """Export jobs as a file, oldest first.
 
         It is streamed, so it may have any size. Lines of JSON have what a job has in lists, but for `created_at` and
-        `held_by`; of a CSV, a cell that a spreadsheet might take for a formula begins with an apostrophe.
+        `held_by`; of a CSV, an apostrophe stands before what a spreadsheet might take for a formula.
         """
         return self._exports.file(wanted_by(query), query.format)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
+from functools import cache
 from typing import Any, Final, NoReturn, TypeVar
 
 import msgspec
@@ -52,11 +54,31 @@ def read_body(type: Any, raw: bytes, *, is_needed: bool) -> Any:
     if request.mimetype != JSON:
         raise UnsupportedMediaType("Send the body as JSON, with the header “Content-Type: application/json”.")
     try:
+        _refuse_long(type, raw)
         return msgspec.json.decode(raw, type=type)
     except msgspec.ValidationError as error:
         _tell(error, type)
     except ValueError as error:  # UnicodeDecodeError is one, and so is msgspec.DecodeError
         refuse(WHOLE, f"is not JSON: {error}")
+
+
+def _refuse_long(type: Any, raw: bytes) -> None:
+    """Raise ValidationError if *raw* is an array of more elements than *type* takes, before the first is decoded.
+
+    msgspec looks at `max_length` last: 150 ms after it began to decode 60,000 jobs.
+    """
+    schema = at(type, "")
+    most = max([choice.get("maxItems", 0) for choice in schema.get("anyOf", [schema])])
+    if most and raw.lstrip().startswith(b"["):
+        with suppress(RecursionError):  # one element is too deep, and is refused where it is decoded
+            msgspec.json.decode(raw, type=_array_of(most))
+
+
+@cache
+def _array_of(most: int) -> type[Struct]:
+    """Return the type of an array of *most* elements at most, none of which is decoded."""
+    elements = [(f"element_{place}", msgspec.Raw, msgspec.Raw()) for place in range(most)]
+    return msgspec.defstruct("Elements", elements, array_like=True, forbid_unknown_fields=True)
 
 
 def _part(name: str, type: Any, text: str) -> Any:

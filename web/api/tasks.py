@@ -107,7 +107,7 @@ class _Place(Struct, array_like=True):
     at: int
 
 
-NO_TASK: Final = {404: "There is no such task. The last 50 are kept, and none longer than the server runs."}
+NO_TASK: Final = {404: "There is no such task. The last 50 of a kind are kept, and none longer than the server runs."}
 BUSY: Final = {503: "The server drains, or as much is under way as may be at once."}
 
 

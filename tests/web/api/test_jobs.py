@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import time
 from typing import Any
 
 import pytest
@@ -117,6 +118,19 @@ def test_put_many(queue: Queue, program: Program) -> None:
     assert sorted((one["details"]["tube"], one["details"]["jobs"]) for one in entries) == [
         ("t0", 334), ("t1", 333), ("t2", 333),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("count", [1001, 60_000])
+def test_list_that_is_too_long_is_refused_before_it_is_decoded(queue: Queue, program: Program, count: int) -> None:
+    """To decode 60,000 jobs takes 40 to 150 ms."""
+    put(program, [{"tube": "a"}])
+    raw = b" [" + b",".join([b'{"tube":"a"}'] * count) + b"]"
+    began = time.process_time()
+    response = program.ask("POST", "/jobs", data=raw, content_type="application/json")
+    assert time.process_time() - began < 0.02
+    assert response.status_code == 400
+    assert "must be a list of 1 to 1000" in response.text
+    assert len(queue.broker.jobs) == 1
 
 
 def test_a_body_as_large_as_can_be(queue: Queue) -> None:
