@@ -434,6 +434,7 @@ class _Shared:
 def _stop(server: Server, web_server: WebServer | None, release: Callable[[], None] | None = None) -> None:
     """Let nobody in any more, then finish what is in hand; call *release* when all changes are safe."""
     log.info("stopping: no new connections, what is in hand is finished")
+    server.broker.stop()
     if web_server is not None:
         web_server.close()
         web_server.application.extensions["live"].stop()

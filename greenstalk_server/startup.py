@@ -63,7 +63,10 @@ def go_on(recovery: Recovery, broker: Broker, binlog: Binlog, now: int) -> None:
         log.warning("journal: an import was cut short, and none of its jobs counts")
     binlog.begin(recovery, broker.jobs, broker.tubes, broker.bodies)
     for job in recovery.returned:
-        binlog.lapse(job)
+        if job.state == READY:
+            binlog.lapse(job)
+        else:
+            binlog.update(job)
 
 
 def replay_all(files: Files, recovery: Recovery) -> Recovery:

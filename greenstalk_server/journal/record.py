@@ -200,6 +200,9 @@ class Encoder:
     def job(self, job: Job, sequence: int, events: bytes = b"") -> bytes:
         """A JOB record of *job* as it is now, its body in memory, with *events*."""
         name, body, kind = job.tube.name, held_body(job), JOB
+        state, deadline = job.state, job.deadline
+        if job.past.former_state:
+            state, deadline = job.past.former_state, job.past.former_deadline
         length = JOB_FIELDS.size + len(name) + len(body)
         if events:
             kind = JOB_WITH_EVENTS
@@ -214,13 +217,13 @@ class Encoder:
                 job.delay,
                 job.ttr,
                 job.created_at,
-                job.deadline,
+                deadline,
                 job.reserves,
                 job.timeouts,
                 job.releases,
                 job.buries,
                 job.kicks,
-                job.state,
+                state,
                 len(name),
             )
         except struct.error:
@@ -232,6 +235,9 @@ class Encoder:
 
     def update(self, job: Job, sequence: int) -> bytes:
         """An UPDATE record of *job* as it is now, and of the last of its events."""
+        state, deadline = job.state, job.deadline
+        if job.past.former_state:
+            state, deadline = job.past.former_state, job.past.former_deadline
         try:
             fields = _UPDATE_RECORD.pack(
                 _UPDATE_LENGTH,
@@ -240,13 +246,13 @@ class Encoder:
                 job.id,
                 job.pri,
                 job.delay,
-                job.deadline,
+                deadline,
                 job.reserves,
                 job.timeouts,
                 job.releases,
                 job.buries,
                 job.kicks,
-                job.state,
+                state,
                 job.events[-_EVENT_SIZE:],
             )
         except struct.error:

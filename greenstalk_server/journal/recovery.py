@@ -96,7 +96,7 @@ class Recovery:
     sequence    of the last record.
     is_readable all segments are of a version that this server knows.
     is_import_open  after `settle`: an import had begun and not ended.
-    returned    after `settle`: the jobs that were reserved, and ready since, which their last event tells.
+    returned    after `settle`: the jobs whose reservation it has ended, and noted so among their events.
     memory      bytes of bodies that may be kept in memory, the first ones; None for all.
     """
 
@@ -164,11 +164,11 @@ class Recovery:
             self._tubes.pop(name, None)
 
     def settle(self, now: int) -> None:
-        """Finish: an import cut short is undone, reserved and due jobs turn ready, and tubes get their pauses."""
+        """Undo an import cut short, end all reservations, make due jobs ready, and give tubes their pauses."""
         self.is_import_open = self._import_undo is not None
         self._undo_import()
         for job in self.jobs.values():
-            if job.state == RESERVED:
+            if job.state == RESERVED or (job.state != READY and life.is_reserved(job.events)):
                 self._return(job, now)
             elif job.state == DELAYED and job.deadline <= now:
                 job.state = READY
@@ -180,7 +180,12 @@ class Recovery:
             tube.paused_until, tube.pause = until, length
 
     def _return(self, job: Job, now: int) -> None:
-        job.state, job.deadline = READY, now
+        """End the reservation of *job*.
+
+        It is ready then; or buried or delayed, if reserve-job took it while it was, and its delay is not over.
+        """
+        if job.state == RESERVED or (job.state == DELAYED and job.deadline <= now):
+            job.state, job.deadline = READY, now
         if life.is_reserved(job.events):
             job.events = life.add(job.events, life.RETURNED, now, life.NOBODY)
             self.returned.append(job)
@@ -405,10 +410,14 @@ class Recovery:
         return job
 
     def _reserve_with_event(self, data: bytes, at: int, stop: int, segment: Replayed) -> None:
-        self._reserve(data, at, stop, segment)
         job = self._note_event(data, at, at + _EVENT_AFTER_RESERVE)
-        if job is not None and not life.is_reserved(job.events):
+        if job is None:
+            return
+        _, job.reserves, job.timeouts = record.RESERVE_FIELDS.unpack_from(data, at + _JOB_AT)
+        if not life.is_reserved(job.events):
             job.state, job.deadline = READY, life.last(job.events).at
+        elif job.state == READY or (job.state == DELAYED and job.deadline <= life.last(job.events).at):
+            job.state = RESERVED  # else reserve-job took it, and `settle` returns it to what it was
 
     def _reserve(self, data: bytes, at: int, stop: int, segment: Replayed) -> None:
         id, reserves, timeouts = record.RESERVE_FIELDS.unpack_from(data, at + _JOB_AT)

@@ -158,13 +158,15 @@ def test_an_update_is_read_as_it_was_written(salt: bytes, job: Job, other: Job) 
 def test_a_reservation_is_read_as_it_was_written(
     salt: bytes, job: Job, reserves: int, timeouts: int, at: int, client: int
 ) -> None:
-    encoder = Encoder(salt)
+    encoder, state = Encoder(salt), job.state
     data = encoder.job(job, 1, job.events)
     job.reserves, job.timeouts = reserves, timeouts
     hold(job, at, client)
     reserve = encoder.reserve(job, 2)
     assert len(reserve) == record.RESERVE_SIZE
     job.events = life.add(job.events, life.RESERVED, at, client)
+    if state == BURIED or (state == DELAYED and job.deadline > at):
+        job.state = state  # which `settle` returns it to
     assert look(replayed(salt, data, reserve).jobs[job.id]) == look(job)
 
 

@@ -41,6 +41,7 @@ ELSEWHERE: Final = b"elsewhere"
 class Look:
     """All that a journal is told of a job; `at` is what a restart has to show of that.
 
+    state   of a job that reserve-job took while it was buried or delayed: that state, which a restart returns it to.
     place   the deadline if delayed, the burial's number if buried, else 0.
     events  with that of a reservation that goes on.
     """
@@ -63,7 +64,9 @@ class Look:
     @staticmethod
     def of(job: Job) -> Look:
         """How *job* looks; one that nobody holds any more is ready, though it may not know yet."""
-        state, events = job.state, job.events
+        state, deadline, events = job.state, job.deadline, job.events
+        if job.former_state:
+            state, deadline = job.former_state, job.former_deadline
         if job.holder is not None:
             events = life.add(events, life.RESERVED, job.reserved_at, job.holder.number)
         elif state == RESERVED:
@@ -76,7 +79,7 @@ class Look:
             job.ttr,
             job.created_at,
             state,
-            job.deadline if state in (DELAYED, BURIED) else 0,
+            deadline if state in (DELAYED, BURIED) else 0,
             job.reserves,
             job.timeouts,
             job.releases,
@@ -87,11 +90,12 @@ class Look:
 
     def at(self, now: int) -> Look:
         """What a restart at *now* has to show."""
-        if self.state == RESERVED:
-            return replace(self, state=READY, events=life.add(self.events, life.RETURNED, now, life.NOBODY))
-        if self.state == DELAYED and self.place <= now:
-            return replace(self, state=READY, place=0)
-        return self
+        events = self.events
+        if life.is_reserved(events):
+            events = life.add(events, life.RETURNED, now, life.NOBODY)
+        if self.state == RESERVED or (self.state == DELAYED and self.place <= now):
+            return replace(self, state=READY, place=0, events=events)
+        return replace(self, events=events)
 
     def forgetting(self, events: bytes) -> Look:
         """How it looks with *events* alone, if these are the newest of its own."""
@@ -100,7 +104,8 @@ class Look:
     def unreturned(self) -> Look:
         """How it looked before a restart gave it back."""
         assert life.last(self.events).kind == life.RETURNED
-        return replace(self, state=RESERVED, events=self.events[: -life.EVENT.size])
+        state = RESERVED if self.state == READY else self.state
+        return replace(self, state=state, events=self.events[: -life.EVENT.size])
 
 
 @dataclass(slots=True)
