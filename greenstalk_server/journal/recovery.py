@@ -164,10 +164,16 @@ class Recovery:
             self._tubes.pop(name, None)
 
     def settle(self, now: int) -> None:
-        """Undo an import cut short, end all reservations, make due jobs ready, and give tubes their pauses."""
+        """Undo an import cut short, end all reservations, make due jobs ready, and give tubes their pauses.
+
+        If the clock was set back, nothing was created in the future, and no delay or pause is longer than asked for.
+        """
         self.is_import_open = self._import_undo is not None
         self._undo_import()
         for job in self.jobs.values():
+            job.created_at = min(job.created_at, now)
+            if job.state == DELAYED:
+                job.deadline = min(job.deadline, now + job.delay)
             if job.state == RESERVED or (job.state != READY and life.is_reserved(job.events)):
                 self._return(job, now)
             elif job.state == DELAYED and job.deadline <= now:
@@ -177,7 +183,7 @@ class Recovery:
         self.pauses = {name: pause for name, pause in self.pauses.items() if pause[0] > now}
         for name, (until, length) in self.pauses.items():
             tube = self.tube_of(name)
-            tube.paused_until, tube.pause = until, length
+            tube.paused_until, tube.pause = min(until, now + length), length
 
     def _return(self, job: Job, now: int) -> None:
         """End the reservation of *job*.
