@@ -41,6 +41,7 @@ def recover(files: Files, broker: Broker, binlog: Binlog, now: int, is_strict: b
         _tidy(files, recovery)
         go_on(recovery, broker, binlog, now)
         next_id = max(recovery.next_id, _import_all(files, broker, binlog, now))
+        write_out(binlog)  # so that the first ids are set aside on disk, and no put waits for that
     except OSError as error:
         reason = f"{error.filename}: {error.strerror}" if error.filename is not None else str(error)
         raise StartError(f"journal: {reason}", EXIT_BINLOG) from error

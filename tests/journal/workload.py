@@ -132,8 +132,11 @@ class History:
         for tube in broker.tubes.values():
             self.pauses[tube.name] = [(sequence, tube.paused_until)]
 
-    def check(self, broker: Broker, safe: int, now: int) -> None:
-        """Assert that *broker*, recovered, shows all up to record *safe*, and nothing that never was."""
+    def check(self, broker: Broker, safe: int, now: int, acknowledged: int = 0) -> None:
+        """Assert that *broker*, recovered, shows all up to record *safe*, and nothing that never was.
+
+        The next id is above those of all records up to number *acknowledged*, though these may be lost.
+        """
         broker.check()
         assert broker.jobs.keys() <= self.jobs.keys(), "a job was invented"
         for id, entries in self.jobs.items():
@@ -145,7 +148,7 @@ class History:
             tube = broker.tubes.get(name)
             ends = [end if end > now else 0 for end in _since(pauses, safe, 0)]
             assert (tube.paused_until if tube is not None else 0) in ends, f"pause of {name!r}"
-        given = [id for id, entries in self.jobs.items() if entries[0][0] <= safe]
+        given = [id for id, entries in self.jobs.items() if entries[0][0] <= max(safe, acknowledged)]
         assert broker.next_id > max(given, default=0)
         for tube in broker.tubes.values():
             places = [job.deadline for job in tube.buried.values()]
@@ -501,7 +504,7 @@ class Bench:
 
     def check_after_crash(self, disk: Disk, is_strict: bool = True) -> None:
         """Assert that a server that finds *disk* shows all that it has to; by default, that no damage is reported."""
-        self.history.check(recovered(disk, self.now, is_strict), self.safe, self.now)
+        self.history.check(recovered(disk, self.now, is_strict), self.safe, self.now, self.binlog.safe)
 
     @property
     def live_bytes(self) -> int:
