@@ -10,7 +10,7 @@ import time
 from typing import Final
 
 from greenstalk_server.broker import Broker
-from greenstalk_server.exits import EXIT_BINLOG, StartError
+from greenstalk_server.exits import EXIT_BINLOG, MORE_MEMORY, StartError
 from greenstalk_server.job import BURIED, DELAYED, READY, Job
 from greenstalk_server.journal import beanstalkd, record
 from greenstalk_server.journal.beanstalkd import ImportedJob
@@ -45,6 +45,8 @@ def recover(files: Files, broker: Broker, binlog: Binlog, now: int, is_strict: b
     except OSError as error:
         reason = f"{error.filename}: {error.strerror}" if error.filename is not None else str(error)
         raise StartError(f"journal: {reason}", EXIT_BINLOG) from error
+    except MemoryError:
+        raise StartError(f"journal: not enough memory to read it; {MORE_MEMORY}", EXIT_BINLOG) from None
     broker.restore(next_id)
 
 
