@@ -106,6 +106,7 @@ class Broker:
     parted          addresses of the workers that went last, by number.
     bodies          which bodies are in memory; None if all are, and may be. To be set before `restore`.
     is_draining     puts are refused.
+    is_stopping     jobs of clients that disconnect stay reserved; the next start returns them.
     limited         counts what was refused or held up because of a limit, here and by whoever sees to others.
     listings        how many names are being sent in lists.
     max_watched     tubes that a client may watch; 0 for any number.
@@ -128,6 +129,7 @@ class Broker:
         self.counters: Counters = Counters()
         self.bodies: Bodies | None = None
         self.is_draining: bool = False
+        self.is_stopping: bool = False
         self.limited: Limited = Limited()
         self.bounds: Bounds | None = None
         self.listings: Listings = Listings()
@@ -361,6 +363,7 @@ class Broker:
             return None
         job.tube.remove(job)
         if job.state != READY:
+            job.former_state, job.former_deadline = job.state, job.deadline
             job.deadline = now  # nobody has let it wait
         self._add_reserved(job, client, now)
         return job
@@ -560,6 +563,14 @@ class Broker:
         """Refuse puts from now on."""
         self.is_draining = True
 
+    def stop(self) -> None:
+        """Keep jobs reserved from now on when their clients disconnect.
+
+        The next start returns them as after a crash, so both show the same: a job that reserve-job took while it was
+        buried or delayed is so again.
+        """
+        self.is_stopping = True
+
     # Time
 
     def tick(self, now: int) -> int | None:
@@ -675,11 +686,13 @@ class Broker:
         tube.runs[length] = tube.runs.get(length, 0) + 1
         job.events = life.add(job.events, life.RESERVED, job.reserved_at, holder)
         job.events = life.add(job.events, kind, now, by)
+        job.former_state = job.former_deadline = 0
 
     def _note_reservation(self, job: Job, kind: int, client: int, now: int) -> None:
         """Note a reservation that has ended without its client's doing."""
         job.events = life.add(job.events, life.RESERVED, job.reserved_at, client)
         job.events = life.add(job.events, kind, now, client)
+        job.former_state = job.former_deadline = 0
 
     def _release(self, job: Job, pri: int, delay: int, by: int, now: int) -> None:
         self._end_run(job, life.RELEASED, by, now)
@@ -715,7 +728,12 @@ class Broker:
         self.journal.update(job)
 
     def _part(self, client: Client, limit: int, now: int) -> None:
-        """Requeue up to *limit* jobs that the closed *client* held, and end up to *limit* of its watches."""
+        """Requeue up to *limit* jobs that the closed *client* held, and end up to *limit* of its watches.
+
+        Does nothing while the server stops.
+        """
+        if self.is_stopping:
+            return
         for job in list(islice(client.reserved.values(), limit)):
             self._remove_reserved(job)
             self._note_reservation(job, life.RETURNED, client.number, now)
@@ -868,6 +886,7 @@ class Broker:
             if job.state == RESERVED:
                 places[job.id] = places.get(job.id, 0) + 1
                 assert job.key == NO_KEY and job.holder is not None and job.holder.reserved[job.id] is job
+                assert job.former_state in (0, BURIED, DELAYED)
                 timer_at = job.holder.timer_at  # of one that has gone, when the next of what it held is given back
                 assert timer_at > 0 and (timer_at <= job.deadline or job.holder.is_closed)
         assert places == dict.fromkeys(self.jobs, 1)
@@ -907,7 +926,7 @@ class Broker:
         ready, delayed, buried = list(tube.ready.walk()), list(tube.delayed.walk()), list(tube.buried.values())
         for state, jobs in ((READY, ready), (DELAYED, delayed), (BURIED, buried)):
             for job in jobs:
-                assert job.state == state and job.tube is tube and job.holder is None
+                assert job.state == state and job.tube is tube and job.holder is None and not job.former_state
                 assert (job.key == NO_KEY) == (state == BURIED)
                 places[job.id] = places.get(job.id, 0) + 1
         assert [(job.pri, job.id) for job in ready] == sorted((job.pri, job.id) for job in ready)

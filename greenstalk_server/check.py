@@ -37,6 +37,7 @@ KINDS: Final = {
     "import begun": (record.IMPORT_BEGIN,),
     "import ended": (record.IMPORT_END,),
     "import undone": (record.IMPORT_UNDO,),
+    "ids": (record.IDS,),
 }
 """How records are named, and the kinds that go by that name."""
 

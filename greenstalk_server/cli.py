@@ -42,7 +42,7 @@ from greenstalk_server.command_line import (
     parse,
 )
 from greenstalk_server.committer import Committer
-from greenstalk_server.exits import EXIT_OK, EXIT_USAGE, StartError
+from greenstalk_server.exits import EXIT_BINLOG, EXIT_OK, EXIT_USAGE, MORE_MEMORY, StartError
 from greenstalk_server.journal import Journal, NullJournal
 from greenstalk_server.journal.binlog import Binlog
 from greenstalk_server.journal.files import Directory
@@ -59,6 +59,7 @@ from greenstalk_server.options import (
     is_database,
     refuse_equal_passwords,
     shown,
+    without_password,
 )
 from greenstalk_server.process import (
     READY,
@@ -114,7 +115,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _written(command: Command) -> int:
     """Answer *command*; return EXIT_UNWRITTEN, with a line on stderr, if stdout does not take the answer."""
     try:
-        code = _answer(command)
+        code = _answer_within_memory(command)
         if sys.stdout is not None:
             sys.stdout.flush()
     except OSError as error:
@@ -123,6 +124,29 @@ def _written(command: Command) -> int:
             print(f"{PROGRAM}: cannot write to stdout: {error.strerror}", file=sys.stderr)
         return EXIT_UNWRITTEN
     return code
+
+
+def _answer_within_memory(command: Command) -> int:
+    """Answer *command*; raise StartError if memory does not suffice for a journal, whose largest job must fit whole."""
+    try:
+        return _answer(command)
+    except MemoryError:
+        match command:
+            case JournalCheck(where):
+                what = f"check: {where}: not enough memory to read it"
+            case JournalExport(where, target):
+                outcome = "nothing was exported" if target is not None else "the output is not complete"
+                what = f"export: {_shown(where)}: not enough memory to read it; {outcome}"
+            case JournalImport(_, source):
+                what = f"import: {source or 'stdin'}: not enough memory to read it; nothing was imported"
+            case _:
+                raise
+        raise StartError(f"journal {what}; {MORE_MEMORY}", EXIT_BINLOG) from None
+
+
+def _shown(where: str) -> str:
+    """*where* a journal is, without the password of a database."""
+    return without_password(where) if is_database(where) else where
 
 
 def _answer(command: Command) -> int:
@@ -446,6 +470,7 @@ class _Shared:
 def _stop(server: Server, web_server: WebServer | None, release: Callable[[], None] | None = None) -> None:
     """Let nobody in any more, then finish what is in hand; call *release* when all changes are safe."""
     log.info("stopping: no new connections, what is in hand is finished")
+    server.broker.stop()
     if web_server is not None:
         web_server.close()
         web_server.application.extensions["live"].stop()

@@ -101,6 +101,7 @@ class Committer:
             gevent.killall(self._greenlets)
             if self.binlog.trouble is not None:
                 self._record_anew()
+            self.binlog.release_ids()
             run = self._run_in_thread if self.binlog.is_remote else Batch.run
             if not self._write(run, is_synced=self.binlog.sync_interval is not None):
                 log.error("journal: stopped with changes that are not on disk; none of them was acknowledged")

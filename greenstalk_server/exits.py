@@ -14,6 +14,9 @@ EXIT_NO_SUCH_USER: Final = 33
 EXIT_PRIVILEGES: Final = 34
 EXIT_LISTEN: Final = 111
 
+MORE_MEMORY: Final = "free some, or raise the limit of this process (ulimit -v, MemoryMax=)"
+"""What to do where memory does not suffice."""
+
 
 class StartError(Exception):
     """The daemon cannot start as asked: str() is for the operator, `exit_code` for whoever started it."""

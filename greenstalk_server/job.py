@@ -42,9 +42,21 @@ class Past:
     timeouts, releases, buries, kicks   how often that has happened to it.
     events      what has happened to it (see life), but for a reservation that goes on.
     events_recorded     how many bytes its full record in the journal is longer for its events.
+    former_state, former_deadline   of a reserved job that reserve-job took while it was buried or delayed: its state
+        and deadline until then. A restart returns the job to them. former_state is 0 for all other jobs.
     """
 
-    __slots__ = ("buries", "delay", "events", "events_recorded", "kicks", "releases", "timeouts")
+    __slots__ = (
+        "buries",
+        "delay",
+        "events",
+        "events_recorded",
+        "former_deadline",
+        "former_state",
+        "kicks",
+        "releases",
+        "timeouts",
+    )
 
     def __init__(self) -> None:
         self.delay: int = 0
@@ -54,6 +66,8 @@ class Past:
         self.kicks: int = 0
         self.events: bytes = b""
         self.events_recorded: int = 0
+        self.former_state: int = 0
+        self.former_deadline: int = 0
         untrack(self)
 
 
@@ -124,6 +138,7 @@ class Job:
         twin.state, twin.deadline, twin.holder = self.state, self.deadline, self.holder
         twin.reserves, twin.reserved_at, twin.events = self.reserves, self.reserved_at, self.events
         twin.timeouts, twin.releases, twin.buries, twin.kicks = self.timeouts, self.releases, self.buries, self.kicks
+        twin.former_state, twin.former_deadline = self.former_state, self.former_deadline
         return twin
 
     def __repr__(self) -> str:
@@ -198,6 +213,24 @@ class Job:
     def events_recorded(self, value: int) -> None:
         if value != self.past.events_recorded:
             self._own_past().events_recorded = value
+
+    @property
+    def former_state(self) -> int:
+        return self.past.former_state
+
+    @former_state.setter
+    def former_state(self, value: int) -> None:
+        if value != self.past.former_state:
+            self._own_past().former_state = value
+
+    @property
+    def former_deadline(self) -> int:
+        return self.past.former_deadline
+
+    @former_deadline.setter
+    def former_deadline(self, value: int) -> None:
+        if value != self.past.former_deadline:
+            self._own_past().former_deadline = value
 
 
 class JobHeap:

@@ -10,7 +10,7 @@ import time
 from typing import Final
 
 from greenstalk_server.broker import Broker
-from greenstalk_server.exits import EXIT_BINLOG, StartError
+from greenstalk_server.exits import EXIT_BINLOG, MORE_MEMORY, StartError
 from greenstalk_server.job import BURIED, DELAYED, READY, Job
 from greenstalk_server.journal import beanstalkd, record
 from greenstalk_server.journal.beanstalkd import ImportedJob
@@ -41,9 +41,12 @@ def recover(files: Files, broker: Broker, binlog: Binlog, now: int, is_strict: b
         _tidy(files, recovery)
         go_on(recovery, broker, binlog, now)
         next_id = max(recovery.next_id, _import_all(files, broker, binlog, now))
+        write_out(binlog)  # so that the first ids are set aside on disk, and no put waits for that
     except OSError as error:
         reason = f"{error.filename}: {error.strerror}" if error.filename is not None else str(error)
         raise StartError(f"journal: {reason}", EXIT_BINLOG) from error
+    except MemoryError:
+        raise StartError(f"journal: not enough memory to read it; {MORE_MEMORY}", EXIT_BINLOG) from None
     broker.restore(next_id)
 
 
@@ -63,7 +66,10 @@ def go_on(recovery: Recovery, broker: Broker, binlog: Binlog, now: int) -> None:
         log.warning("journal: an import was cut short, and none of its jobs counts")
     binlog.begin(recovery, broker.jobs, broker.tubes, broker.bodies)
     for job in recovery.returned:
-        binlog.lapse(job)
+        if job.state == READY:
+            binlog.lapse(job)
+        else:
+            binlog.update(job)
 
 
 def replay_all(files: Files, recovery: Recovery) -> Recovery:

@@ -24,6 +24,7 @@ from greenstalk_server.job import BURIED, DELAYED, SECOND, Job
 from greenstalk_server.journal import record
 from greenstalk_server.tube import Tube
 from tests.daemon import COMMAND, PATIENCE, REPOSITORY, Daemon, environment, run
+from tests.server.peer import eventually
 
 QUIET = ("-l", "127.0.0.1", "-p", "0", "--no-web")
 BINARY = bytes(range(256)) + b"\r\n"
@@ -73,7 +74,9 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
         peer.ask(b"bury 2 7")
         peer.ask(b"release 1 9 5000")
         peer.ask(b"delete 6")
-        peer.ask(b"reserve-job 3")
+        with Peer(daemon) as holder:
+            holder.ask(b"reserve-job 3")
+        eventually(lambda: b"state: ready" in peer.ask(b"stats-job 3"), "job 3 is returned")
         peer.ask(b"pause-tube mail 10000")
         daemon.stop()
     return directory

@@ -26,7 +26,7 @@ from tests.daemon import PATIENCE, Daemon, run
 from tests.journal import version1
 
 QUIET = ("-l", "127.0.0.1", "-p", "0", "--no-web")
-SMALL = ("-s", "4096")
+SMALL = ("-s", "4096", "-f", "0")
 BODY = "x" * 1000
 
 
@@ -127,7 +127,7 @@ def test_jobs_are_told_by_tube_and_state(tmp_path: Path) -> None:
     assert f"{tmp_path}: sound\n" in said
     assert "in use" not in said
     assert "jobs: 5\n  default: 2 ready, 1 delayed, 0 buried\n  mail: 1 ready, 0 delayed, 1 buried\n" in said
-    assert re.search(r"^records: 6 job, 1 update, \d reserve, 1 delete, \d pause$", said, re.MULTILINE)
+    assert re.search(r"^records: 6 job, 1 update, \d reserve, 1 delete, \d pause, 1 ids$", said, re.MULTILINE)
     assert "next job id: 7\n" in said
     assert re.search(r"^paused: mail, until \d{4}-\d\d-\d\d \d\d:\d\d:\d\d\+00:00$", said, re.MULTILINE)
     (file,) = segments(tmp_path)

@@ -18,7 +18,7 @@ from greenstalk_server.life import RESERVED
 from greenstalk_server.tube import Tube
 
 MAGIC: Final = b"GSJOURNL"
-VERSION: Final = 2
+VERSION: Final = 3
 
 JOB: Final = 1
 """A job whole, its body included, to which nothing has happened."""
@@ -43,11 +43,18 @@ UPDATE_WITH_EVENT: Final = 10
 RESERVE_WITH_EVENT: Final = 11
 """As those without, and what has happened to the job: all of it, or what the record is about."""
 
+IDS: Final = 12
+"""The next job id, which may be lower than what was recorded before: ids set aside that were not given."""
+
 _U32: Final = 2**32 - 1
 
 BITS: Final = 63
 """Of any id, sequence number, burial, delay or ttr that a server has written. What has more was made up, and would
 leave no number for what comes next."""
+
+ID_LIMIT: Final = 2**62 + 2**61
+"""Every job id is below this: no record with another id is written, or counts when it is read. Imported ids go up to
+2**62, which leaves 2**61 for new jobs."""
 
 _SEGMENT: Final = struct.Struct("<8sI4sQQQ")
 """magic, version, salt, number, first sequence number, next job id; a CRC-32 of these follows."""
@@ -85,6 +92,9 @@ DELETE_FIELDS: Final = struct.Struct("<Q")
 PAUSE_FIELDS: Final = struct.Struct("<QQ")
 """end, length; the name follows."""
 
+IDS_FIELDS: Final = struct.Struct("<Q")
+"""next job id."""
+
 _JOB_RECORD: Final = struct.Struct("<IQB" + JOB_FIELDS.format[1:])
 _UPDATE_RECORD: Final = struct.Struct("<IQB" + UPDATE_WITH_EVENT_FIELDS.format[1:])
 _RESERVE_RECORD: Final = struct.Struct("<IQB" + RESERVE_WITH_EVENT_FIELDS.format[1:])
@@ -98,6 +108,7 @@ _EVENT_SIZE: Final = life.EVENT.size
 DELETE_SIZE: Final = HEADER_SIZE + DELETE_FIELDS.size
 UPDATE_SIZE: Final = HEADER_SIZE + UPDATE_WITH_EVENT_FIELDS.size
 RESERVE_SIZE: Final = HEADER_SIZE + RESERVE_WITH_EVENT_FIELDS.size
+IDS_SIZE: Final = HEADER_SIZE + IDS_FIELDS.size
 
 SMALLEST_PAYLOAD: Final = {
     JOB: JOB_FIELDS.size,
@@ -111,6 +122,7 @@ SMALLEST_PAYLOAD: Final = {
     JOB_WITH_EVENTS: JOB_WITH_EVENTS_FIELDS.size,
     UPDATE_WITH_EVENT: UPDATE_WITH_EVENT_FIELDS.size,
     RESERVE_WITH_EVENT: RESERVE_WITH_EVENT_FIELDS.size,
+    IDS: IDS_FIELDS.size,
 }
 """By kind; every kind there is."""
 
@@ -124,7 +136,7 @@ class SegmentHeader:
                     on the disk, can pass for a record.
     number          of the segment, as in its file's name.
     first_sequence  of the first record in it, if any comes.
-    next_id         above every job id given before.
+    next_id         above every job id given before, and those set aside to be given next.
     """
 
     salt: bytes
@@ -157,7 +169,7 @@ def decode_segment_header(data: bytes) -> SegmentHeader:
         raise BadSegment("checksum of its header is wrong")
     if not 1 <= version <= VERSION:
         raise NewerVersion(f"format version {version}, and this server reads 1 to {VERSION}")
-    if (first_sequence | next_id) >> BITS:
+    if first_sequence >> BITS or next_id > ID_LIMIT:
         raise BadSegment("counts in its header are impossible")
     return SegmentHeader(salt, number, first_sequence, next_id)
 
@@ -200,6 +212,9 @@ class Encoder:
     def job(self, job: Job, sequence: int, events: bytes = b"") -> bytes:
         """A JOB record of *job* as it is now, its body in memory, with *events*."""
         name, body, kind = job.tube.name, held_body(job), JOB
+        state, deadline = job.state, job.deadline
+        if job.past.former_state:
+            state, deadline = job.past.former_state, job.past.former_deadline
         length = JOB_FIELDS.size + len(name) + len(body)
         if events:
             kind = JOB_WITH_EVENTS
@@ -214,13 +229,13 @@ class Encoder:
                 job.delay,
                 job.ttr,
                 job.created_at,
-                job.deadline,
+                deadline,
                 job.reserves,
                 job.timeouts,
                 job.releases,
                 job.buries,
                 job.kicks,
-                job.state,
+                state,
                 len(name),
             )
         except struct.error:
@@ -232,6 +247,9 @@ class Encoder:
 
     def update(self, job: Job, sequence: int) -> bytes:
         """An UPDATE record of *job* as it is now, and of the last of its events."""
+        state, deadline = job.state, job.deadline
+        if job.past.former_state:
+            state, deadline = job.past.former_state, job.past.former_deadline
         try:
             fields = _UPDATE_RECORD.pack(
                 _UPDATE_LENGTH,
@@ -240,13 +258,13 @@ class Encoder:
                 job.id,
                 job.pri,
                 job.delay,
-                job.deadline,
+                deadline,
                 job.reserves,
                 job.timeouts,
                 job.releases,
                 job.buries,
                 job.kicks,
-                job.state,
+                state,
                 job.events[-_EVENT_SIZE:],
             )
         except struct.error:
@@ -294,6 +312,11 @@ class Encoder:
         """A PAUSE record of *tube* as it is now."""
         payload = PAUSE_FIELDS.pack(tube.paused_until, tube.pause) + tube.name
         return self._seal(_OTHER_RECORD.pack(len(payload), sequence, PAUSE) + payload)
+
+    def ids(self, next_id: int, sequence: int) -> bytes:
+        """An IDS record."""
+        payload = IDS_FIELDS.pack(next_id)
+        return self._seal(_OTHER_RECORD.pack(len(payload), sequence, IDS) + payload)
 
     def mark(self, kind: int, sequence: int) -> bytes:
         """A record that is its kind alone: IMPORT_BEGIN, IMPORT_END or IMPORT_UNDO."""

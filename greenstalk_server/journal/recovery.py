@@ -33,6 +33,7 @@ NEVER: Final = 2**64
 """From which record on all is told again, if none is."""
 
 _IMPOSSIBLE: Final = 2**record.BITS
+_ID_LIMIT: Final = record.ID_LIMIT
 
 SECTOR: Final = 512
 """What a disk writes whole or not at all, bytes."""
@@ -91,12 +92,11 @@ class Recovery:
     tube_of     gives the tube of a name, made if need be.
     jobs        by id; empty at first, and filled. Their states are as last recorded till `settle`.
     pauses      end and length by tube name, nanoseconds.
-    next_id     above every job id ever given.
     highest_number  of any segment's file, whatever it holds.
     sequence    of the last record.
     is_readable all segments are of a version that this server knows.
     is_import_open  after `settle`: an import had begun and not ended.
-    returned    after `settle`: the jobs that were reserved, and ready since, which their last event tells.
+    returned    after `settle`: the jobs whose reservation it has ended, and noted so among their events.
     memory      bytes of bodies that may be kept in memory, the first ones; None for all.
     """
 
@@ -105,7 +105,6 @@ class Recovery:
     pauses: dict[bytes, tuple[int, int]] = field(default_factory=dict)
     segments: list[Replayed] = field(default_factory=list)
     damage: list[Damage] = field(default_factory=list)
-    next_id: int = 1
     highest_number: int = 0
     sequence: int = 0
     records: int = 0
@@ -113,6 +112,8 @@ class Recovery:
     is_readable: bool = True
     returned: list[Job] = field(default_factory=list)
     memory: int | None = None
+    _next_id_told: int = 1
+    _highest_id: int = 0
     _tubes: dict[bytes, Tube] = field(default_factory=dict)
     _last: Job = field(default_factory=lambda: Job(0, Tube(b"", {}), b"", 0, 0, 0, 0))
     _import_undo: dict[int, Job | None] | None = None
@@ -144,8 +145,8 @@ class Recovery:
             return None
         segment = Replayed(file, header, record.SEGMENT_HEADER_SIZE, array("Q"), is_newest, told_again)
         self._note_start(segment, data)
+        self._next_id_told = max(self._next_id_told, header.next_id)
         self._replay_records(segment, data)
-        self.next_id = max(self.next_id, header.next_id)
         self.segments.append(segment)
         self.records += segment.records
         return segment
@@ -164,11 +165,17 @@ class Recovery:
             self._tubes.pop(name, None)
 
     def settle(self, now: int) -> None:
-        """Finish: an import cut short is undone, reserved and due jobs turn ready, and tubes get their pauses."""
+        """Undo an import cut short, end all reservations, make due jobs ready, and give tubes their pauses.
+
+        If the clock was set back, nothing was created in the future, and no delay or pause is longer than asked for.
+        """
         self.is_import_open = self._import_undo is not None
         self._undo_import()
         for job in self.jobs.values():
-            if job.state == RESERVED:
+            job.created_at = min(job.created_at, now)
+            if job.state == DELAYED:
+                job.deadline = min(job.deadline, now + job.delay)
+            if job.state == RESERVED or (job.state != READY and life.is_reserved(job.events)):
                 self._return(job, now)
             elif job.state == DELAYED and job.deadline <= now:
                 job.state = READY
@@ -177,13 +184,23 @@ class Recovery:
         self.pauses = {name: pause for name, pause in self.pauses.items() if pause[0] > now}
         for name, (until, length) in self.pauses.items():
             tube = self.tube_of(name)
-            tube.paused_until, tube.pause = until, length
+            tube.paused_until, tube.pause = min(until, now + length), length
 
     def _return(self, job: Job, now: int) -> None:
-        job.state, job.deadline = READY, now
+        """End the reservation of *job*.
+
+        It is ready then; or buried or delayed, if reserve-job took it while it was, and its delay is not over.
+        """
+        if job.state == RESERVED or (job.state == DELAYED and job.deadline <= now):
+            job.state, job.deadline = READY, now
         if life.is_reserved(job.events):
             job.events = life.add(job.events, life.RETURNED, now, life.NOBODY)
             self.returned.append(job)
+
+    @property
+    def next_id(self) -> int:
+        """Above every job id ever given."""
+        return max(self._next_id_told, self._highest_id + 1)
 
     @property
     def is_sound(self) -> bool:
@@ -301,6 +318,7 @@ class Recovery:
             record.JOB_WITH_EVENTS: self._job_with_events,
             record.UPDATE_WITH_EVENT: self._update_with_event,
             record.RESERVE_WITH_EVENT: self._reserve_with_event,
+            record.IDS: self._ids,
         }
 
     def _job(self, data: bytes, at: int, stop: int, segment: Replayed) -> None:
@@ -331,7 +349,7 @@ class Recovery:
         tube = self._tube(data[name_at:events_at])
         if tube is None or not READY <= state <= DELAYED or body_at > stop or events_length not in life.SIZES:
             return
-        if not id or (id | delay | ttr | (deadline if state == BURIED else 0)) >> record.BITS:
+        if not 0 < id < _ID_LIMIT or (delay | ttr | (deadline if state == BURIED else 0)) >> record.BITS:
             return
         like = self._last  # equal numbers share one object, as they do when clients repeat themselves
         pri = like.pri if pri == like.pri else pri
@@ -355,8 +373,8 @@ class Recovery:
             self._index(job, at, segment)
         self.jobs[id] = job
         segment.ids.append(id)
-        if id >= self.next_id:
-            self.next_id = id + 1
+        if id > self._highest_id:
+            self._highest_id = id
 
     def _index(self, job: Job, at: int, segment: Replayed) -> None:
         """Note where the record of *job* is, and leave its body there if memory has no room for it."""
@@ -405,10 +423,14 @@ class Recovery:
         return job
 
     def _reserve_with_event(self, data: bytes, at: int, stop: int, segment: Replayed) -> None:
-        self._reserve(data, at, stop, segment)
         job = self._note_event(data, at, at + _EVENT_AFTER_RESERVE)
-        if job is not None and not life.is_reserved(job.events):
+        if job is None:
+            return
+        _, job.reserves, job.timeouts = record.RESERVE_FIELDS.unpack_from(data, at + _JOB_AT)
+        if not life.is_reserved(job.events):
             job.state, job.deadline = READY, life.last(job.events).at
+        elif job.state == READY or (job.state == DELAYED and job.deadline <= life.last(job.events).at):
+            job.state = RESERVED  # else reserve-job took it, and `settle` returns it to what it was
 
     def _reserve(self, data: bytes, at: int, stop: int, segment: Replayed) -> None:
         id, reserves, timeouts = record.RESERVE_FIELDS.unpack_from(data, at + _JOB_AT)
@@ -421,8 +443,8 @@ class Recovery:
     def _delete(self, data: bytes, at: int, stop: int, segment: Replayed) -> None:
         (id,) = record.DELETE_FIELDS.unpack_from(data, at + _JOB_AT)
         self._give_back(self.jobs.pop(id, None))
-        if id >= self.next_id and not id >> record.BITS:
-            self.next_id = id + 1
+        if self._highest_id < id < _ID_LIMIT:
+            self._highest_id = id
 
     def _pause(self, data: bytes, at: int, stop: int, segment: Replayed) -> None:
         until, length = record.PAUSE_FIELDS.unpack_from(data, at + _JOB_AT)
@@ -431,6 +453,11 @@ class Recovery:
             self.pauses[name] = (until, length)
         else:
             self.pauses.pop(name, None)
+
+    def _ids(self, data: bytes, at: int, stop: int, segment: Replayed) -> None:
+        (next_id,) = record.IDS_FIELDS.unpack_from(data, at + _JOB_AT)
+        if next_id <= _ID_LIMIT:
+            self._next_id_told = next_id
 
     def _import_begin(self, data: bytes, at: int, stop: int, segment: Replayed) -> None:
         self._undo_import()

@@ -256,7 +256,7 @@ class Agent:
 
     def _release(self, job: Known) -> Sent:
         was, pri, delay = job.latest, self._rng.randrange(5000), self._delay(job.tube)
-        state = job.may_become(self._waiting(replace(was, pri=pri, delay=delay, releases=was.releases + 1)))
+        state = job.may_become(self._waiting(replace(was, pri=pri, delay=delay, releases=was.releases + 1, burial=0)))
         self._give_up(job)
         return self._to_settle(b"release %d %d %d\r\n" % (job.id, pri, delay), job, state, b"RELEASED")
 
@@ -313,7 +313,8 @@ class Agent:
         return [*self._use(self._private), Sent(b"kick %d\r\n" % bound, answered)]
 
     def _reserve_job(self, job: Known) -> Sent:
-        self._reserved(job)
+        """Reserve *job*, which a crash returns to where it was: buried, delayed or ready."""
+        job.may_become(replace(job.latest, reserves=job.latest.reserves + 1))
 
         def answered(reply: bytes) -> bool:
             self._held.append(job)

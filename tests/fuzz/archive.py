@@ -22,7 +22,7 @@ from greenstalk_server.exits import StartError
 from greenstalk_server.job import BURIED, READY, SECOND, Job
 from greenstalk_server.journal.lock import LOCK_NAME
 from tests.core.world import START
-from tests.fuzz.journal import facts, put_one, scratch, started
+from tests.fuzz.journal import LATER, facts, put_one, scratch, started
 from tests.fuzz.source import Source
 from tests.journal.disk import Disk
 
@@ -65,6 +65,7 @@ def _use(directory: Path, archive: bytes) -> None:
     assert sum(len(body) for _, body, _, _ in told.values()) <= len(archive)
     disk = Disk({path.name: path.read_bytes() for path in directory.iterdir()})
     broker, binlog = started(disk)
+    told = {id: (*rest, min(created_at, LATER)) for id, (*rest, created_at) in told.items()}
     assert {id: facts(job) for id, job in broker.jobs.items()} == told
     exported = list(Writer().lines(START, broker.next_id, [], [broker.jobs[id] for id in sorted(broker.jobs)]))
     again = Reader(exported)
@@ -78,7 +79,7 @@ def _use(directory: Path, archive: bytes) -> None:
 
 def _command(broker: Broker) -> None:
     """Do with each job what clients do, so that it is recorded once more."""
-    client, now = broker.connect(lambda: None), START + 2 * SECOND
+    client, now = broker.connect(lambda: None), LATER + SECOND
     for id, job in list(broker.jobs.items()):
         if job.state in (READY, BURIED):
             assert broker.reserve_job(client, id, now)

@@ -40,6 +40,9 @@ from tests.journal.workload import SMALL, Bench, Look
 
 SEEDS: Final = (1, 2, 3, 4)
 TURNS: Final = 40
+LATER: Final = START + 86400 * SECOND
+"""After all that the base servers did."""
+
 LENGTHS: Final = (0, 1, 20, 8, 2**31 - 1, 2**31, 2**32 - 1, 2**32 - 21)
 NUMBERS: Final = (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 2**32, 2**64 - 1)
 MUTATIONS_AT_MOST: Final = 24
@@ -235,7 +238,7 @@ def _recover(files: dict[str, bytes]) -> Recovery:
     tubes: dict[bytes, Tube] = {}
     recovery = Recovery(lambda name: tubes.setdefault(name, Tube(name, table)), table)
     replay_all(Disk(files), recovery)
-    recovery.settle(START + SECOND)
+    recovery.settle(LATER)
     size = sum(map(len, files.values()))
     assert recovery.records * record.HEADER_SIZE <= size
     assert sum(len(job.body) for job in recovery.jobs.values()) <= size
@@ -248,7 +251,7 @@ def _check_as_an_operator_does(files: dict[str, bytes], recovery: Recovery) -> N
     directory = scratch()
     for name, data in files.items():
         Path(directory, name).write_bytes(data)
-    report = check.inspect(str(directory), START + SECOND)
+    report = check.inspect(str(directory), LATER)
     assert check.describe(report)
     assert report.recovery.jobs.keys() == recovery.jobs.keys()
     assert report.recovery.is_sound == recovery.is_sound
@@ -275,7 +278,7 @@ def started(disk: Disk) -> tuple[Broker, Binlog]:
     broker = make_broker()
     binlog = Binlog(disk, SMALL, 0, seeded(7).randbytes)
     broker.journal = binlog
-    startup.recover(disk, broker, binlog, START + SECOND, is_strict=False)
+    startup.recover(disk, broker, binlog, LATER, is_strict=False)
     broker.check()
     return broker, binlog
 
@@ -285,8 +288,8 @@ def put_one(broker: Broker) -> None:
     client = broker.connect(lambda: None)
     id = broker.allocate_id()
     assert id not in broker.jobs
-    assert broker.put(client, id, 0, 0, SECOND, b"one more", START + SECOND)
-    broker.disconnect(client, START + SECOND)
+    assert broker.put(client, id, 0, 0, SECOND, b"one more", LATER)
+    broker.disconnect(client, LATER)
     broker.check()
 
 

@@ -71,7 +71,7 @@ def test_power_lost_at_any_call_loses_nothing_acknowledged(seed: int, sync_inter
             bench.check_after_crash(disk.crash(Chance(random, share)))
 
     disk.before = check
-    for _ in range(80):
+    for _ in range(120):
         bench.turn()
         bench.check_told()
         bench.broker.check()

@@ -105,6 +105,98 @@ def test_a_reservation_that_the_crash_ended_was_returned_at_the_start(is_copied:
     assert (after.jobs[id].state, after.jobs[id].deadline) == (READY, START + 9 * SECOND)
 
 
+def buried(yard: Yard) -> int:
+    """A job that was buried, and another that was buried after it."""
+    ids = [yard.add(10), yard.add(10)]
+    for id in ids:
+        assert yard.broker.reserve_job(yard.client, id, yard.now)
+        assert yard.broker.bury(yard.client, id, 5, yard.now)
+    return ids[0]
+
+
+def compact_away(yard: Yard, id: int) -> None:
+    """Have compaction copy the job *id*, and remove all records of it before that."""
+    while yard.broker.jobs[id].segment == 1:
+        yard.broker.delete(None, yard.add(5000), yard.now)
+        yard.tend()
+    yard.settle()
+    assert min(numbers(yard.disk.list())) > 1
+
+
+@pytest.mark.parametrize("is_copied", [False, True])
+@pytest.mark.parametrize("is_edited", [False, True])
+def test_a_buried_job_that_is_held_is_buried_again_after_a_restart(is_copied: bool, is_edited: bool) -> None:
+    """In its old place among the buried; also where compaction or an edit has recorded the held job whole."""
+    yard = Yard()
+    id = buried(yard)
+    assert yard.broker.reserve_job(yard.client, id, yard.now)
+    if is_edited:
+        assert yard.broker.edit_job(id, yard.now, pri=9, is_forced=True) == DONE
+    yard.tend()
+    if is_copied:
+        compact_away(yard, id)
+    for _ in range(2):
+        yard = restarted(yard)
+        yard.broker.check()
+        assert list(yard.broker.tubes[b"default"].buried) == [id, id + 1]
+        assert [event.kind for event in events(yard.broker, id)][-2:] == [life.RESERVED, life.RETURNED]
+        assert yard.broker.jobs[id].pri == (9 if is_edited else 5)
+        yard.tend()
+
+
+@pytest.mark.parametrize("is_copied", [False, True])
+def test_a_delayed_job_that_is_held_is_delayed_again_until_its_deadline(is_copied: bool) -> None:
+    yard = Yard()
+    id = yard.add(10, delay=1000)
+    deadline = yard.broker.jobs[id].deadline
+    assert yard.broker.reserve_job(yard.client, id, yard.now)
+    yard.tend()
+    if is_copied:
+        compact_away(yard, id)
+    before = recovered(yard.disk, deadline - 1)
+    assert (before.jobs[id].state, before.jobs[id].deadline) == (DELAYED, deadline)
+    after = recovered(yard.disk, deadline)
+    assert (after.jobs[id].state, after.jobs[id].deadline) == (READY, deadline)
+
+
+@pytest.mark.parametrize("ending", ["released", "timed out", "disconnected", "kicked"])
+def test_a_buried_job_whose_reservation_has_ended_stays_ready_after_a_restart(ending: str) -> None:
+    yard = Yard()
+    id = buried(yard)
+    broker, client = yard.broker, yard.client
+    assert broker.reserve_job(client, id, yard.now)
+    yard.tend()
+    if ending == "released":
+        assert broker.release(client, id, 5, 0, yard.now)
+    elif ending == "timed out":
+        broker.tick(yard.now + 60 * SECOND)
+    elif ending == "disconnected":
+        yard.give_back()
+    else:
+        assert broker.bury(client, id, 5, yard.now)
+        assert broker.kick_job(id, yard.now)
+    assert broker.jobs[id].former_state == 0
+    assert broker.reserve(yard.client, yard.now) is broker.jobs[id]
+    yard.tend()
+    assert recovered(yard.disk, yard.now + 100 * SECOND).jobs[id].state == READY
+
+
+def test_a_server_that_stops_leaves_held_jobs_to_the_next_start() -> None:
+    yard = Yard()
+    id = buried(yard)
+    ready = yard.add(10)
+    waiting = yard.broker.connect(lambda: None)
+    assert yard.broker.reserve_job(yard.client, id, yard.now)
+    assert yard.broker.reserve_job(yard.client, ready, yard.now)
+    yard.broker.wait(waiting, None, yard.now)
+    yard.broker.stop()
+    yard.broker.disconnect(yard.client, yard.now)
+    assert waiting.outcome is None
+    yard.tend()
+    after = recovered(yard.disk, yard.now)
+    assert (after.jobs[id].state, after.jobs[ready].state) == (BURIED, READY)
+
+
 def test_later_restarts_do_not_return_a_job_again() -> None:
     yard = Yard()
     id = yard.add(10)
@@ -255,7 +347,7 @@ def test_a_journal_of_version_1_is_read() -> None:
     assert broker.next_id == 11
 
 
-def test_a_journal_goes_on_in_version_2() -> None:
+def test_a_journal_goes_on_in_version_3() -> None:
     """The files of version 1 stay as they are till compaction comes to them, and nothing of either is lost."""
     files = version1.files()
     yard = Yard(Disk(files))
@@ -265,7 +357,7 @@ def test_a_journal_goes_on_in_version_2() -> None:
     yard.commit()
     assert files.items() - yard.disk.everything().items() <= {("journal.4", files["journal.4"])}
     found = [yard.disk.read(name_of(number)) for number in numbers(yard.disk.list())]
-    assert [data[8] for data in found if data.strip(b"\0")] == [1, 1, 1, 2]
+    assert [data[8] for data in found if data.strip(b"\0")] == [1, 1, 1, 3]
     after = recovered(yard.disk, START + 4)
     assert after.jobs.keys() == {1, 3, 4, 5, 6, 7, 9, 10}
     assert {id: [event.kind for event in events(after, id)] for id in after.jobs if events(after, id)} == {
@@ -278,7 +370,7 @@ def test_a_journal_goes_on_in_version_2() -> None:
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
 def test_power_lost_while_a_journal_of_version_1_is_taken_on(share: float) -> None:
-    yard = Yard(Disk(version1.files()), max_size=4096, random=seeded(3))
+    yard = Yard(Disk(version1.files()), now=LATER, max_size=4096, random=seeded(4))
     yard.disk.before = lambda call: yard.check_after_crash(yard.disk.crash(Chance(yard.random, share)))
     for _ in range(40):
         yard.work(3)

@@ -32,6 +32,7 @@ TABLES = {
     "Kind 9, JOB_WITH_EVENTS": record.JOB_WITH_EVENTS_FIELDS,
     "Kind 10, UPDATE_WITH_EVENT": record.UPDATE_WITH_EVENT_FIELDS,
     "Kind 11, RESERVE_WITH_EVENT": record.RESERVE_WITH_EVENT_FIELDS,
+    "Kind 12, IDS": record.IDS_FIELDS,
 }
 
 
@@ -57,7 +58,8 @@ def written() -> bytes:
     data += encoder.reserve(job, 1002)
     job.state, job.buries, job.deadline, job.holder = BURIED, 1, 5, None
     job.events = life.add(life.add(b"", life.RESERVED, PUT_AT + SECOND, 3), life.BURIED, PUT_AT + 2 * SECOND, 3)
-    return data + encoder.update(job, 1003) + encoder.job(job, 1004, job.events)
+    data += encoder.update(job, 1003) + encoder.job(job, 1004, job.events)
+    return data + encoder.ids(44, 1005)
 
 
 def test_the_example_is_what_the_codec_writes() -> None:
@@ -71,8 +73,8 @@ def test_the_example_is_read_as_it_says() -> None:
     recovery.settle(now=PUT_AT + 3 * SECOND)
     assert segment is not None
     assert segment.header == record.SegmentHeader(SALT, 7, 1001, 43)
-    assert (segment.end, segment.records) == (len(example()), 4)
-    assert (recovery.damage, recovery.sequence, recovery.next_id) == ([], 1004, 44)
+    assert (segment.end, segment.records) == (len(example()), 5)
+    assert (recovery.damage, recovery.sequence, recovery.next_id) == ([], 1005, 44)
     (job,) = jobs.values()
     assert (job.id, job.tube.name, job.body, job.pri, job.ttr) == (43, b"mail", b"hello", 1024, 60 * SECOND)
     assert (job.state, job.deadline, job.reserves, job.buries) == (BURIED, 5, 1, 1)

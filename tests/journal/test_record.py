@@ -30,7 +30,7 @@ HEADER = SegmentHeader(b"salt", number=3, first_sequence=17, next_id=9)
 
 @st.composite
 def jobs(draw: st.DrawFn) -> Job:
-    id, tube = draw(st.integers(1, 2**record.BITS - 1)), Tube(draw(NAMES), {})
+    id, tube = draw(st.integers(1, record.ID_LIMIT - 1)), Tube(draw(NAMES), {})
     job = Job(id, tube, draw(st.binary()), draw(U32), draw(COUNT), draw(COUNT), draw(U64))
     job.state = draw(STATES)
     job.deadline = draw(COUNT if job.state == BURIED else U64)
@@ -70,7 +70,7 @@ def replayed(salt: bytes, *records: bytes) -> Recovery:
 # Headers
 
 
-@given(SALTS, U64, COUNT, COUNT)
+@given(SALTS, U64, COUNT, st.integers(0, record.ID_LIMIT))
 def test_a_header_is_read_as_it_was_written(salt: bytes, number: int, first_sequence: int, next_id: int) -> None:
     header = SegmentHeader(salt, number, first_sequence, next_id)
     assert decode_segment_header(header.encode() + b"records") == header
@@ -93,13 +93,13 @@ def test_a_header_cut_at_any_byte_is_refused() -> None:
 
 
 def test_a_header_of_another_version_says_which() -> None:
-    for version in (0, 3, 2**32 - 1):
-        with pytest.raises(BadSegment, match=f"version {version}, and this server reads 1 to 2"):
+    for version in (0, 4, 2**32 - 1):
+        with pytest.raises(BadSegment, match=f"version {version}, and this server reads 1 to 3"):
             decode_segment_header(of_version(version))
 
 
 def test_a_header_of_an_older_version_is_read() -> None:
-    assert decode_segment_header(of_version(1)) == decode_segment_header(of_version(2)) == HEADER
+    assert all(decode_segment_header(of_version(version)) == HEADER for version in (1, 2, 3))
 
 
 def of_version(version: int) -> bytes:
@@ -158,13 +158,15 @@ def test_an_update_is_read_as_it_was_written(salt: bytes, job: Job, other: Job) 
 def test_a_reservation_is_read_as_it_was_written(
     salt: bytes, job: Job, reserves: int, timeouts: int, at: int, client: int
 ) -> None:
-    encoder = Encoder(salt)
+    encoder, state = Encoder(salt), job.state
     data = encoder.job(job, 1, job.events)
     job.reserves, job.timeouts = reserves, timeouts
     hold(job, at, client)
     reserve = encoder.reserve(job, 2)
     assert len(reserve) == record.RESERVE_SIZE
     job.events = life.add(job.events, life.RESERVED, at, client)
+    if state == BURIED or (state == DELAYED and job.deadline > at):
+        job.state = state  # which `settle` returns it to
     assert look(replayed(salt, data, reserve).jobs[job.id]) == look(job)
 
 

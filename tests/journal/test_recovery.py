@@ -128,7 +128,7 @@ def figures(job: Job) -> list[tuple[str, int]]:
 
 
 def made(id: int, tube: bytes = b"default", body: bytes = b"body", state: int = READY) -> Job:
-    job = Job(id, Tube(tube, {}), body, 100 + id, 0, 60 * SECOND, START + id)
+    job = Job(id, Tube(tube, {}), body, 100 + id, 0, 60 * SECOND, START - 100 + id)
     job.state = state
     return job
 
@@ -471,9 +471,54 @@ def test_an_update_that_leaves_no_number_for_the_next_burial_is_none() -> None:
 def test_a_job_that_is_due_in_some_centuries_is_one(deadline: int) -> None:
     story, job = Story(), made(1, state=DELAYED)
     story.begin(1)
-    job.deadline = deadline
+    job.deadline, job.delay = deadline, 2**63 - 1
     story.job(job)
-    assert recover(story.segments).jobs[1].deadline == deadline
+    assert recover(story.segments).jobs[1].deadline == min(deadline, START + 2**63 - 1)
+
+
+# The clock was set back
+
+
+DAY = 86400 * SECOND
+
+
+def test_a_clock_set_back_makes_no_delay_or_pause_longer_than_asked_for_and_no_age_negative() -> None:
+    story, ready, delayed = Story(), made(1), made(2, state=DELAYED)
+    released = made(3, state=DELAYED)
+    for job in (ready, delayed, released):
+        job.created_at = job.deadline = START + DAY
+    delayed.delay, delayed.deadline = 1000 * SECOND, START + DAY + 1000 * SECOND
+    paused = Tube(b"paused", {})
+    paused.pause, paused.paused_until = 5000 * SECOND, START + DAY + 5000 * SECOND
+    story.begin(1)
+    for job in (ready, delayed, released):
+        story.job(job)
+    released.delay, released.deadline = 500 * SECOND, START + DAY + 500 * SECOND
+    story.update(released, life.RELEASED)
+    story.pause(paused)
+    recovery = recover(story.segments)
+    assert [job.created_at for job in recovery.jobs.values()] == [START] * 3
+    assert {id: job.deadline for id, job in recovery.jobs.items()} == {
+        1: START,
+        2: START + 1000 * SECOND,
+        3: START + 500 * SECOND,
+    }
+    tube = recovery.tube_of(b"paused")
+    assert (tube.paused_until, tube.pause) == (START + 5000 * SECOND, 5000 * SECOND)
+
+
+def test_a_job_reserved_after_its_delay_is_ready_though_the_clock_was_set_back() -> None:
+    story, job = Story(), made(1, state=DELAYED)
+    job.delay, job.deadline = SECOND, START
+    story.begin(1)
+    story.job(job)
+    job.reserves = 1
+    story.reserve(job)
+    table: dict[int, Job] = {}
+    recovery = Recovery(lambda name: Tube(name, table), table)
+    recovery.replay("journal.1", 1, story.segments[1], is_newest=True)
+    recovery.settle(START - DAY)
+    assert (table[1].state, table[1].deadline) == (READY, START - DAY)
 
 
 def test_a_head_that_leaves_no_id_or_sequence_is_bad() -> None:

@@ -41,6 +41,7 @@ ELSEWHERE: Final = b"elsewhere"
 class Look:
     """All that a journal is told of a job; `at` is what a restart has to show of that.
 
+    state   of a job that reserve-job took while it was buried or delayed: that state, which a restart returns it to.
     place   the deadline if delayed, the burial's number if buried, else 0.
     events  with that of a reservation that goes on.
     """
@@ -63,7 +64,9 @@ class Look:
     @staticmethod
     def of(job: Job) -> Look:
         """How *job* looks; one that nobody holds any more is ready, though it may not know yet."""
-        state, events = job.state, job.events
+        state, deadline, events = job.state, job.deadline, job.events
+        if job.former_state:
+            state, deadline = job.former_state, job.former_deadline
         if job.holder is not None:
             events = life.add(events, life.RESERVED, job.reserved_at, job.holder.number)
         elif state == RESERVED:
@@ -76,7 +79,7 @@ class Look:
             job.ttr,
             job.created_at,
             state,
-            job.deadline if state in (DELAYED, BURIED) else 0,
+            deadline if state in (DELAYED, BURIED) else 0,
             job.reserves,
             job.timeouts,
             job.releases,
@@ -87,11 +90,12 @@ class Look:
 
     def at(self, now: int) -> Look:
         """What a restart at *now* has to show."""
-        if self.state == RESERVED:
-            return replace(self, state=READY, events=life.add(self.events, life.RETURNED, now, life.NOBODY))
-        if self.state == DELAYED and self.place <= now:
-            return replace(self, state=READY, place=0)
-        return self
+        events = self.events
+        if life.is_reserved(events):
+            events = life.add(events, life.RETURNED, now, life.NOBODY)
+        if self.state == RESERVED or (self.state == DELAYED and self.place <= now):
+            return replace(self, state=READY, place=0, events=events)
+        return replace(self, events=events)
 
     def forgetting(self, events: bytes) -> Look:
         """How it looks with *events* alone, if these are the newest of its own."""
@@ -100,7 +104,8 @@ class Look:
     def unreturned(self) -> Look:
         """How it looked before a restart gave it back."""
         assert life.last(self.events).kind == life.RETURNED
-        return replace(self, state=RESERVED, events=self.events[: -life.EVENT.size])
+        state = RESERVED if self.state == READY else self.state
+        return replace(self, state=state, events=self.events[: -life.EVENT.size])
 
 
 @dataclass(slots=True)
@@ -127,8 +132,11 @@ class History:
         for tube in broker.tubes.values():
             self.pauses[tube.name] = [(sequence, tube.paused_until)]
 
-    def check(self, broker: Broker, safe: int, now: int) -> None:
-        """Assert that *broker*, recovered, shows all up to record *safe*, and nothing that never was."""
+    def check(self, broker: Broker, safe: int, now: int, acknowledged: int = 0) -> None:
+        """Assert that *broker*, recovered, shows all up to record *safe*, and nothing that never was.
+
+        The next id is above those of all records up to number *acknowledged*, though these may be lost.
+        """
         broker.check()
         assert broker.jobs.keys() <= self.jobs.keys(), "a job was invented"
         for id, entries in self.jobs.items():
@@ -140,7 +148,7 @@ class History:
             tube = broker.tubes.get(name)
             ends = [end if end > now else 0 for end in _since(pauses, safe, 0)]
             assert (tube.paused_until if tube is not None else 0) in ends, f"pause of {name!r}"
-        given = [id for id, entries in self.jobs.items() if entries[0][0] <= safe]
+        given = [id for id, entries in self.jobs.items() if entries[0][0] <= max(safe, acknowledged)]
         assert broker.next_id > max(given, default=0)
         for tube in broker.tubes.values():
             places = [job.deadline for job in tube.buried.values()]
@@ -496,7 +504,7 @@ class Bench:
 
     def check_after_crash(self, disk: Disk, is_strict: bool = True) -> None:
         """Assert that a server that finds *disk* shows all that it has to; by default, that no damage is reported."""
-        self.history.check(recovered(disk, self.now, is_strict), self.safe, self.now)
+        self.history.check(recovered(disk, self.now, is_strict), self.safe, self.now, self.binlog.safe)
 
     @property
     def live_bytes(self) -> int:

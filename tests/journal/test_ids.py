@@ -1,0 +1,188 @@
+"""No id is given twice: over a loss of power with any -f, and over restarts; and none at the end of all ids."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from greenstalk_server import startup
+from greenstalk_server.broker import Broker
+from greenstalk_server.job import BURIED, DELAYED, READY, SECOND, Job
+from greenstalk_server.journal import binlog, record
+from greenstalk_server.journal.record import Encoder, SegmentHeader
+from greenstalk_server.tube import Tube
+from tests.core.world import START, make_broker
+from tests.daemon import Daemon
+from tests.journal.disk import Chance, Disk, seeded
+from tests.journal.test_power_loss import KEPT
+from tests.journal.workload import Bench, recovered
+from tests.server.peer import Peer
+
+VERSION_2: Path = Path(__file__).with_name("version2_files")
+"""A journal that the last server of version 2 wrote."""
+
+SOME_BLOCK = 6
+"""Ids set aside at once, so that blocks end all the time."""
+
+
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(binlog, "ID_BLOCK", SOME_BLOCK)
+
+
+def acknowledged(bench: Bench) -> int:
+    """The highest id that a client knows, whose job may be lost."""
+    given = [id for id, entries in bench.history.jobs.items() if entries[0][0] <= bench.binlog.safe]
+    return max(given, default=0)
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("sync_interval", [SECOND // 20, None], ids=["-f 50", "-F"])
+@pytest.mark.parametrize("seed", range(3))
+def test_power_lost_at_any_call_gives_no_id_again(seed: int, sync_interval: int | None) -> None:
+    random = seeded(seed)
+    disk = Disk()
+    bench = Bench(disk, random, sync_interval=sync_interval)
+
+    def check(call: str) -> None:
+        for share in KEPT:
+            after = recovered(disk.crash(Chance(random, share)), bench.now, is_strict=False)
+            assert after.next_id > acknowledged(bench)
+
+    disk.before = check
+    for _ in range(60):
+        bench.turn()
+    assert bench.binlog.stats().records_migrated > 0
+    assert acknowledged(bench) > 4 * SOME_BLOCK
+
+
+def put(bench: Bench, count: int) -> None:
+    for _ in range(count):
+        assert bench.put(0, 0)
+
+
+@pytest.mark.parametrize("sync_interval", [SECOND // 20, None], ids=["-f 50", "-F"])
+def test_a_batch_is_synced_only_if_its_ids_are_not_set_aside_on_disk(sync_interval: int | None) -> None:
+    bench = Bench(Disk(), seeded(1), max_size=2**20, sync_interval=sync_interval)
+    synced = []
+    for number in range(3 * binlog.ID_BLOCK // 1000):
+        put(bench, 1000)
+        batch = bench.binlog.take(is_synced=False)
+        batch.run()
+        bench.binlog.done(batch)
+        bench.keep_up()
+        if batch.is_synced:
+            synced.append(number * 1000)
+        elif sync_interval is not None:
+            bench.sync()
+    if sync_interval is not None:
+        assert synced == []  # each block was recorded, and synced by the way, before its first id
+    else:
+        assert 2 <= len(synced) <= 4 and synced[0] >= binlog.ID_BLOCK // 2
+
+
+@pytest.mark.parametrize("sync_interval", [0, SECOND // 20, None], ids=["-f 0", "-f 50", "-F"])
+def test_a_stop_in_order_leaves_no_gap(sync_interval: int | None) -> None:
+    disk, next_id = Disk(), 1
+    for _ in range(3):
+        bench = Bench(disk, seeded(1), sync_interval=sync_interval)
+        assert bench.broker.next_id == next_id
+        put(bench, 10)
+        next_id += 10
+        bench.binlog.release_ids()
+        assert bench.commit()
+        disk = disk.crash(Chance(seeded(0), 1.0))
+
+
+def test_an_id_that_is_put_after_ids_were_released_is_safe() -> None:
+    disk = Disk()
+    bench = Bench(disk, seeded(1), sync_interval=SECOND // 20)
+    put(bench, 1)
+    bench.binlog.release_ids()
+    put(bench, 1)
+    assert bench.commit()
+    assert recovered(disk.crash(Chance(seeded(0), 0.0)), START).next_id == 3
+
+
+@pytest.mark.parametrize("flag", ["-f50", "-F"])
+def test_ids_go_on_after_sigterm_and_skip_the_rest_of_a_block_after_sigkill(tmp_path: Path, flag: str) -> None:
+    flags = ("-l", "127.0.0.1", "-p", "0", "--no-web", "-b", str(tmp_path), flag)
+    given = []
+    for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGKILL, signal.SIGTERM, signal.SIGTERM):
+        with Daemon(*flags) as server, Peer(server) as peer:
+            given.append(int(peer.ask(b"put 0 0 60 0\r\n").split()[1]))
+            server.stop(number)
+    assert given[:3] == [1, 2, 3]
+    assert 3 < given[3] <= 3 + binlog.ID_BLOCK
+    assert given[4] == given[3] + 1
+
+
+# The end of all ids
+
+
+def job_of(id: int) -> Job:
+    return Job(id, Tube(b"default", {}), b"body", 0, 0, SECOND, START)
+
+
+def on(records: bytes, next_id: int = 5) -> Disk:
+    """A journal of one segment of *records*, whose salt is `salt`."""
+    return Disk({"journal.1": SegmentHeader(b"salt", 1, 1, next_id).encode() + records})
+
+
+@pytest.mark.parametrize("id", [record.ID_LIMIT, 2**63 - 1, 2**63, 2**64 - 1])
+def test_a_record_of_an_impossible_id_is_skipped(id: int) -> None:
+    encoder = Encoder(b"salt")
+    for data in (encoder.job(job_of(id), 1), encoder.delete(id, 1)):
+        disk = on(data)
+        broker = recovered(disk, START)
+        assert (list(broker.jobs), broker.next_id) == ([], 5)
+    assert recovered(on(encoder.ids(min(id + 1, 2**64 - 1), 1)), START).next_id == 5
+
+
+@pytest.mark.parametrize("sync_interval", [0, SECOND // 20], ids=["-f 0", "-f 50"])
+def test_a_put_is_refused_rather_than_lost_when_there_are_no_more_ids(sync_interval: int) -> None:
+    disk = on(Encoder(b"salt").job(job_of(record.ID_LIMIT - 3), 1))
+    broker, journal = started(disk, sync_interval)
+    client = broker.connect(lambda: None)
+    accepted = []
+    for _ in range(4):
+        id = broker.allocate_id()
+        if broker.put(client, id, 0, 0, SECOND, b"body", START):
+            accepted.append(id)
+    assert accepted == [record.ID_LIMIT - 2, record.ID_LIMIT - 1]
+    batch = journal.take(is_synced=True)
+    batch.run()
+    journal.done(batch)
+    assert set(recovered(disk, START).jobs) == {record.ID_LIMIT - 3, *accepted}
+
+
+def started(disk: Disk, sync_interval: int) -> tuple[Broker, binlog.Binlog]:
+    broker = make_broker()
+    journal = broker.journal = binlog.Binlog(disk, 4096, sync_interval, seeded(1).randbytes)
+    startup.recover(disk, broker, journal, START, is_strict=True)
+    return broker, journal
+
+
+# Version 2, which had no IDS
+
+
+def test_a_journal_of_version_2_is_read() -> None:
+    files = {path.name: path.read_bytes() for path in VERSION_2.iterdir()}
+    assert {data[8] for data in files.values()} == {2}
+    disk = Disk(files)
+    for _ in range(2):
+        broker = recovered(disk, START + 2 * SECOND)
+        assert {id: (job.body[:20], job.pri, job.state) for id, job in broker.jobs.items()} == {
+            1: (b"ready", 5, READY),
+            2: (b"buried", 9, BURIED),
+            3: (b"held", 5, READY),
+            4: (b"released", 7, DELAYED),
+            5: (b"held from buried", 9, BURIED),
+            6: (b"delayed", 5, DELAYED),
+            8: (b"x" * 20, 1, READY),
+        }
+        assert broker.jobs[4].deadline == START + 2000 * SECOND
+        assert broker.tubes[b"mail"].paused_until == START + 86400 * SECOND
+        assert broker.next_id == 10
