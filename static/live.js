@@ -35,6 +35,12 @@ function setText(element, text) {
   }
 }
 
+// A name that breaks after a separator rather than inside a word, as web/text.py has it.
+function breakable(name) {
+  const words = name.match(/[^./_-]*[./_-]+|[^./_-]+/g) ?? [];
+  return words.flatMap((word, at) => (at === 0 ? [word] : [document.createElement("wbr"), word]));
+}
+
 function say(state, text) {
   live.dataset.state = state;
   setText(live, text);
@@ -120,7 +126,7 @@ class Table {
     const row = this.template.cloneNode(true);
     row.dataset.key = key;
     const link = row.querySelector("a");
-    setText(link.querySelector("[data-text]") ?? link, key);
+    (link.querySelector("[data-text]") ?? link).replaceChildren(...breakable(key));
     link.setAttribute("href", link.getAttribute("href") + encodeURIComponent(key)); // a template has no base for .search
     if (link.hasAttribute("title")) {
       link.title = key; // where there is no room for all of it

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 from typing import Final
+
+from markupsafe import Markup
 
 NONE: Final = "–"
 
@@ -11,6 +14,10 @@ NBSP: Final = "\N{NO-BREAK SPACE}"
 """Between a number and its unit, so that a narrow cell does not part them."""
 
 _UNITS: Final = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+
+
+_WORDS: Final = re.compile(r"[^./_-]*[./_-]+|[^./_-]+")
+"""A word of a tube's name, with the separators that follow it."""
 
 
 def number(value: int) -> str:
@@ -58,6 +65,11 @@ def rate(value: float) -> str:
 def instant(nanoseconds: int) -> str:
     """Return a time since the Unix epoch to the second: `2026-01-31 23:59:59 UTC`."""
     return datetime.fromtimestamp(nanoseconds // 1_000_000_000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def breakable(name: str) -> Markup:
+    """Return *name* as HTML that breaks after a separator rather than inside a word; static/live.js does the same."""
+    return Markup("<wbr>").join(_WORDS.findall(name))
 
 
 def boolean(value: bool) -> str:
