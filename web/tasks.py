@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final
 
 import gevent
@@ -48,6 +49,15 @@ class Cancelled(Exception):
     """Ends a task that somebody has cancelled."""
 
 
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """What the page of a task says of it: a label and a text; *tube* is the name of the tube to link to, or empty."""
+
+    label: str
+    text: str
+    tube: str = ""
+
+
 class Task:
     """One piece of work.
 
@@ -58,7 +68,8 @@ class Task:
     needs_bodies    it tells of what is in bodies.
     who, started_at who started it, and when; ended_at is 0 while it runs.
     total, scanned  jobs to look at, and looked at so far; matched are those of them that it is about.
-    done            of those, how many it has changed.
+    done            of those, how many it has changed; *verb* says how: `deleted`, `moved`.
+    facts           what its page says of it, besides the title.
     is_cancelled    it is to end at its next rest.
     message         what else to know, once it has ended.
     back            gives the address of what it is about, or None.
@@ -78,6 +89,8 @@ class Task:
         self.scanned: int = 0
         self.matched: int = 0
         self.done: int = 0
+        self.verb: str = "changed"
+        self.facts: tuple[Fact, ...] = ()
         self.message: str = ""
         self.back: Callable[[], str] | None = None
         self.greenlet: Any = None
@@ -135,6 +148,8 @@ class Tasks:
         endpoint: str = "",
         needs_bodies: bool = False,
         back: Callable[[], str] | None = None,
+        verb: str = "changed",
+        facts: tuple[Fact, ...] = (),
     ) -> Task:
         """Start *work* for the current visitor; raise ServiceUnavailable if too much is running. Does not switch.
 
@@ -149,7 +164,7 @@ class Tasks:
                 + ". Wait for one to end, or cancel one."
             )
         task = Task(title, subject, endpoint, needs_bodies, visitor(), self._clock())
-        task.back = back
+        task.back, task.verb, task.facts = back, verb, facts
         self._kept[task.id] = task
         self._forget_old()
         app = current_app._get_current_object()  # type: ignore[attr-defined]  # a proxy, which a greenlet cannot use
@@ -184,7 +199,9 @@ class Tasks:
                 "task.html", task=None, tasks=[(task, texts(task, self._clock())) for task in self.all()]
             )
         task = self.find(request.args, "id")
-        return render_template("task.html", task=task, texts=texts(task, self._clock()))
+        return render_template(
+            "task.html", task=task, texts=texts(task, self._clock()), started=text.instant(task.started_at)
+        )
 
     def live(self, args: Fields, now: int) -> State:
         """The live state of `/task?id=`."""
@@ -237,8 +254,18 @@ def texts(task: Task, now: int) -> dict[str, str]:
         "task-matched": text.number(task.matched),
         "task-done": text.number(task.done),
         "task-time": text.duration(max(0, seconds)),
+        "task-left": _time_left(task, now),
         "task-message": task.message,
     }
+
+
+def _time_left(task: Task, now: int) -> str:
+    """Return when *task* ends if it goes on as it has: `, about 9 s left`; empty if that cannot be told."""
+    elapsed = now - task.started_at
+    if not task.is_running or not 0 < task.scanned < task.total or elapsed < SECOND:
+        return ""
+    left = elapsed * (task.total - task.scanned) // task.scanned
+    return f", about {text.duration(max(1, left // SECOND))} left"
 
 
 def state_of(task: Task, now: int) -> State:
