@@ -145,6 +145,33 @@ def test_column_that_sorts_is_in_sight(tab: Tab, aged: str, key: str) -> None:
     assert tab.page.evaluate(SCROLLED) == []
 
 
+DRAWN = """() => [...document.querySelectorAll('#tubes tr')].flatMap(row => {
+    const path = row.querySelector('.trend path');
+    if (!path.getAttribute('d')) {
+        return [];
+    }
+    const mark = document.createElement('span');
+    mark.style.display = 'inline-block';
+    row.querySelector('.ready').append(mark);
+    const baseline = mark.getBoundingClientRect().bottom;
+    mark.remove();
+    const { top, bottom } = path.getBoundingClientRect();
+    return [[row.dataset.key, Math.round(baseline - bottom), Math.round(baseline - top)]];
+})"""
+"""The tubes with a drawing of their puts, with the height of its lowest and highest point above the numbers' baseline."""
+
+
+def test_drawings_share_a_baseline_and_a_scale(chromium: Browser, aged: str) -> None:
+    with chromium.tab(aged, 1440) as tab:
+        tab.page.goto(aged)
+        heights = {name: (low, high) for name, low, high in tab.page.evaluate(DRAWN)}
+    assert set(heights) == {"imports", "mail", "orders.new"}, "nothing is drawn where nothing happened"
+    assert 18 <= heights["mail"][1] <= 20
+    assert 3 <= heights["orders.new"][1] <= 6, "at most 6 jobs a second, where the most of all tubes is 22"
+    assert 1 <= heights["imports"][1] <= 4
+    assert heights["imports"][0] >= 0
+
+
 @pytest.mark.parametrize("path", ["tube?tube=reports.nightly", "tube?tube=mail"])
 def test_seconds_of_a_pause_can_be_read(tab: Tab, aged: str, path: str) -> None:
     tab.page.goto(aged + path)
