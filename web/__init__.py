@@ -122,7 +122,7 @@ def create_app(
     app.context_processor(_notice)
     app.context_processor(_visitor)
     app.context_processor(_navigation)
-    AuditPages(audit).install(app)
+    AuditPages(audit, tasks).install(app)
     Metrics(broker, clock, requests, role).install(app)
     theme.install(app)
     errors.install(app)

@@ -137,6 +137,11 @@ class Change:
         """What it means for a job."""
         return self.action.means.format(self.shown)
 
+    def noted(self) -> dict[str, str | int]:
+        """The value by its name, as the audit log has it."""
+        value = self.value.decode() if isinstance(self.value, bytes) else self.value
+        return {self.action.asks: value} if self.action.asks else {}
+
     def of(self, jobs: str) -> str:
         """Return what is done to *jobs*: `Move 3 jobs to “archive”`."""
         return f"{self.action.label} {jobs}" + (f" to {self.shown}" if self.action.asks else "")
@@ -351,6 +356,7 @@ class Bulk:
     def _work(self, task: Task, plan: Plan, is_forced: bool) -> None:
         """The run. Switches."""
         told: dict[str, str | int] = {"task": task.id, "action": plan.change.key, "query": plan.predicate}
+        told |= {"tube": plan.tube} | plan.change.noted()
         counted = {"jobs": plan.hit + plan.held * is_forced} if plan.hit or plan.held or plan.others else {}
         self._audit.note("bulk/run", **told, **counted, forced=int(is_forced))
         try:

@@ -171,6 +171,10 @@ class Tasks:
         task.greenlet = gevent.spawn(self._run, app, task, work)
         return task
 
+    def has(self, id: str) -> bool:
+        """Whether the task *id* is still kept."""
+        return id in self._kept
+
     def running(self, is_wanted: Callable[[object], bool]) -> Task | None:
         """The running task whose subject *is_wanted*, or None."""
         return next((task for task in self._kept.values() if task.is_running and is_wanted(task.subject)), None)

@@ -313,7 +313,7 @@ def test_both_ends_are_noted(queue: Queue, app: Flask, client: FlaskClient, ids:
     assert [entry.what for entry in app.extensions["audit"].entries] == []
     done = run(client, id, confirm="mail", force="1")
     begun, ended = app.extensions["audit"].entries
-    common = {"task": done.id, "action": "bury", "query": "tube:mail"}
+    common = {"task": done.id, "action": "bury", "query": "tube:mail", "tube": "mail"}
     assert (begun.what, begun.details) == ("bulk/run", common | {"jobs": 3, "forced": 1})
     assert (ended.what, ended.details) == ("bulk/end", common | {"jobs": 3})
 

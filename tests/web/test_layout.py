@@ -158,7 +158,7 @@ DRAWN = """() => [...document.querySelectorAll('#tubes tr')].flatMap(row => {
     const { top, bottom } = path.getBoundingClientRect();
     return [[row.dataset.key, Math.round(baseline - bottom), Math.round(baseline - top)]];
 })"""
-"""The tubes with a drawing of their puts, with the height of its lowest and highest point above the numbers' baseline."""
+"""The tubes with a drawing, and how far its lowest and highest point are above the numbers' baseline."""
 
 
 def test_drawings_share_a_baseline_and_a_scale(chromium: Browser, aged: str) -> None:
