@@ -264,7 +264,7 @@ function begin() {
 function end() {
   stop();
   isGone = true; // an id is never used twice, and who waits for a tube to come back can reload
-  say("lost", "Gone by now");
+  say("lost", "Deleted");
 }
 
 function stream() {

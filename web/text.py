@@ -6,7 +6,7 @@ import re
 from datetime import UTC, datetime
 from typing import Final
 
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 NONE: Final = "–"
 
@@ -18,6 +18,11 @@ _UNITS: Final = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 _WORDS: Final = re.compile(r"[^./_-]*[./_-]+|[^./_-]+")
 """A word of a tube's name, with the separators that follow it."""
+
+
+_SPELLED: Final = {ord(mark): f"⟨U+{ord(mark):04X}⟩" for mark in "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e"
+                  "\u2066\u2067\u2068\u2069"}  # fmt: skip
+"""Unicode's bidirectional control characters, which change the order in which the text around them is shown."""
 
 
 def number(value: int) -> str:
@@ -65,6 +70,26 @@ def rate(value: float) -> str:
 def instant(nanoseconds: int) -> str:
     """Return a time since the Unix epoch to the second: `2026-01-31 23:59:59 UTC`."""
     return datetime.fromtimestamp(nanoseconds // 1_000_000_000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def visible(value: object) -> object:
+    """Return *value* with bidirectional control characters spelled out: `⟨U+202E⟩`. Templates do so with every text.
+
+    A text with such characters can look like another one: U+202E before `evil` shows as `live`.
+    """
+    if isinstance(value, str) and not value.isascii() and not isinstance(value, Markup):
+        return value.translate(_SPELLED)
+    return value
+
+
+def is_reordered(value: str) -> bool:
+    """Return whether *value* has bidirectional control characters."""
+    return visible(value) != value
+
+
+def verbatim(value: str) -> Markup:
+    """Return *value* as HTML as it is, for the value of a form's field: it comes back, and must not change."""
+    return escape(value)
 
 
 def breakable(name: str) -> Markup:
