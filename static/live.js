@@ -182,7 +182,7 @@ class Table {
     }
   }
 
-  // From a row that leaves to the one that takes its place, or else the one before it.
+  // Moves the focus from a row that leaves to the next row that stays, or else to the one before it.
   passFocus(row, wanted) {
     const rows = [...this.body.rows];
     const at = rows.indexOf(row);

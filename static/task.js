@@ -1,5 +1,5 @@
-// Goes on to the result of a task, once the task is done: to the confirmation of a dry run, or to what a search found.
-// A task that was cancelled or failed stays on its page, which says why.
+// Opens the result of a task when the task is done: the confirmation of a dry run, or the matches of a search.
+// The page of a task that was cancelled or failed stays, since it says why.
 "use strict";
 
 document.addEventListener("live", (event) => {

@@ -75,7 +75,7 @@ def create_app(
     app.json.sort_keys = False  # type: ignore[attr-defined]  # an attribute of Flask's own provider
     app.jinja_env.undefined = StrictUndefined
     app.jinja_env.globals["zip"] = zip
-    app.jinja_env.finalize = text.visible
+    app.jinja_env.finalize = text.finalize
     app.jinja_env.filters["breakable"] = text.breakable
     app.jinja_env.filters["verbatim"] = text.verbatim
     app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True

@@ -47,7 +47,7 @@ ACTIONS: Final = (
 
 
 class Unconfirmed(BadRequest):
-    """What was *typed* to confirm that the jobs of *tube* in *state* are to be deleted is not the tube's name."""
+    """A refused confirmation: *typed* is not the name of *tube*, whose jobs in *state* were to be deleted."""
 
     def __init__(self, tube: Tube, state: int, typed: str) -> None:
         name = tube.name.decode()

@@ -48,7 +48,7 @@ END_OF_TIME: Final = 2**63
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Which entries to show. Texts match anywhere and in any case; an empty one matches every entry.
+    """A filter of entries. Texts match anywhere and in any case; an empty one matches every entry.
 
     what            in the action's address, or in the change that it makes to one or to many jobs.
     tube            in the name of the tube, or of the tube that jobs were moved to.
@@ -161,7 +161,7 @@ def refuse_others() -> None:
 
 
 def _given(name: str) -> str:
-    """The field *name* as it was given."""
+    """Return the field *name* as given, at most LONGEST_FILTER characters of it."""
     return request.args.get(name, "").strip()[:LONGEST_FILTER]
 
 
@@ -177,7 +177,7 @@ def _filter() -> Filter:
 
 
 def _instant(name: str) -> tuple[int, int]:
-    """When the minute, or the second, in the field *name* begins and ends."""
+    """Return the begin and the end of the minute, or of the second, in the field *name*."""
     given = _given(name)
     for shape, seconds in (("%Y-%m-%dT%H:%M", 60), ("%Y-%m-%dT%H:%M:%S", 1)):
         with suppress(ValueError):
@@ -203,9 +203,9 @@ def collect(audit: Audit, wanted: Filter, before: int, at_most: int) -> tuple[li
 
 
 def merged(entries: list[Entry]) -> list[Entry]:
-    """Return *entries*, newest first, with one for the end and the start of a change of many jobs if both are there.
+    """Return *entries*, newest first, with one entry per change of many jobs that has both its start and its end there.
 
-    It is that of the end, with what that of the start says, and when it was.
+    That entry is the end, with the details of the start and its time.
     """
     starts = {entry.details["task"]: entry for entry in entries if entry.what == "bulk/run"}
     found = []

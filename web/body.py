@@ -80,11 +80,11 @@ def row_preview(body: bytes) -> str:
     found = decoded(part, is_cut=len(part) < len(body))
     if found is None:
         return f"0x{part[:24].hex(' ')}{' …' if len(body) > 24 else ''}"
-    return str(text.visible(" ".join(found.split()))) + ("…" if len(part) < len(body) else "")
+    return text.spelled(" ".join(found.split())) + ("…" if len(part) < len(body) else "")
 
 
 def _noted(pane: Pane) -> Pane:
-    """Return *pane* with a note about what the page spells out in it (see text.visible)."""
+    """Return *pane* with a note about what the page spells out in it (see text.spelled)."""
     return replace(pane, note=f"{pane.note} {SPELLED}".strip()) if text.is_reordered(pane.text) else pane
 
 

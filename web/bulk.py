@@ -44,7 +44,7 @@ class Action:
     """What can be done to many jobs.
 
     done            "3 jobs " and this is what has happened.
-    noun            what the value is called.
+    noun            name of the value.
     means           what it means for a job.
     asks            the field of the form that it needs, or empty.
     changes         whether it would change a job, given the value of that field.
@@ -138,12 +138,12 @@ class Change:
         return self.action.means.format(self.shown)
 
     def noted(self) -> dict[str, str | int]:
-        """The value by its name, as the audit log has it."""
+        """Return the value by its name, for the audit log."""
         value = self.value.decode() if isinstance(self.value, bytes) else self.value
         return {self.action.asks: value} if self.action.asks else {}
 
     def of(self, jobs: str) -> str:
-        """Return what is done to *jobs*: `Move 3 jobs to “archive”`."""
+        """Return the change of *jobs* as a title: `Move 3 jobs to “archive”`."""
         return f"{self.action.label} {jobs}" + (f" to {self.shown}" if self.action.asks else "")
 
     @property
@@ -235,7 +235,7 @@ class Plan:
 
     @property
     def facts(self) -> tuple[Fact, ...]:
-        """What the page of a task says of it."""
+        """The facts for the page of the task."""
         found = [Fact("Query", self.predicate)]
         if self.tube:
             found.append(Fact("Tube", self.tube, self.tube))

@@ -42,7 +42,7 @@ SPARK_HEIGHT: Final = 20
 class Seen:
     """One tube as it is now.
 
-    top             of the drawing of its puts: the most that any tube of the page had, so that the rows compare.
+    top             upper end of the scale of its drawing: the highest rate of puts of any tube on the page.
     """
 
     __slots__ = ("_puts", "_rates", "history", "now", "top", "tube")
@@ -57,7 +57,7 @@ class Seen:
 
     @property
     def puts(self) -> list[float]:
-        """The jobs put each second, in points of ten seconds over the last ten minutes; NaN where unknown."""
+        """Jobs put per second over the last ten minutes, a point for every ten seconds; NaN where unknown."""
         if self._puts is None:
             self._puts = self.history.spark(self.tube.name, "put")
         return self._puts
@@ -366,7 +366,7 @@ class Overview:
             "fields": {
                 **self.server,
                 "summary": self.summary,
-                "filtered-query": self.query,
+                "filtered-query": text.spelled(self.query),
                 "trouble-reason": self.trouble,
             },
             "rows": {"tubes": self.tubes},

@@ -23,7 +23,7 @@ RETRY_AFTER = 2
 def create_standby_app(role: Callable[[], Role], hostname: str, clock: Clock, options: WebOptions) -> Flask:
     """Return what is served on the dashboard's port by a server whose *role* is to stand by."""
     app = Guarded("web", template_folder=template_folder(), static_folder=static_folder())
-    app.jinja_env.finalize = text.visible
+    app.jinja_env.finalize = text.finalize
     Guard(options, hostname, clock, Audit(clock, None)).install(app)
 
     def overview() -> str:

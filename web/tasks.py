@@ -51,7 +51,7 @@ class Cancelled(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """What the page of a task says of it: a label and a text; *tube* is the name of the tube to link to, or empty."""
+    """A labelled text on the page of a task; *tube* is the name of the tube to link to, or empty."""
 
     label: str
     text: str
@@ -68,8 +68,8 @@ class Task:
     needs_bodies    it tells of what is in bodies.
     who, started_at who started it, and when; ended_at is 0 while it runs.
     total, scanned  jobs to look at, and looked at so far; matched are those of them that it is about.
-    done            of those, how many it has changed; *verb* says how: `deleted`, `moved`.
-    facts           what its page says of it, besides the title.
+    done            jobs changed so far; *verb* names the change: `deleted`, `moved`.
+    facts           labelled texts for its page.
     is_cancelled    it is to end at its next rest.
     message         what else to know, once it has ended.
     back            gives the address of what it is about, or None.
@@ -264,7 +264,7 @@ def texts(task: Task, now: int) -> dict[str, str]:
 
 
 def _time_left(task: Task, now: int) -> str:
-    """Return when *task* ends if it goes on as it has: `, about 9 s left`; empty if that cannot be told."""
+    """Return an estimate of the time that *task* still takes: `, about 9 s left`; empty if there is none."""
     elapsed = now - task.started_at
     if not task.is_running or not 0 < task.scanned < task.total or elapsed < SECOND:
         return ""

@@ -72,19 +72,22 @@ def instant(nanoseconds: int) -> str:
     return datetime.fromtimestamp(nanoseconds // 1_000_000_000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
-def visible(value: object) -> object:
-    """Return *value* with bidirectional control characters spelled out: `⟨U+202E⟩`. Templates do so with every text.
+def spelled(value: str) -> str:
+    """Return *value* with bidirectional control characters spelled out: `⟨U+202E⟩`.
 
     A text with such characters can look like another one: U+202E before `evil` shows as `live`.
     """
-    if isinstance(value, str) and not value.isascii() and not isinstance(value, Markup):
-        return value.translate(_SPELLED)
-    return value
+    return value if value.isascii() else value.translate(_SPELLED)
+
+
+def finalize(value: object) -> object:
+    """Return *value* as a template shows it: a text spelled out, anything else as it is."""
+    return spelled(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def is_reordered(value: str) -> bool:
     """Return whether *value* has bidirectional control characters."""
-    return visible(value) != value
+    return spelled(value) != value
 
 
 def verbatim(value: str) -> Markup:

@@ -113,7 +113,7 @@ class Views:
         return render_slowly("tube.html", **self._tube_values(request.args, self._clock()))
 
     def unconfirmed(self, error: Unconfirmed) -> Response:
-        """Return the page of the tube with the form that was refused, as it was sent. May switch."""
+        """Return the page of the tube with the refused form as it was sent. May switch."""
         args = {"tube": error.tube.name.decode(), "state": STATE_NAMES[error.state]}
         values = self._tube_values(args, self._clock()) | {"refused": error.description, "typed": error.typed}
         return make_response(render_slowly("tube.html", **values), error.code)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from markupsafe import Markup
 
 from tests.daemon import Daemon
 from web import text
@@ -42,13 +43,13 @@ ORDER = """([selector, word]) => {
 
 @pytest.mark.parametrize("control", CONTROLS)
 def test_control_is_spelled_out(control: str) -> None:
-    assert text.visible(f"a{control}b") == f"a⟨U+{ord(control):04X}⟩b"
+    assert text.spelled(f"a{control}b") == f"a⟨U+{ord(control):04X}⟩b"
     assert text.is_reordered(control)
 
 
-@pytest.mark.parametrize("value", ["", "a", "שלום", "☃", "\u200d", "é", 5, None])
+@pytest.mark.parametrize("value", ["", "a", "שלום", "☃", "\u200d", "é", 5, None, Markup("\u202e")])
 def test_any_other_value_stays(value: object) -> None:
-    assert text.visible(value) == value
+    assert text.finalize(value) == value
 
 
 def test_body_is_spelled_out_in_lists_and_panes() -> None:

@@ -278,7 +278,7 @@ STROKES = """async png => {
     }
     return strokes;
 }"""
-"""How many strokes of a colour the swatch at the left of a legend's entry has."""
+"""Counts the coloured strokes in the swatch of a legend's entry."""
 
 LEGEND = "line => getComputedStyle(document.querySelector(`.legend .line-${line}`)).color"
 DRAWN = f"lines => lines.every(line => ({COLORS})().includes(({LEGEND})(line)))"

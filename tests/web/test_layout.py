@@ -135,6 +135,13 @@ def test_names_of_tubes_break_between_words_alone(tab: Tab, aged: str) -> None:
         .filter(one => one.scrollHeight > one.clientHeight).map(one => one.textContent)""") == []  # fmt: skip
 
 
+def test_cards_of_the_overview_count_waiting_workers(chromium: Browser, aged: str) -> None:
+    with chromium.tab(aged, 360) as tab:
+        tab.page.goto(aged)
+        assert tab.page.locator("td.waiting").first.is_visible()
+        assert tab.page.locator("th.waiting a").is_visible()
+
+
 @pytest.mark.parametrize("key", ["urgent", "waiting", "bury-rate", "timeout-rate"])
 def test_column_that_sorts_is_in_sight(tab: Tab, aged: str, key: str) -> None:
     tab.page.goto(f"{aged}?sort={key}&desc=1")
