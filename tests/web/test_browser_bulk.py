@@ -163,7 +163,7 @@ def test_shift_ticks_a_range_and_the_head_ticks_all(chromium: Browser, daemon: D
         tab.page.keyboard.up("Shift")
         assert ticked(tab) == [6, 7]
         tab.page.get_by_label("What", exact=True).select_option("Set the priority")
-        assert tab.page.get_by_label("New priority").is_visible()
+        assert tab.page.get_by_label("New value").is_visible()
         assert not tab.page.get_by_label("To the tube").is_visible()
         assert (tab.console, tab.elsewhere) == ([], [])
 
@@ -276,7 +276,7 @@ def test_page_of_a_change_names_what_is_changed_and_how(tab: Tab, daemon: Daemon
         return {label: value for label, value in rows if label != "Started"}
 
     tab.page.goto(clients.url)
-    shown = start("Set the priority", "New priority", "77", "Set the priority of 3 jobs")
+    shown = start("Set the priority", "New value", "77", "Set the priority of 3 jobs")
     which = f"tube:{clients.tube} state:ready"
     assert tab.page.inner_text("h1") == f"Set the priority of {which} to 77"
     assert shown == {"Query": which, "Tube": clients.tube, "New priority": "77"}
