@@ -16,7 +16,6 @@
   const panel = document.getElementById("charts");
   const when = document.getElementById("charts-when");
   const seconds = Number(panel.dataset.seconds);
-  const isDay = panel.dataset.span === "day";
 
   // How values and times are written
 
@@ -24,8 +23,9 @@
   const tenths = new Intl.NumberFormat("en-GB", { minimumFractionDigits: 1, maximumFractionDigits: 1 });
   const hundredths = new Intl.NumberFormat("en-GB", { minimumFractionDigits: 2, maximumFractionDigits: 2 });
   const short = new Intl.NumberFormat("en-GB", { maximumFractionDigits: 2 });
-  const toTheMinute = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit" });
-  const toTheSecond = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit" });
+  const utc = { hour: "2-digit", minute: "2-digit", timeZone: "UTC" }; // as all times of the dashboard
+  const toTheMinute = new Intl.DateTimeFormat("en-GB", utc);
+  const toTheSecond = new Intl.DateTimeFormat("en-GB", { ...utc, second: "2-digit" });
   const units = [["d", 86400], ["h", 3600], ["min", 60], ["s", 1]];
 
   function duration(value) {
@@ -56,7 +56,7 @@
   }
 
   function time(at) {
-    return (isDay ? toTheMinute : toTheSecond).format(at * 1000);
+    return `${toTheSecond.format(at * 1000)} UTC`;
   }
 
   // Colours are the stylesheet's: those of the legend's entries, and of a plot's text and border.
@@ -130,6 +130,7 @@
         height: HEIGHT,
         padding: [8, 32, 0, 0], // half of the last time's text
         legend: { show: false },
+        tzDate: (at) => uPlot.tzDate(new Date(at * 1000), "Etc/UTC"),
         cursor: { sync: { key: "charts" }, y: false, drag: { x: false, y: false }, points: { size: 6 } },
         scales: {
           x: { time: true, range: () => [this.begin, this.times.at(-1)] },
@@ -184,7 +185,7 @@
         line.querySelector(".legend-value").textContent = shown(this.columns[number][at], this.unit);
       });
       const ends = [this.begin, this.times.at(-1)].map((end) => toTheMinute.format(end * 1000));
-      when.textContent = isPointed ? time(this.times[at]) : ends.join(" to ");
+      when.textContent = isPointed ? time(this.times[at]) : `${ends.join(" to ")} UTC`;
     }
 
     label() {

@@ -35,6 +35,12 @@ function setText(element, text) {
   }
 }
 
+// A name that breaks after a separator rather than inside a word, as web/text.py has it.
+function breakable(name) {
+  const words = name.match(/[^./_-]*[./_-]+|[^./_-]+/g) ?? [];
+  return words.flatMap((word, at) => (at === 0 ? [word] : [document.createElement("wbr"), word]));
+}
+
 function say(state, text) {
   live.dataset.state = state;
   setText(live, text);
@@ -53,9 +59,16 @@ function setFigure(element, text) {
   }
 }
 
+// Null if nothing is selected. To ask whether it is collapsed lays out the page, so settle() asks once for all rows.
+function readSelection() {
+  const found = document.getSelection();
+  return found === null || found.isCollapsed ? null : found;
+}
+
+let selection = null;
+
 function isSelected(element) {
-  const selection = document.getSelection();
-  return selection !== null && !selection.isCollapsed && selection.containsNode(element, true);
+  return selection !== null && selection.containsNode(element, true);
 }
 
 function isInUse(element) {
@@ -71,8 +84,12 @@ class Part {
     this.html = null;
   }
 
+  get isWaiting() {
+    return this.html !== null;
+  }
+
   settle() {
-    if (this.html !== null && !isInUse(this.element)) {
+    if (!isInUse(this.element)) {
       const page = new DOMParser().parseFromString(this.html, "text/html");
       this.element.replaceChildren(...document.importNode(page.body, true).childNodes);
       this.html = null;
@@ -87,6 +104,7 @@ class Table {
     this.rows = new Map([...body.rows].map((row) => [row.dataset.key, row]));
     this.keys = [...this.rows.keys()];
     this.texts = new Map(); // of rows that are to be shown so
+    this.isWaiting = false; // for texts to be shown, or rows to leave
   }
 
   show(news) {
@@ -95,7 +113,7 @@ class Table {
       this.texts.set(key, texts);
     }
     this.keys = Array.isArray(news) ? news.map((row) => row[0]) : (news.order ?? this.keys);
-    this.settle();
+    this.isWaiting = true;
   }
 
   settle() {
@@ -107,6 +125,7 @@ class Table {
       }
     }
     this.order();
+    this.isWaiting = this.texts.size > 0 || this.rows.size > this.keys.length;
   }
 
   // The cells take the texts in their order, but for that with the key, which is the first of them, and such as are kept.
@@ -120,7 +139,7 @@ class Table {
     const row = this.template.cloneNode(true);
     row.dataset.key = key;
     const link = row.querySelector("a");
-    setText(link.querySelector("[data-text]") ?? link, key);
+    (link.querySelector("[data-text]") ?? link).replaceChildren(...breakable(key));
     link.setAttribute("href", link.getAttribute("href") + encodeURIComponent(key)); // a template has no base for .search
     if (link.hasAttribute("title")) {
       link.title = key; // where there is no room for all of it
@@ -139,7 +158,10 @@ class Table {
   order() {
     const wanted = new Set(this.keys);
     for (const [key, row] of this.rows) {
-      if (!wanted.has(key) && !isInUse(row)) {
+      if (!wanted.has(key) && !isSelected(row)) {
+        if (row.contains(document.activeElement)) {
+          this.passFocus(row, wanted);
+        }
         row.remove();
         this.rows.delete(key);
         this.texts.delete(key);
@@ -159,20 +181,23 @@ class Table {
       focused.focus({ preventScroll: true }); // what moves loses it
     }
   }
+
+  // Moves the focus from a row that leaves to the next row that stays, or else to the one before it.
+  passFocus(row, wanted) {
+    const rows = [...this.body.rows];
+    const at = rows.indexOf(row);
+    const staying = (one) => wanted.has(one.dataset.key);
+    const heir = rows.slice(at + 1).find(staying) ?? rows.slice(0, at).findLast(staying);
+    const controls = (one) => [...one.querySelectorAll("a, input")];
+    const same = controls(row).indexOf(document.activeElement);
+    (heir === undefined ? main : controls(heir)[same]).focus({ preventScroll: true });
+  }
 }
 
 const parts = new Map([...document.querySelectorAll("[data-part]")].map((part) => [part.dataset.part, new Part(part)]));
 const tables = new Map([...document.querySelectorAll("[data-rows]")].map((body) => [body.dataset.rows, new Table(body)]));
 
 function takeIn(news) {
-  if (news.fields !== undefined) {
-    for (const element of document.querySelectorAll("[data-field]")) {
-      const text = news.fields[element.dataset.field];
-      if (text !== undefined) {
-        setFigure(element, text);
-      }
-    }
-  }
   for (const [name, rows] of Object.entries(news.rows ?? {})) {
     tables.get(name)?.show(rows);
   }
@@ -181,19 +206,30 @@ function takeIn(news) {
       parts.get(name).html = html;
     }
   }
+  settle();
+  if (news.fields !== undefined) {
+    for (const element of document.querySelectorAll("[data-field]")) {
+      const text = news.fields[element.dataset.field];
+      if (text !== undefined) {
+        setFigure(element, text);
+      }
+    }
+  }
   for (const element of document.querySelectorAll("[data-shown]")) {
     const isShown = news.shown?.[element.dataset.shown];
     if (isShown !== undefined) {
       element.hidden = !isShown;
     }
   }
-  settle();
   document.dispatchEvent(new CustomEvent("live", { detail: news }));
 }
 
 function settle() {
-  parts.forEach((part) => part.settle());
-  tables.forEach((table) => table.settle());
+  const waiting = [...parts.values(), ...tables.values()].filter((one) => one.isWaiting);
+  if (waiting.length > 0) {
+    selection = readSelection();
+    waiting.forEach((one) => one.settle());
+  }
 }
 
 // Asking
@@ -228,7 +264,7 @@ function begin() {
 function end() {
   stop();
   isGone = true; // an id is never used twice, and who waits for a tube to come back can reload
-  say("lost", "Gone by now");
+  say("lost", "Deleted");
 }
 
 function stream() {

@@ -18,7 +18,7 @@ from jinja2 import StrictUndefined
 from greenstalk_server.broker import Broker
 from greenstalk_server.clock import Clock
 from greenstalk_server.role import Role
-from web import api, errors, guard, theme, views
+from web import api, errors, guard, text, theme, views
 from web.access import visitor
 from web.actions import Actions
 from web.assets import static_folder, template_folder
@@ -75,6 +75,9 @@ def create_app(
     app.json.sort_keys = False  # type: ignore[attr-defined]  # an attribute of Flask's own provider
     app.jinja_env.undefined = StrictUndefined
     app.jinja_env.globals["zip"] = zip
+    app.jinja_env.finalize = text.finalize
+    app.jinja_env.filters["breakable"] = text.breakable
+    app.jinja_env.filters["verbatim"] = text.verbatim
     app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
     audit = app.extensions["audit"] = Audit(clock, options.directory)
     store = Store(options.directory)
@@ -121,7 +124,7 @@ def create_app(
     app.context_processor(_notice)
     app.context_processor(_visitor)
     app.context_processor(_navigation)
-    AuditPages(audit).install(app)
+    AuditPages(audit, tasks).install(app)
     Metrics(broker, clock, requests, role).install(app)
     theme.install(app)
     errors.install(app)

@@ -46,6 +46,17 @@ ACTIONS: Final = (
 """Each the address, and with `_` for `/` the endpoint and the method."""
 
 
+class Unconfirmed(BadRequest):
+    """A refused confirmation: *typed* is not the name of *tube*, whose jobs in *state* were to be deleted."""
+
+    def __init__(self, tube: Tube, state: int, typed: str) -> None:
+        name = tube.name.decode()
+        super().__init__(f"“confirm” must be the tube's name, “{name}”, to delete its jobs. Nothing was deleted.")
+        self.tube: Tube = tube
+        self.state: int = state
+        self.typed: str = typed
+
+
 class Actions:
     """The changes that the dashboard of *broker* makes.
 
@@ -93,11 +104,9 @@ class Actions:
         """`tube`, `state`, `confirm`: delete its ready, delayed or buried jobs, those there are now. May switch."""
         tube = self._tube()
         state = fields.state(request.form, (READY, DELAYED, BURIED))
-        if request.form.get("confirm", "").strip() != tube.name.decode():
-            raise BadRequest(
-                f"“confirm” must be the tube's name, “{tube.name.decode()}”: type it to delete its jobs."
-                " Nothing was deleted."
-            )
+        typed = request.form.get("confirm", "").strip()
+        if typed != tube.name.decode():
+            raise Unconfirmed(tube, state, typed)
         bound = count(tube, state)
         cleared = self._deeds.clear(tube, state)
         return self._to_tube(tube.name, STATE_NAMES[state], *_bulk_notice("cleared", cleared, tube, state, bound))

@@ -6,15 +6,19 @@ import csv
 import io
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import Final
 
 from flask import Flask, Response, render_template, request, url_for
 from werkzeug.exceptions import BadRequest, Forbidden
 
+from greenstalk_server.job import MAX_ID, SECOND
 from web import fields, text
 from web.access import visitor
 from web.audit import Audit, Entry
+from web.tasks import Tasks
 
 PAGE: Final = 100
 """Entries on a page."""
@@ -33,27 +37,55 @@ CHUNK: Final = 16384
 """Characters of an export that are sent at once."""
 
 
+FIELDS: Final = ("who", "what", "tube", "id", "since", "until")
+"""The fields of the filter, as the address of the page has them."""
+
+MEANS: Final = {"tube/clear": "delete", "job/copy": "put"}
+"""The change that an action makes to jobs, where its address does not say so."""
+
+END_OF_TIME: Final = 2**63
+
+
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """What somebody wants to see: entries whose who and what contain these, in any case."""
+    """A filter of entries. Texts match anywhere and in any case; an empty one matches every entry.
 
-    who: str
-    what: str
+    what            in the action's address, or in the change that it makes to one or to many jobs.
+    tube            in the name of the tube, or of the tube that jobs were moved to.
+    id              of the job, or 0 for any.
+    since, until    in nanoseconds since the epoch; *until* is excluded.
+    """
+
+    who: str = ""
+    what: str = ""
+    tube: str = ""
+    id: int = 0
+    since: int = 0
+    until: int = END_OF_TIME
 
     def passes(self, entry: Entry) -> bool:
-        return self.who.lower() in entry.who.lower() and self.what.lower() in entry.what
+        details = entry.details
+        actions = (entry.what, MEANS.get(entry.what, ""), details.get("action", ""))
+        tubes = (details.get("tube", ""), details.get("to", ""))
+        return (
+            self.since <= entry.at < self.until
+            and self.who.lower() in entry.who.lower()
+            and any(self.what.lower() in str(action) for action in actions)
+            and any(self.tube.lower() in str(tube).lower() for tube in tubes)
+            and (not self.id or self.id in (details.get("id"), details.get("of")))
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One entry as shown; *links* are labels and addresses of its tube and its job, *details* the rest."""
+    """One entry as shown: *links* are labels and addresses of what it is about, *details* the rest by name."""
 
     at: str
     who: str
     address: str
     what: str
     links: list[tuple[str, str]]
-    details: str
+    details: list[tuple[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +100,9 @@ class Page:
 class AuditPages:
     """The pages of *audit*."""
 
-    def __init__(self, audit: Audit) -> None:
+    def __init__(self, audit: Audit, tasks: Tasks) -> None:
         self._audit: Audit = audit
+        self._tasks: Tasks = tasks
 
     def install(self, app: Flask) -> None:
         """Add the pages to *app*."""
@@ -77,15 +110,15 @@ class AuditPages:
         app.add_url_rule("/audit/export", "audit_export", self.export)
 
     def audit(self) -> str:
-        """`/audit?who=&what=&before=`: a page of entries. May switch."""
+        """`/audit?before=` and the FIELDS: a page of entries. May switch."""
         refuse_others()
         wanted, before = _filter(), 0
         if request.args.get("before"):
             before = fields.number(request.args, "before", 1, MAX_CURSOR)
         return render_template(
             "audit.html",
-            page=_page(self._audit, wanted, before),
-            filter=wanted,
+            page=self._page(wanted, before),
+            kept={name: value for name in FIELDS if (value := _given(name))},
             longest_filter=LONGEST_FILTER,
             is_first=not before,
             is_kept=self._audit.is_kept,
@@ -93,7 +126,7 @@ class AuditPages:
         )
 
     def export(self) -> Response:
-        """`/audit/export?format=&who=&what=`: every entry there is, as `jsonl` or `csv`. May switch."""
+        """`/audit/export?format=` and the FIELDS: every such entry, as `jsonl` or `csv`. May switch."""
         refuse_others()
         kinds = {"jsonl": ("application/x-ndjson", _as_jsonl), "csv": ("text/csv", _as_csv)}
         format = request.args.get("format", "")
@@ -104,6 +137,22 @@ class AuditPages:
         response.headers["Content-Disposition"] = f'attachment; filename="audit.{format}"'
         return response
 
+    def _page(self, wanted: Filter, before: int) -> Page:
+        """A page of the entries before *before*. May switch."""
+        found, following, is_cut = collect(self._audit, wanted, before, PAGE)
+        return Page([self._row(entry) for entry in merged(found)], following, is_cut)
+
+    def _row(self, entry: Entry) -> Row:
+        links, rest = [], dict(entry.details)
+        if tube := str(rest.pop("tube", "")):
+            links.append((tube, url_for("tube", tube=tube)))
+        if id := str(rest.pop("id", "")):
+            links.append((f"job {id}", url_for("job", id=id)))
+        if self._tasks.has(str(rest.get("task", ""))):
+            links.append(("task", url_for("task", id=rest.pop("task"))))
+        details = [(name, str(value)) for name, value in rest.items()]
+        return Row(text.instant(entry.at), entry.who or text.NONE, entry.address, entry.what, links, details)
+
 
 def refuse_others() -> None:
     """Raise Forbidden for who may not see the audit log."""
@@ -111,9 +160,30 @@ def refuse_others() -> None:
         raise Forbidden("Only admins can see the audit log.")
 
 
+def _given(name: str) -> str:
+    """Return the field *name* as given, at most LONGEST_FILTER characters of it."""
+    return request.args.get(name, "").strip()[:LONGEST_FILTER]
+
+
 def _filter() -> Filter:
-    who, what = (request.args.get(name, "").strip()[:LONGEST_FILTER] for name in ("who", "what"))
-    return Filter(who, what)
+    return Filter(
+        who=_given("who"),
+        what=_given("what"),
+        tube=_given("tube"),
+        id=fields.number(request.args, "id", 1, MAX_ID) if _given("id") else 0,
+        since=_instant("since")[0] if _given("since") else 0,
+        until=_instant("until")[1] if _given("until") else END_OF_TIME,
+    )
+
+
+def _instant(name: str) -> tuple[int, int]:
+    """Return the begin and the end of the minute, or of the second, in the field *name*."""
+    given = _given(name)
+    for shape, seconds in (("%Y-%m-%dT%H:%M", 60), ("%Y-%m-%dT%H:%M:%S", 1)):
+        with suppress(ValueError):
+            begin = int(datetime.strptime(given, shape).replace(tzinfo=UTC).timestamp()) * SECOND
+            return begin, begin + seconds * SECOND
+    raise BadRequest(f"“{name}” must be a time in UTC such as 2026-11-22T14:30, not “{given[:40]}”.")
 
 
 def collect(audit: Audit, wanted: Filter, before: int, at_most: int) -> tuple[list[Entry], int, bool]:
@@ -132,20 +202,22 @@ def collect(audit: Audit, wanted: Filter, before: int, at_most: int) -> tuple[li
     return found, 0, False
 
 
-def _page(audit: Audit, wanted: Filter, before: int) -> Page:
-    """A page of the entries before *before*. May switch."""
-    found, following, is_cut = collect(audit, wanted, before, PAGE)
-    return Page([_row(one) for one in found], following, is_cut)
+def merged(entries: list[Entry]) -> list[Entry]:
+    """Return *entries*, newest first, with one entry per change of many jobs that has both its start and its end there.
 
-
-def _row(entry: Entry) -> Row:
-    links, rest = [], dict(entry.details)
-    if tube := str(rest.pop("tube", "")):
-        links.append((tube, url_for("tube", tube=tube)))
-    if id := str(rest.pop("id", "")):
-        links.append((f"job {id}", url_for("job", id=id)))
-    details = ", ".join(f"{name} {value}" for name, value in rest.items())
-    return Row(text.instant(entry.at), entry.who or text.NONE, entry.address, entry.what, links, details)
+    That entry is the end, with the details of the start and its time.
+    """
+    starts = {entry.details["task"]: entry for entry in entries if entry.what == "bulk/run"}
+    found = []
+    for entry in entries:
+        start = starts.get(entry.details.get("task", ""))
+        if entry.what == "bulk/end" and start is not None:
+            del starts[entry.details["task"]]
+            details = {("counted" if name == "jobs" else name): value for name, value in start.details.items()}
+            found.append(replace(entry, details=details | entry.details | {"started": text.instant(start.at)}))
+        elif entry.what != "bulk/run" or start is entry:
+            found.append(entry)
+    return found
 
 
 def _as_jsonl(entries: Iterator[Entry]) -> Iterator[str]:

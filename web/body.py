@@ -12,7 +12,7 @@ import codecs
 import json
 import re
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
 
@@ -46,6 +46,9 @@ _TOKEN: Final = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{},:]|[^\s\[\]{},:"]+
 _ASCII: Final = bytes(byte if 32 <= byte < 127 else ord(".") for byte in range(256))
 
 
+SPELLED: Final = "Characters that change the direction of text are spelled out, such as ⟨U+202E⟩."
+
+
 @dataclass(frozen=True, slots=True)
 class Pane:
     """One way to show a body: what it is called, the text, and what to know about it."""
@@ -68,7 +71,7 @@ def look(body: bytes) -> Look:
     if not body:
         return Look("empty", ())
     kinds, panes = _look(body, UNPACK_AT_MOST)
-    return Look(", holding ".join(kinds), tuple(panes))
+    return Look(", holding ".join(kinds), tuple(map(_noted, panes)))
 
 
 def row_preview(body: bytes) -> str:
@@ -77,7 +80,12 @@ def row_preview(body: bytes) -> str:
     found = decoded(part, is_cut=len(part) < len(body))
     if found is None:
         return f"0x{part[:24].hex(' ')}{' …' if len(body) > 24 else ''}"
-    return " ".join(found.split()) + ("…" if len(part) < len(body) else "")
+    return text.spelled(" ".join(found.split())) + ("…" if len(part) < len(body) else "")
+
+
+def _noted(pane: Pane) -> Pane:
+    """Return *pane* with a note about what the page spells out in it (see text.spelled)."""
+    return replace(pane, note=f"{pane.note} {SPELLED}".strip()) if text.is_reordered(pane.text) else pane
 
 
 def _look(body: bytes, wrappings: int) -> tuple[list[str], list[Pane]]:
@@ -92,7 +100,7 @@ def _look(body: bytes, wrappings: int) -> tuple[list[str], list[Pane]]:
         as_it_came = found if found is not None else _hex(body[:PREVIEW_PACKED])
         is_packed_cut = len(body) > PREVIEW_PACKED
         note = f"The first {text.size(PREVIEW_PACKED)} are shown." if is_packed_cut else ""
-        return [kind, *kinds], [*panes, Pane("As it came", as_it_came, note)]
+        return [kind, *kinds], [*panes, Pane("Raw", as_it_came, note)]
     found = decoded(part, is_cut)
     if found is None:
         return ["binary"], [Pane("Hexadecimal", _hex(part), note)]
@@ -102,7 +110,7 @@ def _look(body: bytes, wrappings: int) -> tuple[list[str], list[Pane]]:
         return ["text"], [Pane("Text", found, "It looks like JSON, with too many values to be laid out.")]
     if not _is_json(found):
         return ["text"], [Pane("Text", found)]
-    return ["JSON"], [Pane("JSON", laid_out(found)), Pane("As it came", found)]
+    return ["JSON"], [Pane("JSON", laid_out(found)), Pane("Raw", found)]
 
 
 def _unpacked(body: bytes) -> tuple[str, bytes] | None:

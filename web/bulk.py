@@ -25,7 +25,7 @@ from web.bodies import none
 from web.fields import MAX_NUMBER
 from web.query import Query, QueryError
 from web.search import FIRST_WAIT, Matches, asked, candidates, columns, rows
-from web.tasks import Cancelled, Stopped, Task, Tasks
+from web.tasks import Cancelled, Fact, Stopped, Task, Tasks
 
 SAMPLE: Final = 10
 """Jobs shown of those that a change would hit."""
@@ -44,6 +44,7 @@ class Action:
     """What can be done to many jobs.
 
     done            "3 jobs " and this is what has happened.
+    noun            name of the value.
     means           what it means for a job.
     asks            the field of the form that it needs, or empty.
     changes         whether it would change a job, given the value of that field.
@@ -56,6 +57,7 @@ class Action:
     asks: str
     changes: Callable[[Job, bytes | int], bool]
     forced: str
+    noun: str = ""
 
 
 ACTIONS: Final[Mapping[str, Action]] = {
@@ -98,6 +100,7 @@ ACTIONS: Final[Mapping[str, Action]] = {
         "pri",
         lambda job, pri: job.pri != pri,
         "has the priority {} once its client is done with it; the client keeps it",
+        "priority",
     ),
     "delay": Action(
         "Set the delay of",
@@ -106,6 +109,7 @@ ACTIONS: Final[Mapping[str, Action]] = {
         "delay",
         lambda job, _: job.state in (READY, DELAYED),
         "",
+        "delay",
     ),
 }
 
@@ -132,6 +136,15 @@ class Change:
     def means(self) -> str:
         """What it means for a job."""
         return self.action.means.format(self.shown)
+
+    def noted(self) -> dict[str, str | int]:
+        """Return the value by its name, for the audit log."""
+        value = self.value.decode() if isinstance(self.value, bytes) else self.value
+        return {self.action.asks: value} if self.action.asks else {}
+
+    def of(self, jobs: str) -> str:
+        """Return the change of *jobs* as a title: `Move 3 jobs to “archive”`."""
+        return f"{self.action.label} {jobs}" + (f" to {self.shown}" if self.action.asks else "")
 
     @property
     def forced(self) -> str:
@@ -220,6 +233,19 @@ class Plan:
         """What has to be typed for what destroys: the tube's name, or how many jobs if they are of several."""
         return self.tube or str(self.hit + self.held)
 
+    @property
+    def facts(self) -> tuple[Fact, ...]:
+        """The facts for the page of the task."""
+        found = [Fact("Query", self.predicate)]
+        if self.tube:
+            found.append(Fact("Tube", self.tube, self.tube))
+        if isinstance(self.change.value, bytes):
+            target = self.change.value.decode()
+            found.append(Fact("Target tube", target, target))
+        elif self.change.action.asks:
+            found.append(Fact(f"New {self.change.action.noun}", self.change.shown))
+        return tuple(found)
+
 
 class Bulk:
     """The changes of many jobs that the dashboard of *broker* makes; *commit* as for web.actions."""
@@ -278,11 +304,12 @@ class Bulk:
     def dry_run(self, plan: Plan) -> Task:
         """Start to count what *plan* would change. Does not switch."""
         return self._tasks.start(
-            f"Dry run: {plan.change.action.label.lower()} {plan.predicate}",
+            f"Dry run: {_uncapitalized(plan.change.of(plan.predicate))}",
             plan,
             lambda task: self._count(task, plan),
             endpoint="bulk",
             needs_bodies=plan.query.needs_bodies,
+            facts=plan.facts,
         )
 
     def carry_out(self, plan: Plan, is_forced: bool) -> Task:
@@ -291,11 +318,13 @@ class Bulk:
             if self._broker.is_draining:
                 raise ServiceUnavailable("The server is draining, so it begins no such change. Nothing was changed.")
             plan.run = self._tasks.start(
-                f"{plan.change.action.label} {plan.predicate}",
+                plan.change.of(plan.predicate),
                 plan,
                 lambda task: self._work(task, plan, is_forced),
                 back=lambda: self._back(plan),
                 needs_bodies=plan.query.needs_bodies,
+                verb=plan.change.action.done,
+                facts=plan.facts,
             )
         return plan.run
 
@@ -327,6 +356,7 @@ class Bulk:
     def _work(self, task: Task, plan: Plan, is_forced: bool) -> None:
         """The run. Switches."""
         told: dict[str, str | int] = {"task": task.id, "action": plan.change.key, "query": plan.predicate}
+        told |= {"tube": plan.tube} | plan.change.noted()
         counted = {"jobs": plan.hit + plan.held * is_forced} if plan.hit or plan.held or plan.others else {}
         self._audit.note("bulk/run", **told, **counted, forced=int(is_forced))
         try:
@@ -398,6 +428,10 @@ def _refuse_unconfirmed(plan: Plan, is_forced: bool) -> None:
     typed = request.form.get("confirm", "").strip()
     if (plan.is_destructive or is_forced) and typed != plan.confirm:
         raise BadRequest(f"“confirm” must be “{plan.confirm}”: type it to have this done. Nothing was changed.")
+
+
+def _uncapitalized(title: str) -> str:
+    return title[0].lower() + title[1:]
 
 
 def _so_far(task: Task) -> str:

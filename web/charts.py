@@ -168,13 +168,15 @@ class Charts:
         """The charts of the tube *name*, for the page that is asked for."""
         span = _span()
         source = url_for("tube_history", tube=name, span=span.name)
-        return _panel(OF_A_TUBE, self._history.columns(name.encode(), span), span, source)
+        return _panel(
+            OF_A_TUBE, self._history.columns(name.encode(), span), span, source, url_for("tube", tube=name)
+        )
 
     def server_charts(self) -> Panel:
         """The charts of the whole server, for the page that is asked for."""
         span = _span()
         source = url_for("server_history", span=span.name)
-        return _panel(OF_THE_SERVER, self._history.columns(None, span), span, source)
+        return _panel(OF_THE_SERVER, self._history.columns(None, span), span, source, url_for("overview"))
 
 
 def _span(*, strict: bool = False) -> Span:
@@ -204,21 +206,22 @@ def _rounded(value: float) -> float | int | None:
     return int(value) if value.is_integer() else round(value, 3) if value >= 1 else round(value, 6)
 
 
-def _panel(charts: Sequence[Chart], columns: Columns, span: Span, source: str) -> Panel:
+def _panel(charts: Sequence[Chart], columns: Columns, span: Span, source: str, page: str) -> Panel:
     return Panel(
         span=span,
         source=source,
         start=_time(columns.end - span.step * span.points),
         end=_time(columns.end),
-        spans=[(one.name, f"Last {one.name}", _link(one), one is span) for one in SPANS.values()],
+        spans=[(one.name, f"Last {one.name}", _link(one, page), one is span) for one in SPANS.values()],
         charts=[_draw(chart, columns, span) for chart in charts],
     )
 
 
-def _link(span: Span) -> str:
-    """The page that is asked for, with *span*; relative, since nothing else of its address changes."""
+def _link(span: Span, page: str) -> str:
+    """The page that is asked for, with *span*; relative, unless it is the answer to a form: then *page*."""
     kept = [(key, value) for key, value in request.args.items(multi=True) if key not in DROPPED]
-    return f"?{urlencode([*kept, ('span', span.name)])}"
+    query = urlencode([*kept, ("span", span.name)])
+    return f"{page}&{query}" if request.method == "POST" else f"?{query}"
 
 
 def _draw(chart: Chart, columns: Columns, span: Span) -> DrawnChart:

@@ -202,7 +202,7 @@ def connection_details(client: Client, now: int) -> Connection:
         figures=[
             ("Connected for", row.connected_for, ""),
             ("Holds", text.number(len(client.reserved)), "job" if len(client.reserved) == 1 else "jobs"),
-            ("Waits", row.waiting or text.NONE, row.until),
+            ("Waiting", row.waiting or text.NONE, row.until),
             ("Watches", text.number(len(client.watched)), "tube" if len(client.watched) == 1 else "tubes"),
         ],
         entries=[
@@ -287,7 +287,7 @@ def _until(client: Client, now: int) -> str:
     if not client.is_waiting:
         return ""
     if client.wait_until is None:
-        return "until a job comes"
+        return "no timeout"
     left = client.wait_until - now
     return f"{_seconds(left)} more at most" if left >= WORTH_SAYING else ""
 

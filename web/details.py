@@ -119,12 +119,12 @@ def tube_details(tube: Tube, now: int) -> TubeDetails:
         pause_left=_pause_left(stats),
         is_idle=bool(stats.current_jobs_ready and not stats.current_watching),
         figures=[
-            ("Watching", text.number(stats.current_watching), f"{text.number(stats.current_waiting)} waiting"),
+            ("Workers watching", text.number(stats.current_watching), f"{text.number(stats.current_waiting)} waiting"),
             ("Put", text.number(stats.total_jobs), f"{text.number(stats.cmd_delete)} deleted"),
         ],
         entries=[
             ("Clients that watch it", text.number(stats.current_watching)),
-            ("of these waiting for a job", text.number(stats.current_waiting)),
+            ("waiting for a job", text.number(stats.current_waiting)),
             ("Clients that use it", text.number(stats.current_using)),
             ("Jobs put", text.number(stats.total_jobs)),
             ("Jobs deleted", text.number(stats.cmd_delete)),

@@ -37,6 +37,7 @@ class Form:
     body            None if it cannot be changed here; *why_no_body* says why.
     encoding        what *body* is given in, TEXT or BASE64.
     can_be_text     the job's body can stand there as text.
+    is_reordered    *body* has characters that change the order in which it is shown.
     line_ends       what the ends of its lines become: CRLF or LF.
     """
 
@@ -46,6 +47,7 @@ class Form:
     ttr: str
     encoding: str
     can_be_text: bool
+    is_reordered: bool
     body: str | None
     why_no_body: str
     line_ends: str
@@ -87,6 +89,7 @@ def fill_in(job: Job, body: bytes, sees_bodies: bool, encoding: str = "") -> For
         ttr=str(job.ttr // SECOND),
         encoding=TEXT if is_text else BASE64,
         can_be_text=as_text is not None,
+        is_reordered=shown is not None and text.is_reordered(shown),
         body=shown,
         why_no_body=why_no_body,
         line_ends=line_ends(body),
@@ -103,6 +106,7 @@ def given(job: Job, body: bytes, form: Fields, sees_bodies: bool) -> Form:
         ttr=form.get("ttr", ""),
         encoding=BASE64 if form.get("encoding") == BASE64 else TEXT,
         can_be_text=True,
+        is_reordered=text.is_reordered(form.get("body", "")),
         body=None if why_no_body else form.get("body", ""),
         why_no_body=why_no_body,
         line_ends=line_ends(body),

@@ -18,14 +18,14 @@ _JOB_NOTICES: Final[dict[str, str]] = {
     "moved-job": "Job {} was moved.",
     "edited-job": "Job {} was changed.",
     "unchanged-job": "Job {} is as it was: nothing was changed.",
-    "copied-job": "Job {} was put, a copy.",
+    "copied-job": "Job {} was put as a duplicate.",
     "deleted-job": "Job {} was deleted.",
 }
 _NOTICES: Final[dict[str, Callable[[int], str]]] = {
     "closed": lambda n: f"Connection {n} was closed. The jobs that it held are ready again.",
     "paused": lambda n: f"Paused for {text.duration(n)}.",
-    "saved-sample": lambda _: "The sample was saved.",
-    "deleted-sample": lambda _: "The sample was deleted.",
+    "saved-sample": lambda _: "The template was saved.",
+    "deleted-sample": lambda _: "The template was deleted.",
     "resumed": lambda _: "Resumed.",
     "kicked": lambda n: f"{text.counted(n, 'job')} kicked." if n else "There was no such job to kick.",
     "cleared": lambda n: f"{text.counted(n, 'job')} deleted." if n else "There was no such job to delete.",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
-from math import ceil, inf
+from math import ceil, inf, isnan
 from typing import Any, Final
 
 from greenstalk_server.bodies import Bodies
@@ -37,15 +37,27 @@ SPARK_HEIGHT: Final = 20
 
 
 class Seen:
-    """One tube as it is now."""
+    """One tube as it is now.
 
-    __slots__ = ("_rates", "history", "now", "tube")
+    top             upper end of the scale of its drawing: the highest rate of puts of any tube on the page.
+    """
+
+    __slots__ = ("_puts", "_rates", "history", "now", "top", "tube")
 
     def __init__(self, tube: Tube, history: History, now: int) -> None:
         self.tube: Tube = tube
         self.history: History = history
         self.now: int = now
+        self.top: float = 0.0
         self._rates: Rates | None = None
+        self._puts: list[float] | None = None
+
+    @property
+    def puts(self) -> list[float]:
+        """Jobs put per second over the last ten minutes, a point for every ten seconds; NaN where unknown."""
+        if self._puts is None:
+            self._puts = self.history.spark(self.tube.name, "put")
+        return self._puts
 
     @property
     def rates(self) -> Rates:
@@ -116,8 +128,13 @@ def _drain(seen: Seen) -> str:
     return "growing" if seen.drain_time == inf else _seconds(seen.drain_time)
 
 
-def _spark(history: History, name: bytes | None, series: str) -> str:
-    return sparkline.path(history.spark(name, series), SPARK_WIDTH, SPARK_HEIGHT)
+def _spark(values: list[float], top: float) -> str:
+    """Return *values* as a path below *top*; empty if nothing happened."""
+    return sparkline.path(values, SPARK_WIDTH, SPARK_HEIGHT, top) if _most(values) else ""
+
+
+def _most(values: list[float]) -> float:
+    return max((value for value in values if not isnan(value)), default=0.0)
 
 
 COLUMNS: Final = (
@@ -136,15 +153,15 @@ COLUMNS: Final = (
     _number("Buried", "buried", "Jobs set aside until somebody kicks them", lambda tube: len(tube.buried)),
     _number("Waiting", "waiting", "Workers that wait for a job of this tube", lambda tube: tube.waiting_count),
     _rate("Put/s", "put", "Jobs put"),
-    _rate("Res./s", "reserve", "Jobs reserved"),
-    _rate("Del./s", "delete", "Jobs deleted"),
-    _rate("Bur./s", "bury", "Jobs buried"),
-    _rate("T.o./s", "timeout", "Jobs that a worker had for too long"),
+    _rate("Reserved/s", "reserve", "Jobs reserved"),
+    _rate("Deleted/s", "delete", "Jobs deleted"),
+    _rate("Buried/s", "bury", "Jobs buried"),
+    _rate("Timeouts/s", "timeout", "Jobs that a worker had for too long"),
     Column(
         "Puts",
         "trend",
-        "Jobs put in the last ten minutes",
-        lambda seen: _spark(seen.history, seen.tube.name, "put"),
+        "Jobs put in the last ten minutes, on one scale for all tubes of the page",
+        lambda seen: _spark(seen.puts, seen.top),
         None,
         "path",
     ),
@@ -347,7 +364,7 @@ class Overview:
             "fields": {
                 **self.server,
                 "summary": self.summary,
-                "filtered-query": self.query,
+                "filtered-query": text.spelled(self.query),
                 "trouble-reason": self.trouble,
             },
             "rows": {"tubes": self.tubes},
@@ -378,10 +395,14 @@ class Lookout:
         broker, pace = self._broker, Pace()
         query = query.strip()[:LONGEST_FILTER]
         matched, first = self._first(query, order, now, pace)
-        rows = []
-        for tube in first:
-            if broker.tubes.get(tube.name) is tube:  # others had their turn since
-                rows.append(tube_texts(Seen(tube, self._history, now)))
+        rows, shown, top = [], [Seen(tube, self._history, now) for tube in first], 0.0
+        for seen in shown:
+            top = max(top, _most(seen.puts))
+            pace.rest()
+        for seen in shown:
+            if broker.tubes.get(seen.tube.name) is seen.tube:  # others had their turn since
+                seen.top = top
+                rows.append(tube_texts(seen))
                 pace.rest()
         stats = server_stats(broker, now)
         return Overview(
@@ -440,7 +461,8 @@ class Lookout:
         found |= {f"limited_{name}": text.number(count) for name, count in broker.limited.counts().items()}
         for _, series in TOTALS:
             found[f"rate-{series}"] = text.rate(getattr(rates, series))
-            found[f"spark-{series}"] = _spark(self._history, None, series)
+            values = self._history.spark(None, series)
+            found[f"spark-{series}"] = _spark(values, _most(values))
         return found
 
 

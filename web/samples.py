@@ -56,7 +56,7 @@ class Samples:
         form = request.form
         name = fields.line(form, "name", LONGEST_NAME)
         if not name:
-            raise BadRequest("“name” is missing: it names the sample.")
+            raise BadRequest("“name” is missing: it names the template.")
         sample = Sample(
             name,
             fields.tube_name(form).decode(),
@@ -79,14 +79,14 @@ class Samples:
         try:
             self._store.add_sample(sample)
         except Full as full:
-            raise Conflict(f"The sample was not saved: {full}.") from None
+            raise Conflict(f"The template was not saved: {full}.") from None
         self._audit.note("sample/save", name=sample.name, tube=sample.tube, bytes=len(sample.body.encode()))
         self._store.save()
 
     def forget(self, name: str) -> None:
         """Forget the sample *name*; raise NotFound if there is none. Switches."""
         if not self._store.remove_sample(name):
-            raise NotFound(f"There is no sample “{name[:LONGEST_NAME]}”.")
+            raise NotFound(f"There is no template “{name[:LONGEST_NAME]}”.")
         self._audit.note("sample/delete", name=name)
         self._store.save()
 

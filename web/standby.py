@@ -8,6 +8,7 @@ from flask import Flask, Response, make_response, render_template
 
 from greenstalk_server.clock import Clock
 from greenstalk_server.role import Role
+from web import text
 from web.assets import static_folder, template_folder
 from web.audit import Audit
 from web.guard import Guard, Guarded
@@ -22,6 +23,7 @@ RETRY_AFTER = 2
 def create_standby_app(role: Callable[[], Role], hostname: str, clock: Clock, options: WebOptions) -> Flask:
     """Return what is served on the dashboard's port by a server whose *role* is to stand by."""
     app = Guarded("web", template_folder=template_folder(), static_folder=static_folder())
+    app.jinja_env.finalize = text.finalize
     Guard(options, hostname, clock, Audit(clock, None)).install(app)
 
     def overview() -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final
 
 import gevent
@@ -48,6 +49,15 @@ class Cancelled(Exception):
     """Ends a task that somebody has cancelled."""
 
 
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """A labelled text on the page of a task; *tube* is the name of the tube to link to, or empty."""
+
+    label: str
+    text: str
+    tube: str = ""
+
+
 class Task:
     """One piece of work.
 
@@ -58,7 +68,8 @@ class Task:
     needs_bodies    it tells of what is in bodies.
     who, started_at who started it, and when; ended_at is 0 while it runs.
     total, scanned  jobs to look at, and looked at so far; matched are those of them that it is about.
-    done            of those, how many it has changed.
+    done            jobs changed so far; *verb* names the change: `deleted`, `moved`.
+    facts           labelled texts for its page.
     is_cancelled    it is to end at its next rest.
     message         what else to know, once it has ended.
     back            gives the address of what it is about, or None.
@@ -78,6 +89,8 @@ class Task:
         self.scanned: int = 0
         self.matched: int = 0
         self.done: int = 0
+        self.verb: str = "changed"
+        self.facts: tuple[Fact, ...] = ()
         self.message: str = ""
         self.back: Callable[[], str] | None = None
         self.greenlet: Any = None
@@ -135,6 +148,8 @@ class Tasks:
         endpoint: str = "",
         needs_bodies: bool = False,
         back: Callable[[], str] | None = None,
+        verb: str = "changed",
+        facts: tuple[Fact, ...] = (),
     ) -> Task:
         """Start *work* for the current visitor; raise ServiceUnavailable if too much is running. Does not switch.
 
@@ -149,12 +164,16 @@ class Tasks:
                 + ". Wait for one to end, or cancel one."
             )
         task = Task(title, subject, endpoint, needs_bodies, visitor(), self._clock())
-        task.back = back
+        task.back, task.verb, task.facts = back, verb, facts
         self._kept[task.id] = task
         self._forget_old(endpoint)
         app = current_app._get_current_object()  # type: ignore[attr-defined]  # a proxy, which a greenlet cannot use
         task.greenlet = gevent.spawn(self._run, app, task, work)
         return task
+
+    def has(self, id: str) -> bool:
+        """Whether the task *id* is still kept."""
+        return id in self._kept
 
     def running(self, is_wanted: Callable[[object], bool]) -> Task | None:
         """The running task whose subject *is_wanted*, or None."""
@@ -184,7 +203,9 @@ class Tasks:
                 "task.html", task=None, tasks=[(task, texts(task, self._clock())) for task in self.all()]
             )
         task = self.find(request.args, "id")
-        return render_template("task.html", task=task, texts=texts(task, self._clock()))
+        return render_template(
+            "task.html", task=task, texts=texts(task, self._clock()), started=text.instant(task.started_at)
+        )
 
     def live(self, args: Fields, now: int) -> State:
         """The live state of `/task?id=`."""
@@ -241,8 +262,18 @@ def texts(task: Task, now: int) -> dict[str, str]:
         "task-matched": text.number(task.matched),
         "task-done": text.number(task.done),
         "task-time": text.duration(max(0, seconds)),
+        "task-left": _time_left(task, now),
         "task-message": task.message,
     }
+
+
+def _time_left(task: Task, now: int) -> str:
+    """Return an estimate of the time that *task* still takes: `, about 9 s left`; empty if there is none."""
+    elapsed = now - task.started_at
+    if not task.is_running or not 0 < task.scanned < task.total or elapsed < SECOND:
+        return ""
+    left = elapsed * (task.total - task.scanned) // task.scanned
+    return f", about {text.duration(max(1, left // SECOND))} left"
 
 
 def state_of(task: Task, now: int) -> State:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 from typing import Final
+
+from markupsafe import Markup, escape
 
 NONE: Final = "–"
 
@@ -11,6 +14,15 @@ NBSP: Final = "\N{NO-BREAK SPACE}"
 """Between a number and its unit, so that a narrow cell does not part them."""
 
 _UNITS: Final = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+
+
+_WORDS: Final = re.compile(r"[^./_-]*[./_-]+|[^./_-]+")
+"""A word of a tube's name, with the separators that follow it."""
+
+
+_SPELLED: Final = {ord(mark): f"⟨U+{ord(mark):04X}⟩" for mark in "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e"
+                  "\u2066\u2067\u2068\u2069"}  # fmt: skip
+"""Unicode's bidirectional control characters, which change the order in which the text around them is shown."""
 
 
 def number(value: int) -> str:
@@ -58,6 +70,34 @@ def rate(value: float) -> str:
 def instant(nanoseconds: int) -> str:
     """Return a time since the Unix epoch to the second: `2026-01-31 23:59:59 UTC`."""
     return datetime.fromtimestamp(nanoseconds // 1_000_000_000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def spelled(value: str) -> str:
+    """Return *value* with bidirectional control characters spelled out: `⟨U+202E⟩`.
+
+    A text with such characters can look like another one: U+202E before `evil` shows as `live`.
+    """
+    return value if value.isascii() else value.translate(_SPELLED)
+
+
+def finalize(value: object) -> object:
+    """Return *value* as a template shows it: a text spelled out, anything else as it is."""
+    return spelled(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+def is_reordered(value: str) -> bool:
+    """Return whether *value* has bidirectional control characters."""
+    return spelled(value) != value
+
+
+def verbatim(value: str) -> Markup:
+    """Return *value* as HTML as it is, for the value of a form's field: it comes back, and must not change."""
+    return escape(value)
+
+
+def breakable(name: str) -> Markup:
+    """Return *name* as HTML that breaks after a separator rather than inside a word; static/live.js does the same."""
+    return Markup("<wbr>").join(_WORDS.findall(name))
 
 
 def boolean(value: bool) -> str:

@@ -16,7 +16,7 @@ from greenstalk_server.job import READY, STATE_NAMES, Job
 from greenstalk_server.role import Role
 from web import fields, text
 from web.access import visitor
-from web.actions import find_job, find_tube
+from web.actions import Unconfirmed, find_job, find_tube
 from web.bodies import Lost, found
 from web.body import look
 from web.deeds import LONGEST_REASON
@@ -81,6 +81,7 @@ class Views:
         app.add_url_rule("/job/holder", "job_holder", self.job_holder)
         app.add_url_rule("/healthz", "healthz", self.healthz)
         app.add_url_rule("/readyz", "readyz", self.readyz)
+        app.register_error_handler(Unconfirmed, self.unconfirmed)
         live.register("overview", self.overview_state)
         live.register("tube", self.tube_state)
         live.register("job", self.job_state)
@@ -110,6 +111,12 @@ class Views:
     def tube(self) -> str:
         """`/tube?tube=&state=&after=&q=`: one tube, and a page of its jobs in one state, or the first that match."""
         return render_slowly("tube.html", **self._tube_values(request.args, self._clock()))
+
+    def unconfirmed(self, error: Unconfirmed) -> Response:
+        """Return the page of the tube with the refused form as it was sent. May switch."""
+        args = {"tube": error.tube.name.decode(), "state": STATE_NAMES[error.state]}
+        values = self._tube_values(args, self._clock()) | {"refused": error.description, "typed": error.typed}
+        return make_response(render_slowly("tube.html", **values), error.code)
 
     def tube_state(self, args: Fields, now: int) -> State:
         """The live state of `/tube`."""
@@ -206,6 +213,8 @@ class Views:
             "longest_sample_name": LONGEST_NAME,
             "max_number": fields.MAX_NUMBER,
             "max_job_size": text.size(self._broker.max_job_size),
+            "refused": "",
+            "typed": "",
         }
 
     def _look(self, args: Fields, now: int) -> Overview:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 
 import gevent
+from flask import Flask
 from gevent.pywsgi import WSGIServer
 
 from greenstalk_server.job import SECOND
@@ -41,6 +42,11 @@ def main(hours: float) -> None:
     queue = Queue()
     app = queue.app()
     work(queue, app.extensions["history"], hours, "mail")
+    serve(app)
+
+
+def serve(app: Flask) -> None:
+    """Serve *app* on a free port, print its address, and stop when standard input ends."""
     server = WSGIServer(("127.0.0.1", 0), app, log=None)
     server.start()
     print(f"http://127.0.0.1:{server.server_port}/", flush=True)

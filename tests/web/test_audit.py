@@ -406,6 +406,102 @@ def test_filters(queue: Queue) -> None:
     assert "Show every entry" in nothing
 
 
+def test_filter_by_action_finds_what_the_action_does(queue: Queue) -> None:
+    queue.put("mail", count=5)
+    (id,) = queue.put("mail")
+    client = queue.app().test_client()
+    do(client, "/tube/clear", tube="mail", state="buried", confirm="mail")
+    do(client, "/job/copy", id=id, delay=0)
+    do(client, "/job/delete", id=id)
+    bulk(client, tube="mail", action="delete", confirm="mail")
+    assert [row[3] for row in rows(client, "/audit?what=delete")] == ["bulk/end", "job/delete", "tube/clear"]
+    assert [row[3] for row in rows(client, "/audit?what=put")] == ["job/copy"]
+    assert [row[3] for row in rows(client, "/audit?what=clear")] == ["tube/clear"]
+
+
+def test_filter_by_tube_finds_both_ends_of_a_move(queue: Queue) -> None:
+    (id,) = queue.put("mail.outgoing")
+    queue.put("reports", count=2)
+    client = queue.app().test_client()
+    do(client, "/job/move", id=id, tube="archive")
+    bulk(client, tube="reports", action="move", to="archive")
+    assert [row[3] for row in rows(client, "/audit?tube=Archive")] == ["bulk/end", "job/move"]
+    assert [row[3] for row in rows(client, "/audit?tube=mail")] == ["job/move"]
+    assert [row[3] for row in rows(client, "/audit?tube=reports")] == ["bulk/end"]
+    assert rows(client, "/audit?tube=other") == []
+
+
+def test_filter_by_job_finds_its_copy(queue: Queue) -> None:
+    one, two = queue.put("mail", count=2)
+    client = queue.app().test_client()
+    do(client, "/job/copy", id=one, delay=0)
+    do(client, "/job/bury", id=two)
+    do(client, "/job/bury", id=one)
+    assert [row[3] for row in rows(client, f"/audit?id={one}")] == ["job/bury", "job/copy"]
+    assert [row[3] for row in rows(client, f"/audit?id={two}")] == ["job/bury"]
+
+
+def test_filter_by_time_includes_both_minutes(queue: Queue) -> None:
+    app = queue.app()
+    for number in range(5):
+        app.extensions["audit"].note("tube/pause", tube=f"t{number}")
+        queue.now += 30 * SECOND
+    client = app.test_client()
+
+    def tubes(query: str) -> list[str]:
+        return [row[4] for row in rows(client, f"/audit?{query}")]
+
+    assert tubes("since=2027-01-15T08:01") == ["t4", "t3", "t2"]
+    assert tubes("until=2027-01-15T08:01") == ["t3", "t2", "t1", "t0"]
+    assert tubes("since=2027-01-15T08:01&until=2027-01-15T08:01") == ["t3", "t2"]
+    assert tubes("since=2027-01-15T08:00:30&until=2027-01-15T08:01:00") == ["t2", "t1"]
+
+
+@pytest.mark.parametrize(
+    "query", ["id=x", "id=0", "since=yesterday", "until=2026-06-31T00:00", "since=2026-11-22T14:30Z", "since=0-0-0"]
+)
+def test_invalid_filter_is_refused_by_its_name(client: FlaskClient, query: str) -> None:
+    for path in ("/audit", "/audit/export"):
+        response = client.get(f"{path}?format=csv&{query}")
+        assert response.status_code == 400
+        assert f"“{query.partition('=')[0]}” must be" in Page(response.text).text
+
+
+def test_change_of_many_jobs_is_one_row_that_leads_to_its_task(queue: Queue) -> None:
+    queue.put("mail", count=3)
+    client = queue.app().test_client()
+    path = bulk(client, tube="mail", action="pri", pri=7)
+    id = path.removeprefix("/task?id=")
+    at = "2027-01-15 08:00:00 UTC"
+    details = f"action pri, query tube:mail, pri 7, counted 3, forced 0, jobs 3, started {at}"
+    assert rows(client) == [[at, "–", "127.0.0.1", "bulk/end", "mail task", details]]
+    assert links(client, "/audit")["task"] == path
+    exported = client.get("/audit/export?format=jsonl").text.splitlines()
+    assert [json.loads(line)["what"] for line in exported] == ["bulk/end", "bulk/run"]
+    client.application.extensions["tasks"]._kept.clear()
+    assert rows(client)[0][4:] == ["mail", f"task {id}, {details}"]
+
+
+def test_start_of_a_change_without_its_end_is_shown(queue: Queue) -> None:
+    app = queue.app()
+    app.extensions["audit"].note("bulk/end", task="other", jobs=1)
+    app.extensions["audit"].note("bulk/run", task="one", jobs=3)
+    assert [row[3:] for row in rows(app.test_client())] == [
+        ["bulk/run", "", "task one, jobs 3"],
+        ["bulk/end", "", "task other, jobs 1"],
+    ]
+
+
+def bulk(client: FlaskClient, confirm: str = "", **form: object) -> str:
+    """Change all jobs that match; return the address of the task, once that is done."""
+    preview = client.post("/bulk/preview", data={"scope": "all", "q": "", **form}, headers=OURS)
+    id = preview.headers["Location"].removeprefix("/bulk?task=")
+    path = client.post("/bulk/run", data={"task": id, "confirm": confirm}, headers=OURS).headers["Location"]
+    task = client.application.extensions["tasks"].find({"id": path.removeprefix("/task?id=")}, "id")
+    until(lambda: not task.is_running)
+    return path
+
+
 def test_the_filter_goes_on_to_the_next_page_and_into_the_export(queue: Queue) -> None:
     app = queue.app()
     fill(app.extensions["audit"], 101)

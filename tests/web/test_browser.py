@@ -323,7 +323,7 @@ def test_page_not_found(chromium: Browser, daemon: Daemon, width: int) -> None:
         assert "There is no page at this address" in tab.page.inner_text("main")
         assert not is_too_wide(tab)
         tab.screenshot(f"not-found-{width}")
-        tab.page.get_by_role("link", name="To the overview").click()
+        tab.page.get_by_role("link", name="Back to overview").click()
         tab.page.wait_for_selector("#live[data-state=live]")
 
 

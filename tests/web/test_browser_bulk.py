@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import re
 import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +50,7 @@ def test_ticked_jobs_are_deleted_after_a_dry_run_and_the_name(tab: Tab, clients:
     for at in (1, 3):
         boxes(tab).nth(at).check()
     choose(tab, "Delete")
-    press(tab, "See what it would do")
+    press(tab, "Preview")
     said = tab.page.inner_text("main")
     assert "Delete 2 jobs?" in said and f"2 ticked jobs of tube:{clients.tube} state:ready" in said
     assert "<script>" in tab.page.inner_text("tbody tr:first-child td.body")
@@ -59,7 +62,7 @@ def test_ticked_jobs_are_deleted_after_a_dry_run_and_the_name(tab: Tab, clients:
     tab.page.go_back()
     tab.page.get_by_label("to confirm").fill(clients.tube)
     press(tab, "Delete 2 jobs")
-    assert "2 changed" in wait_done(tab)
+    assert "2 deleted" in wait_done(tab)
     assert clients.states() == (4, 0, 0, 0)
     for at, id in enumerate(ids):
         if at in (1, 3):
@@ -79,7 +82,7 @@ def test_all_that_match_are_moved_and_those_held_are_left_out(tab: Tab, clients:
     choose(tab, "Move to a tube")
     tab.page.get_by_label("All ready jobs that match").check()
     tab.page.get_by_label("To the tube").fill(f"{clients.tube}.retry")
-    press(tab, "See what it would do")
+    press(tab, "Preview")
     assert f"tube:{clients.tube} state:ready size:8" in tab.page.inner_text("main")
     press(tab, "Move 3 jobs")
     wait_done(tab)
@@ -94,12 +97,12 @@ def test_forced_kick_takes_a_job_from_its_worker(tab: Tab, clients: Clients) -> 
     tab.page.goto(f"{clients.url}&state=reserved")
     boxes(tab).first.check()
     choose(tab, "Kick")
-    press(tab, "See what it would do")
+    press(tab, "Preview")
     assert "1 job held by a client: left out, unless you force it below" in tab.page.inner_text("main")
     tab.page.get_by_role("checkbox", name="Force it").check()
     tab.page.get_by_label("to confirm").fill(clients.tube)
     press(tab, "Kick by force")
-    assert "1 changed" in wait_done(tab)
+    assert "1 kicked" in wait_done(tab)
     assert clients.states() == (1, 0, 0, 0)
     with pytest.raises(greenstalk.NotFoundError):
         clients.worker.touch(held)
@@ -160,7 +163,7 @@ def test_shift_ticks_a_range_and_the_head_ticks_all(chromium: Browser, daemon: D
         tab.page.keyboard.up("Shift")
         assert ticked(tab) == [6, 7]
         tab.page.get_by_label("What", exact=True).select_option("Set the priority")
-        assert tab.page.get_by_label("To this value").is_visible()
+        assert tab.page.get_by_label("New value").is_visible()
         assert not tab.page.get_by_label("To the tube").is_visible()
         assert (tab.console, tab.elsewhere) == ([], [])
 
@@ -179,9 +182,9 @@ def test_ticks_outlast_what_goes_on_in_the_queue(chromium: Browser, daemon: Daem
         assert [boxes(tab).nth(at).get_attribute("value") for at in ticked(tab)] == [str(ids[4])]
         assert tab.page.inner_text("#ticked") == ": 1"
         tab.page.get_by_label("What", exact=True).select_option("Bury")
-        press(tab, "See what it would do")
+        press(tab, "Preview")
         press(tab, "Bury 1 job")
-        assert "1 changed" in wait_done(tab)
+        assert "1 buried" in wait_done(tab)
         assert clients.states() == (4, 0, 0, 1)
         assert (tab.console, tab.elsewhere) == ([], [])
 
@@ -194,6 +197,100 @@ def put_many(daemon: Daemon, tube: str, count: int) -> None:
         assert all(replies.readline().startswith(b"INSERTED") for _ in range(count))
 
 
+@contextmanager
+def kept_busy(daemon: Daemon) -> Iterator[None]:
+    """Send commands one after the other, so that long work on the server yields to them most of the time."""
+    is_over = threading.Event()
+
+    def ask() -> None:
+        with socket.create_connection(("127.0.0.1", daemon.port)) as sock, sock.makefile("rb") as replies:
+            while not is_over.is_set():
+                sock.sendall(b"list-tube-used\r\n")
+                replies.readline()
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        asking.join()
+
+
+def test_long_dry_run_goes_on_to_its_confirmation(tab: Tab, daemon: Daemon, clients: Clients) -> None:
+    put_many(daemon, clients.tube, MANY)
+    tab.page.goto(clients.url)
+    choose(tab, "Move to a tube")
+    tab.page.get_by_label("All ready jobs").check()
+    tab.page.get_by_label("To the tube").fill("archive")
+    with kept_busy(daemon):
+        press(tab, "Preview")
+        assert "/task?id=" in tab.page.url, "it takes longer than the answer"
+        assert tab.page.inner_text("h1") == f"Dry run: move tube:{clients.tube} state:ready to “archive”"
+    tab.page.wait_for_url("**/bulk?task=*")
+    assert tab.page.inner_text("h1") == f"Move {MANY:,} jobs to “archive”?"
+
+
+def test_way_back_from_a_confirmation_leads_past_its_dry_run(
+    chromium: Browser, daemon: Daemon, clients: Clients
+) -> None:
+    put_many(daemon, clients.tube, MANY)
+    with chromium.tab(daemon.dashboard) as tab:
+        tab.page.goto(clients.url)
+        choose(tab, "Bury")
+        tab.page.get_by_label("All ready jobs").check()
+        with kept_busy(daemon):
+            press(tab, "Preview")
+            assert "/task?id=" in tab.page.url
+        tab.page.wait_for_url("**/bulk?task=*")
+        tab.page.go_back()
+        assert tab.page.inner_text("h1") == clients.tube
+        assert (tab.console, tab.elsewhere) == ([], [])
+
+
+def test_cancelled_dry_run_says_so(chromium: Browser, daemon: Daemon, clients: Clients) -> None:
+    put_many(daemon, clients.tube, MANY)
+    with chromium.tab(daemon.dashboard) as tab:
+        tab.page.goto(clients.url)
+        choose(tab, "Bury")
+        tab.page.get_by_label("All ready jobs").check()
+        with kept_busy(daemon):
+            press(tab, "Preview")
+            press(tab, "Cancel")
+        assert "The dry run was cancelled" in tab.page.inner_text("main")
+        assert (tab.console, tab.elsewhere) == ([], [])
+
+
+def test_page_of_a_change_names_what_is_changed_and_how(tab: Tab, daemon: Daemon, clients: Clients) -> None:
+    clients.put(*[b"x"] * 3)
+    target = f"{clients.tube}.archive"
+
+    def start(action: str, field: str, value: str, button: str) -> dict[str, str]:
+        choose(tab, action)
+        tab.page.get_by_label("All ready jobs").check()
+        tab.page.get_by_label(field).fill(value)
+        press(tab, "Preview")
+        press(tab, button)
+        wait_done(tab)
+        rows = [row.inner_text().split("\n") for row in tab.page.locator("main .entries > div").all()]
+        return {label: value for label, value in rows if label != "Started"}
+
+    tab.page.goto(clients.url)
+    shown = start("Set the priority", "New value", "77", "Set the priority of 3 jobs")
+    which = f"tube:{clients.tube} state:ready"
+    assert tab.page.inner_text("h1") == f"Set the priority of {which} to 77"
+    assert shown == {"Query": which, "Tube": clients.tube, "New priority": "77"}
+    assert "3 given another priority" in tab.page.inner_text(".task-counts")
+    tab.page.goto(clients.url)
+    shown = start("Move to a tube", "To the tube", target, "Move 3 jobs")
+    assert tab.page.inner_text("h1") == f"Move {which} to “{target}”"
+    assert shown == {"Query": which, "Tube": clients.tube, "Target tube": target}
+    assert "3 moved" in tab.page.inner_text(".task-counts")
+    tab.page.get_by_role("link", name=target, exact=True).click()
+    assert tab.page.inner_text("h1") == target
+    assert tab.page.locator(".jobs tbody tr").count() == 3
+
+
 def test_progress_is_live_and_cancel_ends_it_while_workers_go_on(
     chromium: Browser, daemon: Daemon, clients: Clients
 ) -> None:
@@ -202,16 +299,17 @@ def test_progress_is_live_and_cancel_ends_it_while_workers_go_on(
         tab.page.goto(clients.url)
         choose(tab, "Bury")
         tab.page.get_by_label("All ready jobs").check()
-        press(tab, "See what it would do")
+        press(tab, "Preview")
         press(tab, f"Bury {MANY:,} jobs")
         address = tab.page.url
         other.page.goto(address)
+        other.page.wait_for_selector("text=/about .* left/")
         press(tab, "Cancel")
         wait_done(tab)
         buried = clients.states()[3]
         assert 0 < buried < MANY
         for page in (tab.page, other.page):
-            expect(page.locator("main")).to_contain_text(f"{buried:,} changed")
+            expect(page.locator("main")).to_contain_text(f"{buried:,} buried")
             expect(page.locator("[data-task-state]")).to_have_text("cancelled")
         assert other.page.locator("progress").is_hidden()
         clients.worker.delete(clients.worker.reserve(timeout=0))
@@ -237,7 +335,7 @@ def test_pages_fit(chromium: Browser, daemon: Daemon, clients: Clients, width: i
         tab.page.goto(clients.url)
         choose(tab, "Delete")
         tab.page.get_by_label("All ready jobs").check()
-        press(tab, "See what it would do")
+        press(tab, "Preview")
         check(tab, f"bulk-{width}-{theme}")
         tab.page.get_by_label("to confirm").fill(clients.tube)
         press(tab, "Delete 4 jobs")

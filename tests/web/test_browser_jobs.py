@@ -88,7 +88,7 @@ def test_any_body_passes_through_the_form(chromium: Browser, daemon: Daemon, cli
 def test_bytes_are_given_in_base64(tab: Tab, daemon: Daemon, clients: Clients) -> None:
     [id] = clients.put(b"text")
     tab.page.goto(f"{daemon.dashboard}job/form?id={id}")
-    tab.page.get_by_role("link", name="Begin with it in base64").click()
+    tab.page.get_by_role("link", name="Edit as base64").click()
     assert tab.page.input_value("#body").strip() == base64.b64encode(b"text").decode()
     tab.page.get_by_label("Body", exact=True).fill(base64.encodebytes(bytes(range(256))).decode())
     press(tab, "Save")
@@ -106,9 +106,9 @@ def test_move_and_copy(tab: Tab, daemon: Daemon, clients: Clients) -> None:
     assert said(tab) == f"Job {id} was moved."
     stats = clients.producer.stats_job(id)
     assert (stats["tube"], stats["state"], stats["delay"]) == (target, "delayed", 600)
-    unfold(tab, "Put again as a copy")
-    press(tab, "Put a copy")
-    assert said(tab) == f"Job {id + 1} was put, a copy."
+    unfold(tab, "Duplicate")
+    press(tab, f"Duplicate job {id}")
+    assert said(tab) == f"Job {id + 1} was put as a duplicate."
     assert tab.page.inner_text("h1") == f"Job {id + 1}"
     stats = clients.producer.stats_job(id + 1)
     assert (stats["tube"], stats["state"]) == (target, "ready")
@@ -181,7 +181,7 @@ def test_pages_follow_the_queue(chromium: Browser, daemon: Daemon, clients: Clie
             other.page.get_by_label("Body", exact=True).fill("y")
             press(other, "Save")
         job.page.wait_for_selector("text=This job was edited since")
-        job.page.get_by_role("link", name="Load its body anew").click()
+        job.page.get_by_role("link", name="Load the new body").click()
         assert job.page.inner_text("pre.body") == "y"
         assert (job.console, list_of_all.console) == ([], [])
 

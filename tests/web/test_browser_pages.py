@@ -81,11 +81,14 @@ def test_clear_wants_the_name_typed(tab: Tab, clients: Clients) -> None:
     tab.page.get_by_text("Clear ready jobs").click()
     tab.page.get_by_label("name to confirm").fill("something")
     press(tab, "Delete all ready jobs")
-    assert "Nothing was deleted" in tab.page.inner_text("main")
+    assert "Nothing was deleted" in tab.page.get_by_role("alert").inner_text()
     tab.console.clear()  # the browser notes the status 400
-    tab.page.get_by_role("link", name="Back to the tube").click()
+    assert tab.page.get_by_label("name to confirm").input_value() == "something", "what was typed is still there"
+    assert tab.page.inner_text("h1") == clients.tube
     assert clients.states() == (700, 0, 1, 0)
-    tab.page.get_by_text("Clear ready jobs").click()
+    assert tab.page.get_by_role("link", name="Last day").evaluate("link => link.href").endswith(
+        f"/tube?tube={clients.tube}&span=day"
+    )
     tab.page.get_by_label("name to confirm").fill(clients.tube)
     press(tab, "Delete all ready jobs")
     assert said(tab) == "700 jobs deleted."
@@ -132,7 +135,7 @@ def test_pages_follow_the_queue(chromium: Browser, daemon: Daemon, clients: Clie
         assert "x" in job.page.inner_text("pre.body")
         clients.worker.delete(held)
         job.page.wait_for_selector("#live[data-state=lost]")
-        assert job.page.inner_text("#live") == "Gone by now"
+        assert job.page.inner_text("#live") == "Deleted"
         assert tube.console == tube.elsewhere == []
 
 

@@ -139,9 +139,9 @@ def test_move_and_edit_keep_what_a_job_is(queue: Queue, client: FlaskClient, ids
 def test_page_says_by_what_predicate_and_what_will_happen(queue: Queue, client: FlaskClient, ids: list[int]) -> None:
     page = look(client, preview(client, tube="mail", q="age:>=0", action="move", to="new"))
     said = words(page)
-    assert "Counted by: tube:mail age:>=0" in said
+    assert "Query: tube:mail age:>=0" in said
     assert "3 jobs would be moved: each goes to the tube “new”, in its state" in said
-    assert "the first 3 of 3 jobs" in said and "Nothing has been changed yet" in said
+    assert "Sample of affected jobs" in said and "Nothing has been changed yet" in said
     page = look(client, preview(client, tube="mail", state="buried", action="kick"))
     assert "1 job would be kicked: each turns ready" in words(page) and "held" not in words(page)
     page = look(client, preview(client, q="pri:5", action="kick"))
@@ -313,7 +313,7 @@ def test_both_ends_are_noted(queue: Queue, app: Flask, client: FlaskClient, ids:
     assert [entry.what for entry in app.extensions["audit"].entries] == []
     done = run(client, id, confirm="mail", force="1")
     begun, ended = app.extensions["audit"].entries
-    common = {"task": done.id, "action": "bury", "query": "tube:mail"}
+    common = {"task": done.id, "action": "bury", "query": "tube:mail", "tube": "mail"}
     assert (begun.what, begun.details) == ("bulk/run", common | {"jobs": 3, "forced": 1})
     assert (ended.what, ended.details) == ("bulk/end", common | {"jobs": 3})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 import subprocess
 import sys
@@ -250,6 +251,35 @@ COLORS = """() => {
     }
     return [...found];
 }"""
+TICKS = """
+window.ticks = [];
+const fillText = CanvasRenderingContext2D.prototype.fillText;
+CanvasRenderingContext2D.prototype.fillText = function (text, ...rest) {
+    if (/^\\d+:\\d\\d/.test(text)) {
+        window.ticks.push(text);
+    }
+    return fillText.call(this, text, ...rest);
+};
+"""
+"""Notes the times that are written below the charts."""
+
+STROKES = """async png => {
+    const bytes = Uint8Array.from(atob(png), (letter) => letter.charCodeAt(0));
+    const image = await createImageBitmap(new Blob([bytes], { type: 'image/png' }));
+    const canvas = new OffscreenCanvas(image.width, image.height).getContext('2d');
+    canvas.drawImage(image, 0, 0);
+    const { data } = canvas.getImageData(0, Math.floor(image.height / 2), 20, 1);
+    let strokes = 0;
+    let wasOn = false;
+    for (let at = 0; at < data.length; at += 4) {
+        const isOn = Math.abs(data[at] - data[at + 1]) + Math.abs(data[at + 1] - data[at + 2]) > 60;
+        strokes += isOn && !wasOn;
+        wasOn = isOn;
+    }
+    return strokes;
+}"""
+"""Counts the coloured strokes in the swatch of a legend's entry."""
+
 LEGEND = "line => getComputedStyle(document.querySelector(`.legend .line-${line}`)).color"
 DRAWN = f"lines => lines.every(line => ({COLORS})().includes(({LEGEND})(line)))"
 
@@ -296,9 +326,44 @@ def test_scale_of_a_young_server_is_short(chromium: Browser, hours: float, minut
     with Served(hours) as young, quiet_tab(chromium, young, timezone_id="UTC", locale="en-GB") as tab:
         tab.page.goto(young.url)
         tab.page.wait_for_selector(".plot canvas")
-        ends = [time.split(":") for time in tab.page.inner_text("#charts-when").split(" to ")]
+        ends = [time.split(":") for time in tab.page.inner_text("#charts-when").removesuffix(" UTC").split(" to ")]
         begin, end = (60 * int(hour) + int(minute) for hour, minute in ends)
         assert abs((end - begin) % (24 * 60) - minutes) <= 1
+
+
+@pytest.mark.parametrize("span", ["hour", "day"])
+def test_times_are_those_of_utc_in_every_zone_and_say_so(chromium: Browser, served: Served, span: str) -> None:
+    with quiet_tab(chromium, served, timezone_id="UTC") as tab:
+        tab.page.goto(f"{served.url}tube?tube=mail&span={span}")
+        begins = tab.page.inner_text("#charts-when")
+    shown = []
+    for zone, locale in (("UTC", "en-GB"), ("America/New_York", "en-US"), ("Asia/Kathmandu", "de-DE")):
+        with quiet_tab(chromium, served, timezone_id=zone, locale=locale) as tab:
+            tab.page.add_init_script(TICKS)
+            tab.page.goto(f"{served.url}tube?tube=mail&span={span}")
+            tab.page.wait_for_selector(".plot canvas")
+            when = tab.page.inner_text("#charts-when")
+            tab.page.locator(".plot .u-over").first.hover(position={"x": 100, "y": 50})
+            pointed = tab.page.inner_text("#charts-when")
+            shown.append((when, pointed, tab.page.evaluate("[...new Set(window.ticks)].sort()")))
+    assert shown[0] == shown[1] == shown[2]
+    when, pointed, ticks = shown[0]
+    assert when.endswith(" UTC") and pointed.endswith(" UTC")
+    assert re.fullmatch(r"\d\d:\d\d:\d\d UTC", pointed)
+    assert begins.endswith(" UTC")
+    assert {"hour": "08:30", "day": "00:00"}[span] in ticks
+
+
+def test_legend_shows_a_dashed_line_dashed(chromium: Browser, served: Served) -> None:
+    with quiet_tab(chromium, served) as tab:
+        tab.page.goto(f"{served.url}tube?tube=mail")
+        tab.page.wait_for_selector(".plot canvas")
+        strokes = {}
+        for line in ("wait_p50", "wait_p95", "run_p50", "run_p95"):
+            image = tab.page.locator(f".legend .line-{line}").screenshot()
+            strokes[line] = tab.page.evaluate(STROKES, base64.b64encode(image).decode())
+    assert strokes["wait_p50"] == strokes["run_p50"] == 1
+    assert strokes["wait_p95"] == strokes["run_p95"] >= 2
 
 
 def test_span_is_switched_by_a_link(chromium: Browser, served: Served) -> None:
@@ -314,16 +379,17 @@ def test_span_is_switched_by_a_link(chromium: Browser, served: Served) -> None:
 
 
 def test_tables_of_the_script_and_of_the_server_agree(chromium: Browser, served: Served) -> None:
-    def tables(script: bool) -> list[list[str]]:
-        with quiet_tab(chromium, served, java_script_enabled=script, timezone_id="UTC", locale="en-GB") as tab:
+    def tables(script: bool, zone: str) -> list[list[str]]:
+        with quiet_tab(chromium, served, java_script_enabled=script, timezone_id=zone, locale="en-US") as tab:
             tab.page.goto(f"{served.url}tube?tube=mail")
             if script:
                 tab.page.wait_for_selector(".plot canvas")
-            cells = [table.locator("td, time").all_text_contents() for table in tab.page.locator(".points").all()]
-            return [[cell.removesuffix(" UTC") for cell in table] for table in cells]
+            return [table.locator("td, time").all_text_contents() for table in tab.page.locator(".points").all()]
 
-    assert tables(True) == tables(False)
-    assert "" not in tables(True)[0]
+    without = tables(False, "UTC")
+    assert "" not in without[0]
+    for zone in ("UTC", "America/New_York", "Asia/Kathmandu"):
+        assert tables(True, zone) == without
 
 
 def test_charts_fit_and_are_accessible(chromium: Browser, served: Served) -> None:

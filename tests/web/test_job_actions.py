@@ -427,7 +427,7 @@ def test_body_is_text_only_if_it_comes_back_so(queue: Queue, client: FlaskClient
     id = queue.broker.put_into(b"mail", 5, 0, SECOND, BODIES[name], queue.now)
     assert load(client, id)["encoding"] == encoding
     offer = client.get("/job/form", query_string={"id": id, "encoding": "base64"}).text
-    assert ("Begin with it as text" in offer) == (encoding == "text")
+    assert ("Edit as text" in offer) == (encoding == "text")
 
 
 def test_line_ends_stay_what_they_were(queue: Queue, client: FlaskClient) -> None:

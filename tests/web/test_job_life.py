@@ -72,12 +72,12 @@ def test_reservations_that_their_workers_did_not_end(queue: Queue, client: Flask
     queue.broker.disconnect(gone, queue.now)
     said = moments(client, id)
     assert said[2].startswith(f"Timed out: its time to run was up by connection {slow.number} , {slow.address} ")
-    assert said[4].startswith(f"Given back: the connection ended by connection {gone.number}, gone by now, from 10.")
+    assert said[4].startswith(f"Given back: the connection ended by connection {gone.number}, disconnected, from 10.")
     for _ in range(PARTED_AT_MOST + 1):  # so many others come and go that its address is not kept any more
         other = queue.connect()
         queue.broker.note_worker(other)
         queue.broker.disconnect(other, queue.now)
-    assert f"connection {gone.number}, gone by now 2027" in moments(client, id)[4]
+    assert f"connection {gone.number}, disconnected 2027" in moments(client, id)[4]
 
 
 def test_what_is_forgotten_is_counted(queue: Queue, client: FlaskClient) -> None:

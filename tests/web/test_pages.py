@@ -187,12 +187,12 @@ def test_pause_and_idleness_are_said(queue: Queue, client: FlaskClient) -> None:
     queue.broker.pause_tube(b"mail", 90 * SECOND, queue.now)
     text = page(client, "/tube", tube="mail").text
     assert "paused, 1\xa0min 29\xa0s left" in text
-    assert "nobody watches" in text
+    assert "no consumers" in text
     queue.broker.watch(queue.connect(), b"mail")
     queue.broker.pause_tube(b"mail", 0, queue.now)
     text = page(client, "/tube", tube="mail").text
     assert "paused," not in text
-    assert "nobody watches" not in text
+    assert "no consumers" not in text
 
 
 def test_job_shows_all_that_stats_job_tells(queue: Queue, client: FlaskClient) -> None:

@@ -71,7 +71,7 @@ def test_tube_and_state_may_be_fields_of_their_own(queue: Queue, client: FlaskCl
 
 def test_without_a_query_there_is_the_form_and_the_help(client: FlaskClient) -> None:
     page = find(client, "")
-    assert "How to ask" in page.text and "Matches" not in page.text
+    assert "Search syntax" in page.text and "Matches" not in page.text
 
 
 @pytest.mark.parametrize("q", ["pri:x", 'body:"', "nope:1", HOSTILE + '"'])

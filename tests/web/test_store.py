@@ -262,13 +262,13 @@ def test_a_sample_is_saved_loaded_put_and_deleted(queue: Queue, client: FlaskCli
     response = post(client, "/sample/save", name=" A  & B ", **form)
     assert response.status_code == 303
     page = client.get(response.headers["Location"]).text
-    assert "The sample was saved." in page
+    assert "The template was saved." in page
     expected = {"pri": "10", "delay": "5", "ttr": "60", "name": "A & B", "body": "\n&lt;b&gt;\n&#34;ä&#34;"}
     assert put_form(page) == expected
     assert put_form(client.get("/tube?tube=mail&sample=A+%26+B").text) == expected
     response = post(client, "/sample/delete", tube="mail", name="A & B")
     page = client.get(response.headers["Location"]).text
-    assert "The sample was deleted." in page
+    assert "The template was deleted." in page
     assert put_form(page) == {"pri": "65536", "delay": "0", "ttr": "60", "name": "", "body": ""}
     assert "optgroup" not in page
     noted = [(entry.what, entry.details) for entry in client.application.extensions["audit"].entries]
@@ -284,7 +284,7 @@ def test_samples_of_the_tube_come_first(queue: Queue, client: FlaskClient) -> No
         assert post(client, "/sample/save", name=name, tube=tube, pri=1, delay=0, ttr=1, body="").status_code == 303
     page = client.get("/tube?tube=mail&sample=b").text
     options = [part.split("</option>")[0] for part in page.split('<select id="sample"')[1].split("<option")[1:]]
-    assert options == [">A2", " selected>b", ">a"]
+    assert options == [' value="A2">A2', ' value="b" selected>b', ' value="a">a']
 
 
 def test_a_sample_that_is_not_there_leaves_the_form_as_it_is(queue: Queue, client: FlaskClient) -> None:
@@ -301,7 +301,7 @@ def test_a_sample_that_is_not_there_leaves_the_form_as_it_is(queue: Queue, clien
         ({"tube": "no tube"}, 400, "“tube” must be the name of a tube"),
         ({"ttr": "0"}, 400, "“ttr” must be"),
         ({"pri": ""}, 400, "“pri” must be"),
-        ({"body": "x" * (LARGEST_SAMPLE + 1)}, 409, "The sample was not saved: its body has more than 65,536 bytes."),
+        ({"body": "x" * (LARGEST_SAMPLE + 1)}, 409, "The template was not saved: its body has more than 65,536 bytes."),
     ],
 )
 def test_a_sample_that_cannot_be_saved(client: FlaskClient, form: dict[str, str], status: int, said: str) -> None:
@@ -314,7 +314,7 @@ def test_a_sample_that_cannot_be_saved(client: FlaskClient, form: dict[str, str]
 def test_to_delete_a_sample_that_is_gone(client: FlaskClient) -> None:
     response = post(client, "/sample/delete", tube="mail", name="gone")
     assert response.status_code == 404
-    assert "There is no sample “gone”." in response.text
+    assert "There is no template “gone”." in response.text
 
 
 def test_samples_survive_a_restart_of_the_server(queue: Queue, tmp_path: Path) -> None:
@@ -348,9 +348,9 @@ def test_a_failing_disk_is_told_where_samples_are(
 
 def why(client: FlaskClient) -> str:
     """The reason on the page of the tube, and in its live part; and on the overview, where its cell is pointed at."""
-    on_page = [part.split("</q>")[0] for part in client.get("/tube?tube=mail").text.split("Why: <q>")[1:]]
+    on_page = [part.split("</q>")[0] for part in client.get("/tube?tube=mail").text.split("Reason: <q>")[1:]]
     live = client.get("/live?page=tube&tube=mail").json["parts"]["pause"]
-    in_part = [part.split("</q>")[0] for part in live.split("Why: <q>")[1:]]
+    in_part = [part.split("</q>")[0] for part in live.split("Reason: <q>")[1:]]
     cells = [of for tag, of in Page(client.get("/").text).elements if tag == "td" and of.get("data-label") == "Pause"]
     assert cells
     pointed_at = [of["title"] for of in cells if "title" in of]

@@ -290,7 +290,7 @@ def test_it_shows_under_connections_and_can_be_closed_there(queue: Queue, client
     (job,) = reserve(client, "mail", worker="<b>mailer</b>")
     (holder,) = queue.broker.clients
     listed = client.get("/connections?q=http").text
-    assert '<span class="program">&lt;b&gt;mailer&lt;/b&gt;, HTTP</span>' in listed
+    assert '<bdi class="program">&lt;b&gt;mailer&lt;/b&gt;, HTTP</bdi>' in listed
     assert "1 connection" in listed
     page = client.get(f"/connection?number={holder.number}").text
     assert "a request to reserve, over HTTP" in page

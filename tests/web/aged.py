@@ -1,0 +1,112 @@
+"""A dashboard over a queue that is a day old: `python -m tests.web.aged`. Serves as tests.web.served does.
+
+Its pages hold wide content: tubes with long names, ages of up to nine characters, pauses, large bodies, large counts,
+and an audit log. The clock stands still, so every visit shows the same.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from flask import Flask
+
+from greenstalk_server.client import Client
+from greenstalk_server.job import SECOND
+from web.history import History
+
+from .conftest import Queue
+from .served import serve
+
+HOUR: Final = 3600 * SECOND
+
+TUBES: Final = (
+    "billing.invoices", "billing.refunds", "billing.dunning", "billing.tax-reports", "catalog.import",
+    "catalog.images.resize", "catalog.prices", "checkout.confirmations", "checkout.fraud-check", "crm.sync",
+    "crm.contacts.merge", "default", "documents.ocr", "documents.thumbnails", "emails.newsletter",
+    "emails.transactional", "events.analytics", "events.audit", "exports.csv", "exports.nightly",
+    "geo.lookup", "imports", "imports.suppliers", "inventory.reserve", "inventory.sync", "mail", "metrics.rollup",
+    "notifications.push.android.high-priority", "notifications.push.ios", "notifications.sms", "orders.archive",
+    "orders.new", "payments.capture", "payments.webhooks", "reports.nightly", "reports.weekly", "search.index",
+    "search.reindex", "shipping.labels", "shipping.tracking", "thumbnails", "users.delete", "video.transcode",
+    "webhooks", "webhooks/retry",
+)  # fmt: skip
+
+PAUSED: Final = {"reports.nightly": 7199, "imports": 86_399, "webhooks/retry": 3599, "users.delete": 30 * 86_400}
+"""Seconds of each pause."""
+
+UNWATCHED: Final = ("events.audit", "exports.nightly", "notifications.push.android.high-priority", "users.delete")
+
+BUSY: Final = {"mail": 20, "orders.new": 4, "imports": 1}
+"""Jobs put and deleted each second of the last ten minutes."""
+
+EVIL: Final = "reason=\N{RIGHT-TO-LEFT OVERRIDE}evil\N{POP DIRECTIONAL FORMATTING}"
+"""Reads `live` where the control characters take effect."""
+
+
+def fill(queue: Queue) -> Client:
+    """Put jobs into every tube over a day, some of them large, held, delayed or buried; return the worker."""
+    broker, worker, crowd = queue.broker, queue.connect(), queue.connect()
+    broker.note_worker(worker)
+    for at, tube in enumerate(TUBES):
+        queue.put(tube, count=3 + at * 7 % 40)
+        queue.put(tube, pri=10, count=at % 5)
+        queue.put(tube, delay=40 * 86_400, count=at % 3)
+        if tube not in UNWATCHED:
+            broker.watch(crowd, tube.encode())
+    for size in (100_000, 864_890, 1_000_004):
+        put(queue, b'{"data": "' + b"x" * (size - 12) + b'"}')
+    put(queue, EVIL.encode())
+    put(queue, bytes(range(256)), pri=2**32 - 1, ttr=2**32 - 1)
+    queue.put("billing.invoices", pri=1, count=12_000)
+    queue.now += 23 * HOUR
+    broker.watch(worker, b"mail")
+    for at in range(30):
+        job = broker.reserve(worker, queue.now)
+        assert job is not None
+        if at % 3:
+            broker.bury(worker, job.id, job.pri, queue.now)
+    return worker
+
+
+def put(queue: Queue, body: bytes, pri: int = 0, ttr: int = 6 * 3600) -> int:
+    """Put one job into `mail`."""
+    return queue.broker.put_into(b"mail", pri, 0, ttr * SECOND, body, queue.now)
+
+
+def live(queue: Queue, history: History) -> None:
+    """Let ten minutes and 28 seconds go by, in which jobs come and go."""
+    for second in range(628):
+        for tube, count in BUSY.items():
+            for id in queue.put(tube, count=count + second // 60 % 3):
+                queue.broker.delete_job(id, queue.now)
+        queue.now += SECOND
+        history.tick()
+
+
+def administer(queue: Queue, app: Flask) -> None:
+    """Have an admin do what leaves entries in the audit log, long ones among them."""
+    client = app.test_client()
+
+    def post(path: str, **form: object) -> None:
+        response = client.post(path, data=form, headers={"Sec-Fetch-Site": "same-origin"})
+        assert response.status_code == 303, response.text
+
+    for tube, seconds in PAUSED.items():
+        post("/tube/pause", tube=tube, seconds=seconds, reason=f"The supplier of {tube} asked for it. Ask Ada, {EVIL}")
+    post("/tube/put", tube="imports", body="x", pri=5, delay=0, ttr=60)
+    post("/tube/kick", tube="mail", state="buried", count=1)
+    post("/tube/clear", tube="crm.sync", state="delayed", confirm="crm.sync")
+
+
+def main() -> None:
+    queue = Queue()
+    queue.broker.max_job_size = 2_000_000
+    app = queue.app()
+    fill(queue)
+    live(queue, app.extensions["history"])
+    administer(queue, app)
+    serve(app)
+
+
+if __name__ == "__main__":
+    main()

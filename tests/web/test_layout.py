@@ -1,0 +1,226 @@
+"""The layout of the pages in a real browser: no number is cut, no word is broken, every control can be reached."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.daemon import PATIENCE
+
+from .browser import Browser, Tab
+from .visit import AXE, FOUND, is_too_wide
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+WIDTHS = (360, 1024, 1440)
+
+CUT = """() => [...document.querySelectorAll('main th, main td:not(.body), main .badge, main .value, main button')]
+    .filter(one => one.offsetParent !== null && one.scrollWidth > one.clientWidth + 1)
+    .filter(one => getComputedStyle(one).clipPath === 'none')
+    .map(one => [one.className, one.textContent])"""
+"""Elements that are narrower than their text."""
+
+SCROLLED = """() => [...document.querySelectorAll('.tubes-scroll')]
+    .filter(one => one.scrollWidth > one.clientWidth).map(one => [one.scrollWidth, one.clientWidth])"""
+"""Tables that have to be scrolled sideways."""
+
+LINES = """element => {
+    const range = document.createRange();
+    range.selectNodeContents(element);
+    const tops = [...range.getClientRects()].map(({ top }) => Math.round(top));
+    return new Set(tops).size;
+}"""
+
+BROKEN = """selector => {
+    const found = [];
+    const range = document.createRange();
+    for (const element of document.querySelectorAll(selector)) {
+        const walker = document.createTreeWalker(element, NodeFilter.SHOW_TEXT);
+        while (walker.nextNode()) {
+            for (const word of walker.currentNode.data.matchAll(/[A-Za-z0-9]+/g)) {
+                range.setStart(walker.currentNode, word.index);
+                range.setEnd(walker.currentNode, word.index + word[0].length);
+                if (new Set([...range.getClientRects()].map(({ top }) => Math.round(top))).size > 1) {
+                    found.push(word[0]);
+                }
+            }
+        }
+    }
+    return found;
+}"""
+"""The words that begin on one line and end on the next."""
+
+BOX = """element => {
+    const { left, right, width, height } = element.getBoundingClientRect();
+    return { left, right, width, height };
+}"""
+
+
+@pytest.fixture(scope="module")
+def aged() -> Iterator[str]:
+    """The address of a dashboard over a queue that is a day old (aged.py)."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.web.aged"],
+        cwd=REPOSITORY,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        yield process.stdout.readline().strip()
+        process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0
+
+
+@pytest.fixture(params=WIDTHS)
+def tab(chromium: Browser, aged: str, request: pytest.FixtureRequest) -> Iterator[Tab]:
+    with chromium.tab(aged, request.param) as opened:
+        yield opened
+        assert (opened.console, opened.elsewhere) == ([], [])
+
+
+def width_of(tab: Tab) -> int:
+    assert tab.page.viewport_size is not None
+    return tab.page.viewport_size["width"]
+
+
+def first_job(tab: Tab, aged: str, state: str) -> str:
+    tab.page.goto(f"{aged}tube?tube=mail&state={state}")
+    return tab.page.locator(".jobs tbody tr").first.get_attribute("data-key") or ""
+
+
+@pytest.mark.parametrize("path", [*[f"tube?tube=mail&state={state}" for state in ("ready", "reserved", "buried")],
+                                  "tube?tube=billing.dunning&state=delayed", "search?q=tube:mail"])  # fmt: skip
+def test_lists_of_jobs_show_every_number_whole(tab: Tab, aged: str, path: str) -> None:
+    tab.page.goto(aged + path)
+    assert tab.page.locator(".jobs tbody tr").count() > 0
+    assert tab.page.evaluate(CUT) == []
+    assert tab.page.evaluate(SCROLLED) == []
+    assert not is_too_wide(tab)
+    assert tab.page.locator("td.body").first.evaluate(BOX)["width"] >= 100
+    tab.screenshot(f"layout-{path[-12:]}-{width_of(tab)}")
+
+
+def test_sizes_of_large_bodies_are_whole(tab: Tab, aged: str) -> None:
+    tab.page.goto(f"{aged}search?q=tube:mail+size:>99999")
+    assert tab.page.locator("td.size").all_text_contents() == ["100,000", "864,890", "1,000,004"]
+    if width_of(tab) > 360:  # a card leaves the size to the page of the job
+        assert [cell.evaluate(LINES) for cell in tab.page.locator("td.size").all()] == [1, 1, 1]
+    assert tab.page.evaluate(CUT) == []
+
+
+@pytest.mark.parametrize("width", [360, 600, 840, 1024, 1280, 1440])
+def test_overview_fits(chromium: Browser, aged: str, width: int) -> None:
+    with chromium.tab(aged, width) as tab:
+        tab.page.goto(aged)
+        tab.page.wait_for_selector("#live[data-state=live]")
+        assert tab.page.evaluate(SCROLLED) == []
+        assert tab.page.evaluate(CUT) == []
+        assert not is_too_wide(tab)
+        tab.page.evaluate("live.textContent = 'No answer, retrying'")  # the longest that it says
+        assert not is_too_wide(tab)
+        pause = tab.page.locator("[data-key='users.delete'] td.pause")
+        assert pause.inner_text().endswith("29\xa0d 23\xa0h")
+        right = tab.page.locator("#table").evaluate(BOX)["right"]
+        assert pause.evaluate(BOX)["right"] <= right
+        tab.screenshot(f"layout-overview-{width}")
+
+
+def test_names_of_tubes_break_between_words_alone(tab: Tab, aged: str) -> None:
+    tab.page.goto(aged)
+    assert tab.page.locator("#tubes th a").count() == 45
+    assert tab.page.evaluate(BROKEN, "#tubes th a") == []
+    assert tab.page.evaluate("""() => [...document.querySelectorAll('#tubes th a')]
+        .filter(one => one.scrollHeight > one.clientHeight).map(one => one.textContent)""") == []  # fmt: skip
+
+
+def test_cards_of_the_overview_count_waiting_workers(chromium: Browser, aged: str) -> None:
+    with chromium.tab(aged, 360) as tab:
+        tab.page.goto(aged)
+        assert tab.page.locator("td.waiting").first.is_visible()
+        assert tab.page.locator("th.waiting a").is_visible()
+
+
+@pytest.mark.parametrize("key", ["urgent", "waiting", "bury-rate", "timeout-rate"])
+def test_column_that_sorts_is_in_sight(tab: Tab, aged: str, key: str) -> None:
+    tab.page.goto(f"{aged}?sort={key}&desc=1")
+    is_seen = width_of(tab) > 360  # where heads are links in a row
+    if is_seen:
+        assert tab.page.locator(f"th.{key}").is_visible()
+        assert tab.page.locator(f"td.{key}").first.is_visible()
+    assert tab.page.evaluate(SCROLLED) == []
+
+
+DRAWN = """() => [...document.querySelectorAll('#tubes tr')].flatMap(row => {
+    const path = row.querySelector('.trend path');
+    if (!path.getAttribute('d')) {
+        return [];
+    }
+    const mark = document.createElement('span');
+    mark.style.display = 'inline-block';
+    row.querySelector('.ready').append(mark);
+    const baseline = mark.getBoundingClientRect().bottom;
+    mark.remove();
+    const { top, bottom } = path.getBoundingClientRect();
+    return [[row.dataset.key, Math.round(baseline - bottom), Math.round(baseline - top)]];
+})"""
+"""The tubes with a drawing, and how far its lowest and highest point are above the numbers' baseline."""
+
+
+def test_drawings_share_a_baseline_and_a_scale(chromium: Browser, aged: str) -> None:
+    with chromium.tab(aged, 1440) as tab:
+        tab.page.goto(aged)
+        heights = {name: (low, high) for name, low, high in tab.page.evaluate(DRAWN)}
+    assert set(heights) == {"imports", "mail", "orders.new"}, "nothing is drawn where nothing happened"
+    assert 18 <= heights["mail"][1] <= 20
+    assert 3 <= heights["orders.new"][1] <= 6, "at most 6 jobs a second, where the most of all tubes is 22"
+    assert 1 <= heights["imports"][1] <= 4
+    assert heights["imports"][0] >= 0
+
+
+@pytest.mark.parametrize("path", ["tube?tube=reports.nightly", "tube?tube=mail"])
+def test_seconds_of_a_pause_can_be_read(tab: Tab, aged: str, path: str) -> None:
+    tab.page.goto(aged + path)
+    seconds = tab.page.locator("#seconds")
+    seconds.fill("4294967295")
+    assert seconds.evaluate("field => field.scrollWidth <= field.clientWidth")
+    assert seconds.evaluate(BOX)["width"] >= 96
+
+
+def test_audit_log_can_be_read(tab: Tab, aged: str) -> None:
+    tab.page.goto(f"{aged}audit")
+    assert tab.page.locator(".audit tbody tr").count() == 7
+    assert tab.page.evaluate(BROKEN, ".audit tbody td, .audit tbody th") == []
+    assert tab.page.evaluate(SCROLLED) == []
+    assert not is_too_wide(tab)
+    for name in ("at", "address", "what"):
+        for cell in tab.page.locator(f".audit tbody .{name}").all():
+            assert cell.evaluate(LINES) == 1, name
+    details = [cell.evaluate(BOX)["width"] for cell in tab.page.locator(".audit tbody .details").all()]
+    assert min(details) >= {360: 290, 1024: 300, 1440: 600}[width_of(tab)]
+
+
+def test_boxes_can_be_hit(tab: Tab, aged: str) -> None:
+    held = first_job(tab, aged, "reserved")
+    for path in (f"job/form?id={held}", f"job?id={held}", "tube?tube=mail", "search?q=tube:mail"):
+        tab.page.goto(aged + path)
+        for summary in tab.page.locator("main details > summary").all():
+            summary.evaluate("summary => { summary.parentElement.open = true; }")
+        boxes = tab.page.locator("main input:is([type=checkbox], [type=radio]):visible").all()
+        assert boxes, path
+        least = 24 if width_of(tab) == 360 else 16
+        for box in boxes:
+            size: Any = box.evaluate(BOX)
+            assert size["width"] >= least and size["height"] >= least, (path, size)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_pages_are_accessible(tab: Tab, aged: str, theme: Any) -> None:
+    tab.page.emulate_media(color_scheme=theme)
+    for path in ("", "tube?tube=mail&state=reserved", "tube?tube=reports.nightly", "audit"):
+        tab.page.goto(aged + path)
+        assert tab.page.evaluate(f"{AXE};{FOUND}") == [], path
