@@ -29,7 +29,8 @@ LONGEST = 60.0
 """Seconds that all commands of a page may take."""
 
 _BLOCK = re.compile(
-    r"(?:^<!-- (?P<note>[^>]*?) -->\n+)?^```sh\n(?P<commands>.*?)^```\n(?:\n```(?P<kind>json|text)\n(?P<shown>.*?)^```)?",
+    r"(?:^<!-- (?P<note>[^>]*?) -->\n+)?^```sh\n(?P<commands>.*?)^```\n"
+    r"(?:\n```(?P<kind>json|text)\n(?P<shown>.*?)^```)?",
     re.DOTALL | re.MULTILINE,
 )
 _NOTE = re.compile(r"not run: .+|run last|serves|run last, serves")

@@ -64,7 +64,7 @@ def test_an_error_status_of_http_fails_its_page(tmp_path: Path) -> None:
 
 
 def test_blocks_run_in_order_but_for_those_that_are_marked() -> None:
-    text = "<!-- run last -->\n```sh\na\n```\n\n```sh\nb\n```\n\n<!-- not run: no -->\n```sh\nc\n```\n\n```text\nd\n```\n"
+    text = "<!-- run last -->\n```sh\na\n```\n\n```sh\nb\n```\n\n<!-- not run: no -->\n```sh\nc\n```\n"
     assert [one.commands for one in examples(text)] == ["b\n", "a\n"]
 
 
