@@ -8,6 +8,7 @@ Binding happens before privileges are dropped. Host names are resolved here, whi
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import re
@@ -15,6 +16,7 @@ import socket
 import stat
 import struct
 from collections.abc import Iterator, Mapping
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Final, NamedTuple, Self
 
@@ -36,6 +38,11 @@ PLAIN_NAME: Final = "plain"
 
 KEEPALIVE_PROBES: Final = 4
 """Unanswered ones of TCP, after which the other side counts as gone."""
+
+LONGEST_UNIX_PATH: Final = 107
+"""Bytes, of unix(7)."""
+
+NO_SOCKET: Final = "a file that is not a socket is there already"
 
 _WITH_PORT: Final = re.compile(r"(?:\[([^]]*)\]|([^:]*)):([0-9]{1,5})")
 """`HOST:PORT`, or `[ADDRESS]:PORT` where the address has colons."""
@@ -109,9 +116,40 @@ def notice_dead_peers(sock: socket.socket, timeout: int) -> None:
 def open_web_listener(options: Options) -> socket.socket:
     """Return the socket for the dashboard."""
     try:
-        return _listen_on_tcp(options.web_host, options.web_port)
+        return _ready(_bind_tcp(options.web_host, options.web_port))
     except StartError as error:
-        raise StartError(f"{error} (the dashboard: see --web-host, --web-port, --no-web)", error.exit_code) from error
+        raise of_dashboard(error) from error.__cause__
+
+
+def of_dashboard(error: StartError) -> StartError:
+    """Say in *error*, which is about its address, that it is the dashboard's."""
+    return StartError(f"{error} (the dashboard: see --web-host, --web-port, --no-web)", error.exit_code)
+
+
+def try_listening(where: str, port: int) -> None:
+    """Raise StartError unless a server could listen on *where*, as -l has it; no client notices the attempt.
+
+    The `__cause__` of the error is the OSError, if one is. A Unix socket is not made: only its path is looked at.
+    """
+    name = where.removeprefix(PLAIN_PREFIX)
+    if not name.startswith(UNIX_PREFIX):
+        _bind_tcp(*_host_port(name, port)).close()
+        return
+    try:
+        _look_at_path(Path(name.removeprefix(UNIX_PREFIX)))
+    except OSError as error:
+        raise _cannot_listen(name, error) from error
+
+
+def _look_at_path(path: Path) -> None:
+    """Raise OSError if no Unix socket could be made at *path*."""
+    if len(os.fsencode(path)) > LONGEST_UNIX_PATH:
+        raise OSError(errno.ENAMETOOLONG, "AF_UNIX path too long")  # in the words of Python's bind()
+    if path.exists() and not path.is_socket():
+        raise FileExistsError(errno.EEXIST, NO_SOCKET)
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        path.parent.stat()  # raises the reason if there is no such directory
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
 def describe(sock: socket.socket) -> str:
@@ -129,16 +167,36 @@ def describe(sock: socket.socket) -> str:
 def _listen_on(where: str, port: int, is_serving: bool) -> socket.socket:
     if where.startswith(UNIX_PREFIX):
         return _listen_on_path(where.removeprefix(UNIX_PREFIX), is_serving)
+    return _ready(_bind_tcp(*_host_port(where, port)), is_serving)
+
+
+def _host_port(where: str, port: int) -> tuple[str, int]:
+    """Return the host and the port of *where*, which has *port* if it names none; raise StartError."""
     with_port = _WITH_PORT.fullmatch(where)
     if with_port is None:
-        return _listen_on_tcp(where, port, is_serving)
+        if ":" in where and not _is_address(where):
+            raise _not_a_place(where)
+        return where, port
     if int(with_port[3]) > LAST_PORT:
-        raise StartError(f"cannot listen on {where}: a port is a number from 0 to {LAST_PORT}", EXIT_LISTEN)
-    return _listen_on_tcp(with_port[1] or with_port[2], int(with_port[3]), is_serving)
+        raise _not_a_place(where)
+    return with_port[1] or with_port[2], int(with_port[3])
 
 
-def _listen_on_tcp(host: str, port: int, is_serving: bool = True) -> socket.socket:
-    """Listen on the first address of *host* that can be bound."""
+def _not_a_place(where: str) -> StartError:
+    allowed = f"HOST:PORT or [ADDRESS]:PORT, and the port a number from 0 to {LAST_PORT}"
+    return StartError(f"cannot listen on {where}: must be {allowed}", EXIT_LISTEN)
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _bind_tcp(host: str, port: int) -> socket.socket:
+    """Bind a socket to the first address of *host* that allows it; raise StartError."""
     if not host:
         raise StartError("cannot listen on an empty address", EXIT_LISTEN)
     failure: Exception | None = None
@@ -151,11 +209,12 @@ def _listen_on_tcp(host: str, port: int, is_serving: bool = True) -> socket.sock
         try:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             sock.bind(address)
-            return _ready(sock, is_serving)
         except OSError as error:
             sock.close()
             failure = error
-    raise _cannot_listen(_host_and_port(host, port), failure)
+        else:
+            return sock
+    raise _cannot_listen(_host_and_port(host, port), failure) from failure
 
 
 def _listen_on_path(path: str, is_serving: bool) -> socket.socket:
@@ -192,7 +251,7 @@ def _remove_socket(path: Path) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(mode):
-        raise FileExistsError("a file that is not a socket is there already")
+        raise FileExistsError(NO_SOCKET)
     if _is_served(path):
         raise FileExistsError("a server listens there already")
     log.warning("removing the socket at %s, to listen there", path)

@@ -10,7 +10,7 @@ become is found out by who does it.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
@@ -895,13 +895,19 @@ def defaults() -> dict[str, Any]:
     return values
 
 
-def check(options: Options) -> None:
-    """Raise UsageError if the fields of *options* do not go together."""
-    _refuse_two_journals(options)
-    _refuse_half_of_tls(options)
-    _refuse_open_dashboard(options)
-    _refuse_bad_passwords(options)
-    _refuse_bad_tokens(options)
+def problems(options: Options) -> Iterator[UsageError]:
+    """Every reason why the fields of *options* do not go together."""
+    for refuse in (
+        _refuse_two_journals,
+        _refuse_half_of_tls,
+        _refuse_open_dashboard,
+        _refuse_bad_passwords,
+        _refuse_bad_tokens,
+    ):
+        try:
+            refuse(options)
+        except UsageError as error:
+            yield error
 
 
 def _refuse_half_of_tls(options: Options) -> None:

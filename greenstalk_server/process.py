@@ -9,7 +9,8 @@ import pwd
 import resource
 import secrets
 import socket
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Final
@@ -30,18 +31,47 @@ def drop_privileges(user: str) -> None:
 
     Whoever is not root can only become itself, which changes nothing.
     """
-    try:
-        account = pwd.getpwnam(user)
-    except KeyError:
-        raise StartError(f"-u {user or repr(user)}: no such user", EXIT_NO_SUCH_USER) from None
+    account = _account(user)
     try:
         os.setgid(account.pw_gid)
         if os.geteuid() == 0:
             os.initgroups(account.pw_name, account.pw_gid)
         os.setuid(account.pw_uid)
     except PermissionError as error:
-        message = f"-u {user}: only root can become another user ({error.strerror})"
-        raise StartError(message, EXIT_PRIVILEGES) from error
+        raise _not_allowed(user, error) from error
+
+
+@contextmanager
+def acting_as(user: str) -> Iterator[None]:
+    """Have the permissions of *user* within the block; raise StartError as `drop_privileges` would."""
+    account = _account(user)
+    groups, group, owner = os.getgroups(), os.getegid(), os.geteuid()
+    try:
+        os.setegid(account.pw_gid)
+        if owner == 0:
+            os.initgroups(account.pw_name, account.pw_gid)
+        os.seteuid(account.pw_uid)
+    except PermissionError as error:
+        os.setegid(group)
+        raise _not_allowed(user, error) from error
+    try:
+        yield
+    finally:
+        os.seteuid(owner)
+        os.setegid(group)
+        if owner == 0:
+            os.setgroups(groups)
+
+
+def _account(user: str) -> pwd.struct_passwd:
+    try:
+        return pwd.getpwnam(user)
+    except KeyError:
+        raise StartError(f"-u {user or repr(user)}: no such user", EXIT_NO_SUCH_USER) from None
+
+
+def _not_allowed(user: str, error: OSError) -> StartError:
+    return StartError(f"-u {user}: only root can become another user ({error.strerror})", EXIT_PRIVILEGES)
 
 
 def raise_file_limit() -> int:

@@ -21,6 +21,8 @@ from greenstalk_server.journal.segment import name_of, numbers
 
 log = logging.getLogger(__name__)
 
+LATER_VERSION: Final = "a later version of the server has written the journal; start that one"
+
 IMPORTED_DIRECTORY: Final = "beanstalkd-imported"
 IMPORT_BATCH: Final = 2**24
 """Bytes of imported jobs that are written at a time."""
@@ -50,7 +52,7 @@ def recover(files: Files, broker: Broker, binlog: Binlog, now: int, is_strict: b
 def refuse_unfit(recovery: Recovery, is_strict: bool) -> None:
     """Raise StartError if a later version has written what *recovery* has read, or if *is_strict* and it is damaged."""
     if not recovery.is_readable:
-        raise StartError("a later version of the server has written the journal; start that one", EXIT_BINLOG)
+        raise StartError(LATER_VERSION, EXIT_BINLOG)
     if is_strict and not recovery.is_sound:
         reasons = "; ".join(str(damage) for damage in recovery.damage)
         raise StartError(f"--strict-recovery: the journal is damaged: {reasons}", EXIT_BINLOG)

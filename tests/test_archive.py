@@ -280,8 +280,8 @@ def test_an_import_into_a_locked_directory(exported: bytes, tmp_path: Path) -> N
         done = load(tmp_path, exported)
     assert done.returncode == 10
     assert done.stderr.decode() == (
-        f"greenstalk-server: journal import: {tmp_path}: in use by process {os.getpid()},"
-        " and one server at a time may be\n"
+        f"greenstalk-server: journal import: {tmp_path}: in use by process {os.getpid()};"
+        " only one server may use a directory at a time\n"
     )
 
 

@@ -126,7 +126,7 @@ def test_version_is_printed(flags: list[str]) -> None:
 
 def test_help_is_printed() -> None:
     done = run("--help")
-    assert done.stdout.startswith("Use: greenstalk-server [OPTIONS]\n")
+    assert done.stdout.startswith("Usage: greenstalk-server [OPTIONS]\n")
     assert (done.stderr, done.returncode) == ("", 0)
 
 
@@ -541,7 +541,8 @@ def test_a_binlog_directory_that_cannot_be_written_is_named(open_directory: Path
 def test_a_second_server_on_a_binlog_directory_is_refused(tmp_path: Path) -> None:
     with Daemon(*QUIET, "-b", str(tmp_path)) as daemon:
         done = run(*QUIET, "-b", str(tmp_path))
-        assert f"-b {tmp_path}: in use by process {daemon.process.pid}, and one server at a time may be" in done.stderr
+        held = f"-b {tmp_path}: in use by process {daemon.process.pid}; only one server may use a directory at a time"
+        assert held in done.stderr
         assert done.returncode == 10
         daemon.stop()
     assert stat.S_IMODE((tmp_path / "lock").stat().st_mode) == 0o600

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from ipaddress import ip_network
 
 import pytest
@@ -186,6 +187,15 @@ def test_help_names_every_option_and_fits_a_terminal() -> None:
         for name in (*row.flags, row.variable, row.key, row.default if row.metavar and row.default else ""):
             assert name in text
     assert max(map(len, text.splitlines())) <= 108
+
+
+def test_the_second_column_of_the_help_does_not_shift() -> None:
+    flags, variables = usage().partition("Options, as")[2].partition("\nEnvironment")[::2]
+    for part, width in ((flags, 25), (variables.partition("\n\n")[0], 54)):
+        rows = [line for line in part.splitlines() if line.startswith("  ")]
+        aligned = re.compile(rf" .{{{width - 2}}} \S.*")
+        alone = re.compile(r"  \S+ \S+")  # its text is in the next line
+        assert [row for row in rows if not aligned.fullmatch(row) and not alone.fullmatch(row)] == []
 
 
 @pytest.mark.parametrize(
