@@ -182,6 +182,7 @@ def usage() -> str:
     return "\n".join(
         (
             HEADLINE,
+            UNITS,
             "Options, as beanstalkd has them:\n" + "".join(short),
             "Options of our own:\n" + "".join(long),
             "Environment, and keys of the file; a flag beats both, and the environment the file:\n" + "".join(other),
@@ -215,13 +216,17 @@ writes it out as JSON lines. Both change nothing, and a server may be running th
 GREENSTALK_JOURNAL_NAME is the name of the journal there.
 """
 
+UNITS: Final = """\
+BYTES may have a unit, of which k is 1024: 64k, 10MB, 2GiB. So may MS and SECONDS: 50ms, 90s, 5m, 1h30m.
+"""
+
 FOOTER: Final = """\
 Signals: SIGTERM and SIGINT stop in order; SIGUSR1 drains: put answers DRAINING, the rest goes on; SIGUSR2
 logs from debug on, and as before when it comes again; SIGHUP reads the certificate anew, and stops it if
 its terminal closes.
 Started by a systemd socket unit, it serves the sockets handed to it, and -l and -p are ignored.
 Exit codes: 0 stopped or answered; 1 what journal was to check, export or import is damaged; 5 usage;
-10 binlog directory or database missing, locked, unreadable or refused, or no standby to hand over to;
+10 journal directory or database missing, locked, unreadable or refused, or no standby to hand over to;
 33 no such user; 34 not allowed to become the user; 111 cannot listen.
 
 Examples:
@@ -330,7 +335,7 @@ class _Parser:
             case Kind.VALUE | Kind.SWITCH:
                 self._set(row, flag, text)
             case Kind.REMOVED:
-                self._warnings.append(f"the {flag} flag was removed: the binlog is always compacted")
+                self._warnings.append(f"the {flag} flag was removed: the journal is always compacted")
             case Kind.VERSION:
                 return Information(f"{PROGRAM} {__version__}\n")
             case Kind.HELP:
