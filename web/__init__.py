@@ -122,7 +122,7 @@ def create_app(
     app.context_processor(_visitor)
     app.context_processor(_navigation)
     AuditPages(audit).install(app)
-    Metrics(broker, clock, requests, role).install(app)
+    Metrics(broker, clock, requests, role, options.directory).install(app)
     theme.install(app)
     errors.install(app)
     if options.url_prefix:

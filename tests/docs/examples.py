@@ -81,8 +81,10 @@ def _found(text: str) -> Iterator[Example]:
             yield Example(line, match["commands"], match["kind"], match["shown"] or "", note)
 
 
-def run(page: list[Example], directory: Path, instead: Mapping[str, str]) -> list[str]:
+def run(page: list[Example], directory: Path, instead: Mapping[str, str], **variables: str) -> list[str]:
     """Run *page* in *directory* with each text of *instead* replaced; return what each block printed.
+
+    *variables* are added to the environment.
 
     Raise AssertionError, with the line and stderr, for the first block of which a command fails.
     """
@@ -97,7 +99,7 @@ def run(page: list[Example], directory: Path, instead: Mapping[str, str]) -> lis
     with subprocess.Popen(
         ["bash", "-c", script],
         cwd=work,
-        env=environment(PATH=path, PYTHONPATH=str(REPOSITORY), HOME=str(work)),
+        env=environment(PATH=path, PYTHONPATH=str(REPOSITORY), HOME=str(work), **variables),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

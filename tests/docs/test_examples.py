@@ -21,6 +21,7 @@ LOOPBACK = ("-l", "127.0.0.1", "-p", "0", "--web-port", "0")
 
 PAGES: Mapping[str, bool] = {
     "api.md": True,
+    "metrics.md": False,
 }
 """By page: whether its commands expect the server of `make run`."""
 
@@ -32,7 +33,8 @@ def test_commands_of_a_page_run_and_print_what_it_shows(page: str, tmp_path: Pat
     found = examples((REPOSITORY / "docs" / page).read_text())
     assert found
     if not PAGES[page]:
-        printed = run(found, tmp_path, _ports())
+        ports = _ports()
+        printed = run(found, tmp_path, ports, GREENSTALK_LISTEN_PORT=ports["11300"], PORT=ports["8080"])
     else:
         with Daemon("-b", str(tmp_path), *LOOPBACK) as server:  # as `make run`, on ports that are free
             web = urlsplit(server.dashboard).port
