@@ -28,7 +28,7 @@ import pytest
 
 from greenstalkctl.cli import main
 from tests.conformance.servers import Baseline, Kind, Server, ours
-from tests.daemon import PATIENCE, REPOSITORY
+from tests.daemon import MINDING_SIGNALS, PATIENCE, REPOSITORY
 
 COMMAND = (sys.executable, "-m", "greenstalkctl")
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e\r\x08[bold]x[/bold]"
@@ -150,7 +150,7 @@ class Terminal:
         self._master, slave = pty.openpty()
         environ = os.environ | {"TERM": "xterm", "COLUMNS": "120", "LINES": "40"} | variables
         self.process = subprocess.Popen(
-            [*COMMAND, *args],
+            [*MINDING_SIGNALS, *COMMAND, *args],
             cwd=REPOSITORY,
             env=environ,
             stdin=slave,
@@ -210,7 +210,7 @@ class Terminal:
 def spawn(server: Server, *args: str) -> subprocess.Popen[bytes]:
     """Start the command as a process without a terminal."""
     return subprocess.Popen(
-        [*COMMAND, *where(server), *args],
+        [*MINDING_SIGNALS, *COMMAND, *where(server), *args],
         cwd=REPOSITORY,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
