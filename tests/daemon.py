@@ -18,7 +18,7 @@ from typing import Self
 REPOSITORY = Path(__file__).resolve().parent.parent
 COMMAND = (sys.executable, "-m", "greenstalk_server")
 MINDING_SIGNALS = ("env", "--default-signal=HUP,INT")
-"""Before a command that a test signals: under nohup, or in the background, we ignore them, and children inherit that."""
+"""Before a command that a test signals: under nohup or in the background we ignore them, and children inherit that."""
 
 LAST_OF_FIRST_LINES = "jobs: "
 PATIENCE = 60.0
