@@ -135,11 +135,11 @@ def _answer(command: Command) -> int:
                 message = "it looks at directories alone; `journal export` reads all of a database"
                 raise UsageError(f"journal check: {message}")
             return check(where)
-        case JournalExport(where, target):
+        case JournalExport(where, target, is_quiet):
             collect_nothing()
             if is_database(where):
-                return int(shared_module("shared_backup").export_shared(where, _journal_name(), target))
-            return export_journal(where, target)
+                return int(shared_module("shared_backup").export_shared(where, _journal_name(), target, is_quiet))
+            return export_journal(where, target, is_quiet)
         case JournalImport(where, source):
             if is_database(where):
                 return int(shared_module("shared_backup").import_shared(where, _journal_name(), source))

@@ -81,10 +81,14 @@ class JournalCheck:
 
 @dataclass(frozen=True, slots=True)
 class JournalExport:
-    """What `journal export` asks for: what *directory*, or a database, holds, into the file *target* or to stdout."""
+    """What `journal export` asks for: what *directory*, or a database, holds, into the file *target* or to stdout.
+
+    is_quiet    `-q`: report only damage.
+    """
 
     directory: str
     target: str | None
+    is_quiet: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,14 +167,18 @@ def _parse_journal(argv: Sequence[str]) -> Command:
                 return JournalCheck(directory)
             case ["export", directory]:
                 return JournalExport(directory, None)
+            case ["export", directory, "-q"]:
+                return JournalExport(directory, None, is_quiet=True)
             case ["export", directory, "-o", target] if target:
                 return JournalExport(directory, target)
+            case ["export", directory, "-o", target, "-q"] | ["export", directory, "-q", "-o", target] if target:
+                return JournalExport(directory, target, is_quiet=True)
             case ["import", directory]:
                 return JournalImport(directory, None)
             case ["import", directory, source] if source and not source.startswith("-"):
                 return JournalImport(directory, source)
     given = " ".join(map(shown, (JOURNAL, *arguments)))
-    allowed = f"`{JOURNAL} check DIR`, `{JOURNAL} export DIR [-o FILE]` or `{JOURNAL} import DIR [FILE]`"
+    allowed = f"`{JOURNAL} check DIR`, `{JOURNAL} export DIR [-o FILE] [-q]` or `{JOURNAL} import DIR [FILE]`"
     raise UsageError(f"{given}: must be {allowed}")
 
 
@@ -196,7 +204,7 @@ Usage: {PROGRAM} [OPTIONS]
        {PROGRAM} config [--json | --check] [OPTIONS]
        {PROGRAM} handover [OPTIONS]
        {PROGRAM} journal check DIR
-       {PROGRAM} journal export DIR|URL [-o FILE]
+       {PROGRAM} journal export DIR|URL [-o FILE] [-q]
        {PROGRAM} journal import DIR|URL [FILE]
 
 A job queue that speaks the beanstalk protocol, in beanstalkd's place: same port, same flags, same replies,
@@ -211,9 +219,9 @@ exits with the code of the start that would fail, and changes nothing; a server 
 upgrade; clients connect once again.
 
 `journal check` tells what the journal directory DIR holds, and what in it is damaged; `journal export`
-writes it out as JSON lines. Both change nothing, and a server may be running there.
-`journal import` makes a journal of such lines in DIR, which must be empty. URL is that of a --journal;
-GREENSTALK_JOURNAL_NAME is the name of the journal there.
+writes it out as JSON lines; with -q it reports only damage. Both change nothing, and a server may be
+running there. `journal import` makes a journal of such lines in DIR, which must be empty. URL is that of a
+--journal; GREENSTALK_JOURNAL_NAME is the name of the journal there.
 """
 
 UNITS: Final = """\

@@ -146,7 +146,8 @@ def _import_all(files: Files, broker: Broker, binlog: Binlog, now: int) -> int:
 def _move_away(files: Files, names: list[str]) -> None:
     for name in names:
         files.move(name, IMPORTED_DIRECTORY)
-    log.info("beanstalkd's %d files are now in %s", len(names), IMPORTED_DIRECTORY)
+    files_of = "1 file of beanstalkd is" if len(names) == 1 else f"{len(names)} files of beanstalkd are"
+    log.info("%s now in %s", files_of, IMPORTED_DIRECTORY)
 
 
 def _import(imported: ImportedJob, burial: int, broker: Broker, binlog: Binlog, now: int) -> None:

@@ -220,7 +220,7 @@ def visit(daemon: Daemon, path: str = "", login: str = "") -> int:
 def test_passwords_by_the_environment() -> None:
     environ = environment(
         GREENSTALK_WEB_USER="ada",
-        GREENSTALK_WEB_PASSWORD="äöü",
+        GREENSTALK_WEB_PASSWORD="äöü",  # noqa: S106
         GREENSTALK_WEB_VIEWER_PASSWORD="look",  # noqa: S106
     )
     with Daemon(*LOOPBACK, "--web-port", "0", environ=environ) as daemon:

@@ -582,7 +582,7 @@ def test_words(argv: list[str], command: Command) -> None:
 def test_what_is_no_verb_of_the_journal_is_refused(argv: list[str]) -> None:
     error = refusal("journal", *argv)
     assert str(error).endswith(
-        ": must be `journal check DIR`, `journal export DIR [-o FILE]` or `journal import DIR [FILE]`"
+        ": must be `journal check DIR`, `journal export DIR [-o FILE] [-q]` or `journal import DIR [FILE]`"
     )
     assert error.exit_code == 5
 
