@@ -80,6 +80,17 @@ def test_the_backup_writes_a_dated_file_and_removes_old_ones(tmp_path: Path) -> 
     assert '"tube":"default"' in (backups / made).read_text()
 
 
+def test_systemd_takes_the_second_socket_of_the_page(systemd: str, tmp_path: Path) -> None:
+    page = (REPOSITORY / "docs" / "security.md").read_text()
+    (unit,) = re.findall(r"```ini\n(\[Unit\].*?)```", page, re.DOTALL)
+    second = tmp_path / "greenstalk-server-plain.socket"
+    second.write_text(unit)
+    (tmp_path / SERVICE.name).write_text(SERVICE.read_text().replace(INSTALLED, sys.executable))
+    shutil.copy(SOCKET, tmp_path)
+    done = run(systemd, "verify", str(second), str(tmp_path / SERVICE.name), str(tmp_path / SOCKET.name))
+    assert (done.stdout, done.stderr, done.returncode) == ("", "", 0)
+
+
 def test_the_check_before_a_start_is_of_the_same_directory() -> None:
     """Its failure is ignored: the exit code of ExecStart decides whether systemd starts the server again."""
     text = SERVICE.read_text()

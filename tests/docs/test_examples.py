@@ -22,6 +22,7 @@ LOOPBACK = ("-l", "127.0.0.1", "-p", "0", "--web-port", "0")
 PAGES: Mapping[str, bool] = {
     "api.md": True,
     "metrics.md": False,
+    "security.md": False,
 }
 """By page: whether its commands expect the server of `make run`."""
 
@@ -34,7 +35,8 @@ def test_commands_of_a_page_run_and_print_what_it_shows(page: str, tmp_path: Pat
     assert found
     if not PAGES[page]:
         ports = _ports()
-        printed = run(found, tmp_path, ports, GREENSTALK_LISTEN_PORT=ports["11300"], PORT=ports["8080"])
+        instead = ports | {"/run/greenstalk.sock": str(tmp_path / "socket")}
+        printed = run(found, tmp_path, instead, GREENSTALK_LISTEN_PORT=ports["11300"], PORT=ports["8080"])
     else:
         with Daemon("-b", str(tmp_path), *LOOPBACK) as server:  # as `make run`, on ports that are free
             web = urlsplit(server.dashboard).port
