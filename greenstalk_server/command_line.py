@@ -55,7 +55,7 @@ class ShowConfig:
 
 @dataclass(frozen=True, slots=True)
 class CheckConfig:
-    """What `config --check` asks for: test whether a start with *options* would succeed.
+    """The request of `config --check`: test whether a start with *options* would succeed.
 
     problems    what is wrong with the options themselves, in the order in which a start would find it.
     options     None if they could not be read, so that nothing else can be tested.

@@ -1,4 +1,4 @@
-"""What a start finds wrong before it serves, and `config --check`, which finds all of it without a start.
+"""The tests that a start makes before it serves, and `config --check`, which makes all of them without a start.
 
 `check_start` changes nothing, takes no lock, and keeps no socket open: it may run beside a server in the same
 directory, and in ExecStartPre= of a systemd unit.
@@ -131,7 +131,7 @@ def _attempt(test: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> It
 
 
 def _about_sockets(options: Options, environ: Mapping[str, str]) -> Iterator[StartError | str]:
-    """What is wrong with the addresses to listen on.
+    """Find the addresses that cannot be listened on, and the rules for listeners that do not exist.
 
     In ExecStartPre= of a systemd unit it is not known which sockets the socket unit will hand over: -l may not count.
     """
@@ -157,7 +157,7 @@ def _about_address(where: str, port: int, worded: Callable[[StartError], StartEr
 
 
 def _about_journal(options: Options) -> Iterator[StartError | str]:
-    """What is wrong with the user, and with the directory or the database, as that user finds it."""
+    """Test the user, and with its permissions the directory; test the address of the database, without connecting."""
     try:
         with acting_as(options.user) if options.user is not None else nullcontext():
             if options.binlog_dir is not None:
@@ -189,7 +189,7 @@ def _about_directory(directory: str) -> Iterator[StartError | str]:
 
 
 def _about_segments(directory: str, names: list[str]) -> Iterator[StartError]:
-    """What is wrong with the heads of the journal's files; `journal check` reads all of them."""
+    """Test the permissions and headers of the journal's files; `journal check` reads them whole."""
     files = Directory(directory)
     for name in map(name_of, numbers(names)):
         if not _is_allowed(Path(directory, name), os.R_OK | os.W_OK):

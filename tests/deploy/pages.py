@@ -61,23 +61,28 @@ def follow(page: list[Block], directory: Path) -> tuple[list[str], str]:
         script = script.replace(written, str(free))
     work = directory / "work"
     work.mkdir()
+    out, err = in_shell(script, work, path_with_commands(directory / "bin"), LONGEST)
+    *printed, rest = out.split(f"{_END}\n")
+    assert rest == "", f"the page ends early: {rest}{err}"
+    return printed, err
+
+
+def in_shell(script: str, work: Path, path: str, longest: float, **variables: str) -> tuple[str, str]:
+    """Run *script* with bash in *work* for at most *longest* seconds; return stdout and stderr; leave no process."""
     with subprocess.Popen(
         ["bash", "-uc", script],
         cwd=work,
-        env=environment(PATH=path_with_commands(directory / "bin"), PYTHONPATH=str(REPOSITORY)),
+        env=environment(PATH=path, PYTHONPATH=str(REPOSITORY), **variables),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
     ) as shell:
         try:
-            out, err = shell.communicate(timeout=LONGEST)
+            return shell.communicate(timeout=longest)
         finally:
             with suppress(ProcessLookupError):  # nobody is left, as it should be
                 os.killpg(shell.pid, signal.SIGKILL)
-    *printed, rest = out.split(f"{_END}\n")
-    assert rest == "", f"the page ends early: {rest}{err}"
-    return printed, err
 
 
 def without_ports(text: str) -> str:

@@ -31,7 +31,7 @@ FIRES: dict[str, tuple[str, dict[str, str]]] = {
     "GreenstalkJobsTimingOut": ("30m", {"job": "greenstalk", "tube": "mail"}),
     "GreenstalkApiErrors": ("30m", {"job": "greenstalk", "endpoint": "overview", "method": "GET", "code": "500"}),
 }
-"""By alert: after how long it fires for `a` of alerts.yml, and its labels besides instance and severity."""
+"""By alert: the time at which it fires for `a` of alerts.yml, and its labels except instance and severity."""
 
 
 def promtool(*arguments: str) -> str:

@@ -11,19 +11,14 @@ A comment in the line above a block of commands changes how it is run:
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
-import signal
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.daemon import REPOSITORY, environment
-from tests.deploy.pages import path_with_commands
+from tests.deploy.pages import in_shell, path_with_commands
 
 LONGEST = 60.0
 """Seconds that all commands of a page may take."""
@@ -96,20 +91,7 @@ def run(page: list[Example], directory: Path, instead: Mapping[str, str], **vari
     for written, real in instead.items():
         script = script.replace(written, real)
     path = path_with_commands(directory / "bin")
-    with subprocess.Popen(
-        ["bash", "-c", script],
-        cwd=work,
-        env=environment(PATH=path, PYTHONPATH=str(REPOSITORY), HOME=str(work), **variables),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as shell:
-        try:
-            out, err = shell.communicate(timeout=LONGEST)
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(shell.pid, signal.SIGKILL)
+    out, err = in_shell(script, work, path, LONGEST, HOME=str(work), **variables)
     *printed, rest = out.split(f"\n{end}\n")
     failed = f"line {page[len(printed)].line}:\n{page[len(printed)].commands}" if len(printed) < len(page) else ""
     assert not failed, f"{failed}\nprinted {rest!r}\n{err}"
@@ -124,7 +106,7 @@ def _runnable(example: Example) -> str:
 
 
 def matches(example: Example, printed: str) -> bool:
-    """Whether *printed* is what *example* shows; in it, `…` stands for anything."""
+    """Whether *printed* is what *example* shows; `…` matches anything."""
     match example.kind:
         case "json":
             shown, found = list(_values(example.shown)), list(_values(printed))

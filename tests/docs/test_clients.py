@@ -46,7 +46,7 @@ def put(port: int, body: bytes) -> int:
 
 
 def counts(port: int) -> tuple[int, int]:
-    """How many jobs of the tube are buried, and how many there are."""
+    """Return the number of buried jobs of the tube, and of all its jobs."""
     with greenstalk.Client(("127.0.0.1", port)) as queue:
         stats = queue.stats_tube("mail")
     states = ("ready", "reserved", "delayed", "buried")

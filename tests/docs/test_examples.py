@@ -46,7 +46,7 @@ def test_commands_of_a_page_run_and_print_what_it_shows(page: str, tmp_path: Pat
 
 
 def _ports() -> dict[str, str]:
-    """Free ports in place of those on a page."""
+    """Return a free port for each port that a page names."""
     written = ("11300", "11301", "8080")
     return {port: str(free) for port, free in zip(written, free_ports(len(written)), strict=True)}
 

@@ -1,4 +1,4 @@
-"""What is said of the API: the OpenAPI document, the page of it, and docs/api.md, whose examples tests/docs runs."""
+"""The descriptions of the API: the OpenAPI document, its page, and docs/api.md, whose examples tests/docs runs."""
 
 from __future__ import annotations
 
