@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 
 from greenstalk_server.journal.record import VERSION
 from tests.daemon import COMMAND, PATIENCE, REPOSITORY, Daemon, environment, run
+from tests.server.peer import eventually
 from tests.server.secured import make_certificates
 
 LOOPBACK = ("-l", "127.0.0.1", "-p", "0", "--web-port", "0")
@@ -79,7 +79,8 @@ def test_a_valid_configuration_passes_and_nothing_is_changed(certificates: Path,
 def test_a_check_beside_a_running_server_leaves_it_alone(tmp_path: Path) -> None:
     with Daemon(*LOOPBACK, "-b", str(tmp_path)) as daemon:
         assert daemon.ask(b"put 0 0 60 2\r\nhi\r\n") == b"INSERTED 1"
-        time.sleep(0.2)  # until the batch is on disk, or the files may change for that
+        ahead = tmp_path / "journal.2"
+        eventually(lambda: ahead.exists() and ahead.stat().st_size >= 10 * 2**20, "the next file is made ahead")
         before = contents(tmp_path)
         port, web = str(daemon.port), daemon.dashboard.rpartition(":")[2].strip("/")
         done = run("config", "--check", "-l", "127.0.0.1", "-p", port, "--web-port", web, "-b", str(tmp_path))

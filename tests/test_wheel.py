@@ -23,18 +23,18 @@ SOURCES = {
 }
 """Each directory that is installed, and where the wheel has it."""
 
-NEEDED_TO_BUILD = ("pyproject.toml", "setup.py", "README.md", "LICENSE")
+NEEDED_TO_BUILD = ("pyproject.toml", "README.md", "LICENSE")
 
 pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of what a build needs: a build leaves files behind."""
+    """A copy of what a build needs, and of setup.py, which it can do without: a build leaves files behind."""
     copy = tmp_path_factory.mktemp("source")
     for name in SOURCES:
         shutil.copytree(REPOSITORY / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in NEEDED_TO_BUILD:
+    for name in (*NEEDED_TO_BUILD, "setup.py"):
         shutil.copy(REPOSITORY / name, copy)
     return copy
 
