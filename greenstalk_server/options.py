@@ -232,7 +232,7 @@ def _bytes(text: str) -> int:
 
 
 def _memory(text: str) -> int:
-    expected = f"a whole number of bytes, {LEAST_LIMIT} or more, {_SIZE_UNITS}; or 0 (no limit)"
+    expected = f"a whole number of bytes, {LEAST_LIMIT} or more, or 0 (no limit), {_SIZE_UNITS}"
     limit = _size(text, 0, None, expected)
     if 0 < limit < LEAST_LIMIT:
         raise ValueError(expected)
