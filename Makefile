@@ -35,15 +35,17 @@ test: $(VENV)/.installed-dev  ## set up, then run every test
 	@$(call need,socat,socat)
 	@$(call need,stunnel,stunnel4)
 	@$(call need,faketime,faketime)
+	@$(call need,curl,curl)
+	@$(call need,promtool,prometheus)
 	@$(need_postgresql)
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+	$(BIN)/python -m pytest -n 2 --no-loadscope-reorder --max-worker-restart 0
 
 compiled: $(COMPILED)/.made  ## set up, then compile the core with mypyc into build/compiled
 
 test-compiled: $(COMPILED)/.made  ## the same, then run the core's tests against that build
 	@$(call need,beanstalkd,beanstalkd)
 	$(WITH_COMPILED) $(BIN)/python -c 'from greenstalk_server import broker as it; assert it.__file__.endswith(".so"), it.__file__'
-	$(WITH_COMPILED) $(BIN)/python -m pytest -o pythonpath= -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 \
+	$(WITH_COMPILED) $(BIN)/python -m pytest -o pythonpath= -n 2 --no-loadscope-reorder --max-worker-restart 0 \
 	  tests/core tests/wire $(addprefix tests/server/test_,$(ON_COMPILED))
 
 check: $(VENV)/.installed-dev  ## set up, then lint, check types and the import rule
@@ -63,6 +65,8 @@ coverage: $(VENV)/.installed-dev  ## run every test, and show the lines that non
 	@$(call need,socat,socat)
 	@$(call need,stunnel,stunnel4)
 	@$(call need,faketime,faketime)
+	@$(call need,curl,curl)
+	@$(call need,promtool,prometheus)
 	@$(need_postgresql)
 	$(BIN)/coverage erase
 	$(BIN)/coverage run -m pytest

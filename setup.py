@@ -6,10 +6,15 @@ The source is the same, and so is what it does: `make test-compiled` runs the co
 from __future__ import annotations
 
 import os
+import shlex
+import shutil
 import sys
+import sysconfig
+from pathlib import Path
 from typing import Any
 
 from setuptools import setup
+from setuptools.command.build_py import build_py
 
 COMPILED = (
     "arrivals",
@@ -41,10 +46,30 @@ COMPILED = (
 IS_ASKED = os.environ.get("GREENSTALK_COMPILE") == "1"
 
 
+class BuildFromScratch(build_py):
+    """Copies the modules into an empty directory: what an earlier build left there would be installed too."""
+
+    def run(self) -> None:
+        library = Path(self.build_lib)
+        if not self.editable_mode and library.parent == Path(self.get_finalized_command("build").build_base):
+            shutil.rmtree(library, ignore_errors=True)
+        super().run()
+
+
+def refuse_without_compiler() -> None:
+    """Exit with a line that says what to install, instead of some hundred lines from mypyc and setuptools."""
+    compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")[0]
+    if shutil.which(compiler) is None:
+        sys.exit(f"GREENSTALK_COMPILE=1 needs a C compiler, and {compiler} is missing: apt-get install gcc libc6-dev")
+    if not Path(sysconfig.get_path("include"), "Python.h").exists():
+        sys.exit("GREENSTALK_COMPILE=1 needs Python's headers, and Python.h is missing: apt-get install python3-dev")
+
+
 def extensions() -> list[Any]:
     """The extension modules to build."""
     if not IS_ASKED:
         return []
+    refuse_without_compiler()
     try:
         from mypyc.build import mypycify  # noqa: PLC0415  only where it is asked for
     except ImportError:
@@ -54,4 +79,8 @@ def extensions() -> list[Any]:
     return mypycify([f"greenstalk_server/{module}.py" for module in COMPILED], opt_level="3")
 
 
-setup(ext_modules=extensions(), setup_requires=["mypy[mypyc]>=1.13"] if IS_ASKED else [])
+setup(
+    ext_modules=extensions(),
+    cmdclass={"build_py": BuildFromScratch},
+    setup_requires=["mypy[mypyc]>=1.13"] if IS_ASKED else [],
+)

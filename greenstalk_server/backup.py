@@ -38,22 +38,22 @@ LONGEST_HEAD: Final = 65536
 MODE: Final = 0o600
 
 
-def export_journal(directory: str, target: str | None) -> int:
+def export_journal(directory: str, target: str | None, is_quiet: bool = False) -> int:
     """Write what *directory* holds to the file *target*, or to stdout; return the exit code; raise StartError.
 
-    The file is there whole or not at all. What there is to say goes to stderr.
+    The file is there whole or not at all. Messages go to stderr; if *is_quiet* only damage is reported.
     """
     now = time.time_ns()
     report = inspect(directory, now, "export")
     _refuse_what_is_no_whole(report)
     in_use = f"{directory} is in use by {report.holder}" if report.holder else ""
-    return write_archive(report.recovery, now, target, in_use)
+    return write_archive(report.recovery, now, target, in_use, is_quiet)
 
 
-def write_archive(recovery: Recovery, now: int, target: str | None, in_use: str) -> int:
+def write_archive(recovery: Recovery, now: int, target: str | None, in_use: str, is_quiet: bool) -> int:
     """Write what *recovery*, settled, has read to *target*, or to stdout; return the exit code; raise StartError.
 
-    *in_use* says who writes to the journal, if somebody does.
+    *in_use* says which server writes to the journal; empty if none does.
     """
     pauses = [Pause(name, until, length) for name, (until, length) in sorted(recovery.pauses.items())]
     jobs = [recovery.jobs[id] for id in sorted(recovery.jobs)]
@@ -62,11 +62,12 @@ def write_archive(recovery: Recovery, now: int, target: str | None, in_use: str)
             out.writelines(Writer().lines(now, recovery.next_id, pauses, jobs))
     except OSError as error:
         raise StartError(f"journal export: {target or 'stdout'}: {error.strerror}", EXIT_BINLOG) from error
-    if in_use:
-        _say(f"{in_use}: what is being written now is not in the archive")
+    if in_use and not is_quiet:
+        _say(f"{in_use}; the archive has all changes that were acknowledged before the export began")
     for damage in recovery.damage:
         _say(f"{damage}")
-    _say(f"{_told(Count(len(pauses), len(jobs)))} exported")
+    if not is_quiet:
+        _say(f"{_told(Count(len(pauses), len(jobs)))} exported")
     return EXIT_OK if recovery.is_sound else EXIT_DAMAGED
 
 

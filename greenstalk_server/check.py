@@ -6,8 +6,6 @@ moved or locked. A server may be running on the directory; then what it is about
 
 from __future__ import annotations
 
-import fcntl
-import os
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -20,7 +18,7 @@ from greenstalk_server.exits import EXIT_BINLOG, EXIT_DAMAGED, EXIT_OK, StartErr
 from greenstalk_server.job import BURIED, DELAYED, READY, SECOND, Job
 from greenstalk_server.journal import beanstalkd, record
 from greenstalk_server.journal.files import Directory
-from greenstalk_server.journal.lock import FLOCK, LOCK_NAME
+from greenstalk_server.journal.lock import holder_of
 from greenstalk_server.journal.recovery import Damage, Recovery, Replayed, is_begun, retold
 from greenstalk_server.journal.segment import name_of, numbers
 from greenstalk_server.tube import Tube
@@ -115,7 +113,7 @@ def _inspect(directory: str, now: int) -> Report:
     def tube_of(name: bytes) -> Tube:
         return tubes.get(name) or tubes.setdefault(name, Tube(name, jobs))
 
-    report = Report(directory, Recovery(tube_of, jobs), _holder(directory))
+    report = Report(directory, Recovery(tube_of, jobs), holder_of(directory))
     _replay(files, numbers(names), report)
     report.recovery.settle(now)
     for name in beanstalkd.find(names):
@@ -164,24 +162,6 @@ def _kinds(segment: Replayed, data: bytes, damage: list[Damage]) -> Iterator[int
         _, _, length, _, kind = record.HEADER.unpack_from(data, at)
         yield kind
         at += record.HEADER_SIZE + length
-
-
-def _holder(directory: str) -> str:
-    """Who has *directory* locked, if somebody has. Asks without locking, so that it is in nobody's way."""
-    try:
-        fd = os.open(Path(directory, LOCK_NAME), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return ""
-    except OSError as error:
-        return f"somebody or nobody, its lock cannot be read ({error.strerror})"
-    try:
-        asked = FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-        kind, _, _, _, pid = FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, asked))
-    finally:
-        os.close(fd)
-    if kind == fcntl.F_UNLCK:
-        return ""
-    return f"process {pid}" if pid > 0 else "another process"
 
 
 # As text

@@ -10,15 +10,11 @@ import logging
 import os
 import signal
 import socket
-import stat
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
-from importlib import import_module
-from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Final
 
 import gevent
@@ -32,6 +28,7 @@ from greenstalk_server.broker import Broker
 from greenstalk_server.check import check
 from greenstalk_server.clock import Clock, steady_clock
 from greenstalk_server.command_line import (
+    CheckConfig,
     Command,
     Handover,
     Information,
@@ -42,7 +39,7 @@ from greenstalk_server.command_line import (
     parse,
 )
 from greenstalk_server.committer import Committer
-from greenstalk_server.exits import EXIT_BINLOG, EXIT_OK, EXIT_USAGE, MORE_MEMORY, StartError
+from greenstalk_server.exits import EXIT_BINLOG, EXIT_OK, MORE_MEMORY, StartError
 from greenstalk_server.journal import Journal, NullJournal
 from greenstalk_server.journal.binlog import Binlog
 from greenstalk_server.journal.files import Directory
@@ -57,9 +54,14 @@ from greenstalk_server.options import (
     Options,
     UsageError,
     is_database,
-    refuse_equal_passwords,
-    shown,
     without_password,
+)
+from greenstalk_server.preflight import (
+    check_start,
+    refuse_rules_for_nobody,
+    shared_module,
+    warn_of_writers,
+    with_password,
 )
 from greenstalk_server.process import (
     READY,
@@ -84,9 +86,6 @@ if TYPE_CHECKING:
 
 WEB_STOP_TIMEOUT: Final = 1.0
 """Seconds that a request in hand has left at a stop; an idle kept-alive connection takes them all."""
-
-LONGEST_PASSWORD: Final = 1000
-"""Bytes of a password in a file."""
 
 EXIT_UNWRITTEN: Final = 1
 """Of a command that answers: stdout did not take what was asked for."""
@@ -158,21 +157,23 @@ def _answer(command: Command) -> int:
             for warning in options.warnings:
                 print(f"{PROGRAM}: warning: {warning}", file=sys.stderr)
             print(configuration.as_json(options) if is_json else configuration.as_table(options), end="")
+        case CheckConfig(checked, problems):
+            return check_start(checked, problems, os.environ)
         case Handover(options):
-            return int(_shared("leadership").hand_over(options))
+            return int(shared_module("leadership").hand_over(options))
         case JournalCheck(where):
             if is_database(where):
                 message = "it looks at directories alone; `journal export` reads all of a database"
                 raise UsageError(f"journal check: {message}")
             return check(where)
-        case JournalExport(where, target):
+        case JournalExport(where, target, is_quiet):
             collect_nothing()
             if is_database(where):
-                return int(_shared("shared_backup").export_shared(where, _journal_name(), target))
-            return export_journal(where, target)
+                return int(shared_module("shared_backup").export_shared(where, _journal_name(), target, is_quiet))
+            return export_journal(where, target, is_quiet)
         case JournalImport(where, source):
             if is_database(where):
-                return int(_shared("shared_backup").import_shared(where, _journal_name(), source))
+                return int(shared_module("shared_backup").import_shared(where, _journal_name(), source))
             return import_journal(where, source)
     return EXIT_OK
 
@@ -190,12 +191,12 @@ def _run(options: Options, environ: Mapping[str, str]) -> None:
     for warning in options.warnings:
         log.warning("%s", warning)
     hide_secrets([row.variable for row in DEFINITIONS if row.is_secret or row.field == "journal"])
-    options = _with_password(options)
+    options = with_password(options)
     certificates = Certificates(options) if options.tls_cert is not None else None
     files = raise_file_limit()
     with ExitStack() as at_exit:
         listeners = [at_exit.enter_context(listener) for listener in _open(options, environ)]
-        _refuse_rules_for_nobody(options, listeners)
+        refuse_rules_for_nobody(options, [listener.name for listener in listeners])
         if options.access and options.web_enabled and not (options.web_password or options.viewer_password):
             log.warning("the access rules do not bind the dashboard: set GREENSTALK_WEB_PASSWORD, or --no-web")
         web_listener = at_exit.enter_context(open_web_listener(options)) if options.web_enabled else None
@@ -206,7 +207,7 @@ def _run(options: Options, environ: Mapping[str, str]) -> None:
                 refuse_unreadable(options.user)
         if options.binlog_dir is not None:
             at_exit.callback(DirectoryLock(options.binlog_dir).close)
-            _warn_of_writers(options.binlog_dir)
+            warn_of_writers(options.binlog_dir)
         serve = _serve if options.journal is None else _serve_in_turn
         serve(options, environ, _Place(listeners, dashboard, certificates, files))
 
@@ -282,7 +283,7 @@ def _server(
 def _serve_in_turn(options: Options, environ: Mapping[str, str], place: _Place) -> None:
     """The same with a journal that others may lead: stand by until this server does."""
     collect_nothing()
-    leadership = _shared("leadership")
+    leadership = shared_module("leadership")
     limits = _limits(options)
     seat = leadership.seat(options, describe(place.listeners[0].sock))
     candidate = leadership.Candidate(seat, partial(_Shared, options, limits, place.dashboard), options.strict_recovery)
@@ -320,15 +321,6 @@ def _serve_in_turn(options: Options, environ: Mapping[str, str], place: _Place) 
         turn.begin_anew()
 
 
-def _shared(module: str) -> ModuleType:
-    """Our *module*, which needs a driver of PostgreSQL, and so is imported when it is asked for; raise StartError."""
-    try:
-        return import_module(f"greenstalk_server.{module}")
-    except ImportError as error:
-        message = f"{error}; install the driver of PostgreSQL: pip install 'greenstalk-server[postgresql]'"
-        raise StartError(message, EXIT_USAGE) from error
-
-
 def _journal_name() -> str:
     """Which journal of a database an export or import is about; raise UsageError."""
     variable = "GREENSTALK_JOURNAL_NAME"
@@ -361,35 +353,6 @@ def _note_hangup() -> None:
     log.info("SIGHUP is ignored: there is no log file to open anew, and new options need a restart")
 
 
-def _with_password(options: Options) -> Options:
-    """Return *options* with the password that is in a file, if one is; raise StartError if it cannot be had."""
-    if options.web_password_file is None or not options.web_enabled:
-        return options
-    where = f"{options.named('web_password_file')} {options.web_password_file}"
-    try:
-        with Path(options.web_password_file).open("rb") as file:
-            password = file.readline(LONGEST_PASSWORD + 2).rstrip(b"\r\n").decode()
-            is_open = os.fstat(file.fileno()).st_mode & stat.S_IROTH
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "it is not UTF-8"
-        message = f"{where}: {reason}; it must be a file with the password as its first line"
-        raise StartError(message, EXIT_USAGE) from error
-    if not 0 < len(password) <= LONGEST_PASSWORD:
-        raise StartError(f"{where}: its first line must be the password, of 1 to {LONGEST_PASSWORD} bytes", EXIT_USAGE)
-    if is_open:
-        path = options.web_password_file
-        log.warning("everybody on this machine can read the password in %s; take the right from them: chmod o-r", path)
-    refuse_equal_passwords(options, password)
-    return replace(options, web_password=password)
-
-
-def _warn_of_writers(directory: str) -> None:
-    """Warn if every user of this machine may put files into *directory*, which is there."""
-    if Path(directory).stat().st_mode & stat.S_IWOTH:
-        message = "every user of this machine can add and replace files in -b %s; run: chmod o-w %s"
-        log.warning(message, directory, directory)
-
-
 def _limits(options: Options) -> Limits:
     """What *options* say of limits."""
     return Limits(
@@ -407,18 +370,6 @@ def _limits(options: Options) -> Limits:
         command_timeout=options.command_timeout,
         dead_peer_timeout=options.dead_peer_timeout,
     )
-
-
-def _refuse_rules_for_nobody(options: Options, listeners: Sequence[Listener]) -> None:
-    """Raise UsageError if a rule is for a listener that there is not, or for names that no client can prove."""
-    names = [listener.name for listener in listeners]
-    for rule in options.access:
-        if rule.client is not None and options.tls_client_ca is None:
-            name, ca = options.named("access"), options.named("tls_client_ca")
-            raise UsageError(f"{name}: client {shown(rule.client)}: no client has a name without {ca}")
-        if rule.listener is not None and rule.listener not in names:
-            known = ", ".join(map(shown, names))
-            raise UsageError(f"{options.named('access')}: listener {shown(rule.listener)}: must be one of {known}")
 
 
 def _queue(options: Options, clock: Clock, limits: Limits) -> tuple[Broker, Committer | None]:
@@ -454,7 +405,8 @@ class _Shared:
     def __init__(self, options: Options, limits: Limits, dashboard: Dashboard | None, rows: Rows, clock: Clock) -> None:
         """A broker, new and empty, whose journal is in *rows*."""
         self.rows: Rows = rows
-        self.binlog: SharedBinlog = _shared("leadership").SharedBinlog(rows, options.binlog_max_size, 0, os.urandom)
+        leadership = shared_module("leadership")
+        self.binlog: SharedBinlog = leadership.SharedBinlog(rows, options.binlog_max_size, 0, os.urandom)
         self.broker: Broker = _broker(options, clock, limits, self.binlog, can_let_go=False)
         self.committer: Committer = Committer(self.binlog)
         self.app: Flask | None = None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import difflib
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
 
@@ -24,8 +24,8 @@ from greenstalk_server.options import (
     Kind,
     Options,
     UsageError,
-    check,
     defaults,
+    problems,
     shown,
     without_password,
 )
@@ -54,6 +54,18 @@ class ShowConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckConfig:
+    """The request of `config --check`: test whether a start with *options* would succeed.
+
+    problems    what is wrong with the options themselves, in the order in which a start would find it.
+    options     None if they could not be read, so that nothing else can be tested.
+    """
+
+    options: Options | None
+    problems: tuple[UsageError, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Handover:
     """What `handover` asks for: that the active server of the journal in *options* gives its lead to a standby."""
 
@@ -69,10 +81,14 @@ class JournalCheck:
 
 @dataclass(frozen=True, slots=True)
 class JournalExport:
-    """What `journal export` asks for: what *directory*, or a database, holds, into the file *target* or to stdout."""
+    """What `journal export` asks for: what *directory*, or a database, holds, into the file *target* or to stdout.
+
+    is_quiet    `-q`: report only damage.
+    """
 
     directory: str
     target: str | None
+    is_quiet: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +99,9 @@ class JournalImport:
     source: str | None
 
 
-Command: TypeAlias = Options | Information | ShowConfig | Handover | JournalCheck | JournalExport | JournalImport
+Command: TypeAlias = (
+    Options | Information | ShowConfig | CheckConfig | Handover | JournalCheck | JournalExport | JournalImport
+)
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Command:
@@ -94,6 +112,8 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Command:
     match argv[:1]:
         case [word] if word == JOURNAL:
             return _parse_journal(argv[1:])
+        case [word] if word == CONFIG and argv[1:2] == ["--check"]:
+            return _parse_check(argv[2:], environ)
         case [word] if word == CONFIG:
             is_json = argv[1:2] == ["--json"]
             parsed = _parse_options(argv[2:] if is_json else argv[1:], environ)
@@ -106,8 +126,29 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Command:
     return _parse_options(argv, environ)
 
 
+def _parse_check(argv: Sequence[str], environ: Mapping[str, str]) -> CheckConfig | Information:
+    """Read what follows `config --check`, and collect what is wrong with it instead of raising the first error."""
+    found: list[UsageError] = []
+    parser = _Parser(argv, found.append)
+    if (information := parser.read_arguments()) is not None:
+        return information
+    parser.read_environment(environ)
+    try:
+        parser.read_file()
+    except UsageError as error:
+        found.append(error)
+    if found:
+        return CheckConfig(None, tuple(found))
+    options = parser.options()
+    return CheckConfig(options, tuple(found))
+
+
+def _raise(error: UsageError) -> None:
+    raise error
+
+
 def _parse_options(argv: Sequence[str], environ: Mapping[str, str]) -> Options | Information:
-    parser = _Parser(argv)
+    parser = _Parser(argv, _raise)
     if (information := parser.read_arguments()) is not None:
         return information
     parser.read_environment(environ)
@@ -126,14 +167,18 @@ def _parse_journal(argv: Sequence[str]) -> Command:
                 return JournalCheck(directory)
             case ["export", directory]:
                 return JournalExport(directory, None)
+            case ["export", directory, "-q"]:
+                return JournalExport(directory, None, is_quiet=True)
             case ["export", directory, "-o", target] if target:
                 return JournalExport(directory, target)
+            case ["export", directory, "-o", target, "-q"] | ["export", directory, "-q", "-o", target] if target:
+                return JournalExport(directory, target, is_quiet=True)
             case ["import", directory]:
                 return JournalImport(directory, None)
             case ["import", directory, source] if source and not source.startswith("-"):
                 return JournalImport(directory, source)
     given = " ".join(map(shown, (JOURNAL, *arguments)))
-    allowed = f"`{JOURNAL} check DIR`, `{JOURNAL} export DIR [-o FILE]` or `{JOURNAL} import DIR [FILE]`"
+    allowed = f"`{JOURNAL} check DIR`, `{JOURNAL} export DIR [-o FILE] [-q]` or `{JOURNAL} import DIR [FILE]`"
     raise UsageError(f"{given}: must be {allowed}")
 
 
@@ -145,6 +190,7 @@ def usage() -> str:
     return "\n".join(
         (
             HEADLINE,
+            UNITS,
             "Options, as beanstalkd has them:\n" + "".join(short),
             "Options of our own:\n" + "".join(long),
             "Environment, and keys of the file; a flag beats both, and the environment the file:\n" + "".join(other),
@@ -154,24 +200,32 @@ def usage() -> str:
 
 
 HEADLINE: Final = f"""\
-Use: {PROGRAM} [OPTIONS]
-     {PROGRAM} config [--json] [OPTIONS]
-     {PROGRAM} handover [OPTIONS]
-     {PROGRAM} journal check DIR
-     {PROGRAM} journal export DIR|URL [-o FILE]
-     {PROGRAM} journal import DIR|URL [FILE]
+Usage: {PROGRAM} [OPTIONS]
+       {PROGRAM} config [--json | --check] [OPTIONS]
+       {PROGRAM} handover [OPTIONS]
+       {PROGRAM} journal check DIR
+       {PROGRAM} journal export DIR|URL [-o FILE] [-q]
+       {PROGRAM} journal import DIR|URL [FILE]
 
 A job queue that speaks the beanstalk protocol, in beanstalkd's place: same port, same flags, same replies,
 and a dashboard from the same process.
 
-`config` prints what would be in force with these options, this environment and this file, and which of them
-each value is from. `handover` has the active one of several servers with the same --journal give its lead
-to a standby, for an upgrade; clients connect once again.
+`config` prints the value of each option with these flags, this environment and this file, and where each
+value was set. `config --check` tests whether a server could start with them, as `nginx -t` does:
+addresses, certificates, password file, access rules, user and journal directory. It prints every problem,
+exits with the code of the start that would fail, and changes nothing; a server may be running there.
 
-`journal check` tells what the binlog directory DIR holds, and what in it is damaged; `journal export`
-writes it out as JSON lines. Both change nothing, and a server may be running there.
-`journal import` makes a binlog of such lines in DIR, which must be empty. URL is that of a --journal, whose
-name GREENSTALK_JOURNAL_NAME tells.
+`handover` has the active one of several servers with the same --journal give its lead to a standby, for an
+upgrade; clients connect once again.
+
+`journal check` tells what the journal directory DIR holds, and what in it is damaged; `journal export`
+writes it out as JSON lines; with -q it reports only damage. Both change nothing, and a server may be
+running there. `journal import` makes a journal of such lines in DIR, which must be empty. URL is that of a
+--journal; GREENSTALK_JOURNAL_NAME is the name of the journal there.
+"""
+
+UNITS: Final = """\
+BYTES may have a unit, of which k is 1024: 64k, 10MB, 2GiB. So may MS and SECONDS: 50ms, 90s, 5m, 1h30m.
 """
 
 FOOTER: Final = """\
@@ -180,7 +234,7 @@ logs from debug on, and as before when it comes again; SIGHUP reads the certific
 its terminal closes.
 Started by a systemd socket unit, it serves the sockets handed to it, and -l and -p are ignored.
 Exit codes: 0 stopped or answered; 1 what journal was to check, export or import is damaged; 5 usage;
-10 binlog directory or database missing, locked, unreadable or refused, or no standby to hand over to;
+10 journal directory or database missing, locked, unreadable or refused, or no standby to hand over to;
 33 no such user; 34 not allowed to become the user; 111 cannot listen.
 
 Examples:
@@ -197,9 +251,11 @@ _BY_FLAG: Final = {flag: row for row in DEFINITIONS for flag in row.flags}
 class _Parser:
     """One command line on its way to Options."""
 
-    __slots__ = ("_origins", "_rest", "_values", "_warnings")
+    __slots__ = ("_origins", "_refuse", "_rest", "_values", "_warnings")
 
-    def __init__(self, argv: Sequence[str]) -> None:
+    def __init__(self, argv: Sequence[str], refuse: Callable[[UsageError], None]) -> None:
+        """*refuse* is called with each error: it raises the error, or keeps it, and reading continues."""
+        self._refuse: Callable[[UsageError], None] = refuse
         self._rest: Iterator[str] = iter(argv)
         self._values: dict[str, Any] = defaults()
         self._origins: dict[str, str] = {}
@@ -208,27 +264,36 @@ class _Parser:
     def read_arguments(self) -> Information | None:
         """Apply every flag; return what the first -h or -v asks for, leaving the rest unread."""
         for argument in self._rest:
-            if argument.startswith("--"):
-                information = self._read_long(argument)
-            elif argument.startswith("-") and argument != "-":
-                information = self._read_bundle(argument)
-            else:
-                raise UsageError(f"unknown argument {shown(argument)}: only flags are allowed")
+            try:
+                information = self._read_argument(argument)
+            except UsageError as error:
+                self._refuse(error)
+                continue
             if information is not None:
                 return information
         return None
+
+    def _read_argument(self, argument: str) -> Information | None:
+        if argument.startswith("--"):
+            return self._read_long(argument)
+        if argument.startswith("-") and argument != "-":
+            return self._read_bundle(argument)
+        raise UsageError(f"unknown argument {shown(argument)}: only flags are allowed")
 
     def read_environment(self, environ: Mapping[str, str]) -> None:
         """Apply every variable whose field no flag has set; an empty one counts as absent."""
         for row in DEFINITIONS:
             if row.variable and row.field not in self._origins and (text := environ.get(row.variable)):
-                self._set(row, row.variable, text)
+                try:
+                    self._set(row, row.variable, text)
+                except UsageError as error:
+                    self._refuse(error)
 
     def read_file(self) -> None:
         """Apply every key of the configuration file, if there is one, whose field nobody else has set."""
         if (path := self._values["config_file"]) is None:
             return
-        settings, warnings = read_config(path, self._origins["config_file"])
+        settings, warnings = read_config(path, self._origins["config_file"], self._refuse)
         self._warnings += warnings
         for setting in settings:
             if self._origins.setdefault(setting.row.field, setting.where) is setting.where:
@@ -241,7 +306,8 @@ class _Parser:
             del self._origins["journal"]
             self._warnings.append(f"{DATABASE_URL} is not used: the journal is in {self._values['binlog_dir']}")
         options = Options(**self._values, origins=self._origins, warnings=())
-        check(options)
+        for problem in problems(options):
+            self._refuse(problem)
         warnings = (*self._warnings, *_warnings(options))
         largest = min(options.max_job_size, LARGEST_JOB_SIZE)
         return replace(options, max_job_size=largest, warnings=warnings)
@@ -277,7 +343,7 @@ class _Parser:
             case Kind.VALUE | Kind.SWITCH:
                 self._set(row, flag, text)
             case Kind.REMOVED:
-                self._warnings.append(f"the {flag} flag was removed: the binlog is always compacted")
+                self._warnings.append(f"the {flag} flag was removed: the journal is always compacted")
             case Kind.VERSION:
                 return Information(f"{PROGRAM} {__version__}\n")
             case Kind.HELP:
@@ -327,7 +393,7 @@ def _is_short(row: Definition) -> bool:
 
 def _flag_entry(row: Definition) -> str:
     name = " ".join(filter(None, (", ".join(row.flags), row.metavar)))
-    default = f" (default {row.default})" if row.metavar and row.default else ""
+    default = f" (default: {row.default})" if row.metavar and row.default else ""
     return _entry(name, row.help + default, 22)
 
 
@@ -338,6 +404,8 @@ def _other_entry(row: Definition) -> str:
 
 
 def _entry(name: str, text: str, width: int) -> str:
-    """Return one entry of the help: *name* in a column *width* wide, *text* folded beside it."""
-    lead = f"  {name:<{width}} "
-    return textwrap.fill(text, 107, initial_indent=lead, subsequent_indent=" " * len(lead)) + "\n"
+    """Return one entry of the help: *name* in a column *width* wide, *text* folded beside it, or below a longer one."""
+    indent = " " * (width + 3)
+    lead = f"  {name:<{width}} " if len(name) <= width else indent
+    above = "" if len(name) <= width else f"  {name}\n"
+    return above + textwrap.fill(text, 107, initial_indent=lead, subsequent_indent=indent) + "\n"

@@ -10,7 +10,7 @@ import difflib
 import os
 import stat
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -36,10 +36,11 @@ class Setting:
     where: str
 
 
-def read_config(path: str, named: str) -> tuple[list[Setting], list[str]]:
-    """Return what the file *path* sets, and warnings; raise UsageError naming file, line and key.
+def read_config(path: str, named: str, refuse: Callable[[UsageError], None]) -> tuple[list[Setting], list[str]]:
+    """Return what the file *path* sets, and warnings; raise UsageError naming the file and the line.
 
-    *named* is the flag or variable that has named it.
+    *named* is the flag or variable that names the file. *refuse* is called for each key that is wrong: it raises the
+    error, or keeps it, and the key is left out.
     """
     text, mode = _read(path, named)
     try:
@@ -49,7 +50,12 @@ def read_config(path: str, named: str) -> tuple[list[Setting], list[str]]:
     except RecursionError:
         raise UsageError(f"{quoted(path)}: must not be nested so deeply") from None
     lines = _lines(text)
-    settings = [_setting(key, value, _where(path, key, lines)) for key, value in _flat(table)]
+    settings: list[Setting] = []
+    for key, value in _flat(table):
+        try:
+            settings.append(_setting(key, value, _where(path, key, lines)))
+        except UsageError as error:
+            refuse(error)
     secrets = [setting for setting in settings if setting.row.is_secret or _has_password(setting.value)]
     if secrets and mode & stat.S_IROTH:
         first = secrets[0]

@@ -8,6 +8,7 @@ Binding happens before privileges are dropped. Host names are resolved here, whi
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import re
@@ -38,6 +39,11 @@ PLAIN_NAME: Final = "plain"
 
 KEEPALIVE_PROBES: Final = 4
 """Unanswered ones of TCP, after which the other side counts as gone."""
+
+LONGEST_UNIX_PATH: Final = 107
+"""Bytes, of unix(7)."""
+
+NO_SOCKET: Final = "a file that is not a socket is there already"
 
 _WITH_PORT: Final = re.compile(r"(?:\[([^]]*)\]|([^:]*)):([0-9]{1,5})")
 """`HOST:PORT`, or `[ADDRESS]:PORT` where the address has colons."""
@@ -112,9 +118,43 @@ def open_web_listener(options: Options) -> socket.socket:
         target = _Target(0, host, False, _host_and_port(host, port), _resolve(host, port))
         sock = _listen_on(target, (), is_serving=True)
     except StartError as error:
-        raise StartError(f"{error} (the dashboard: see --web-host, --web-port, --no-web)", error.exit_code) from error
+        raise of_dashboard(error) from error.__cause__
     assert isinstance(sock, socket.socket)
     return sock
+
+
+def of_dashboard(error: StartError) -> StartError:
+    """Say in *error*, which is about its address, that it is the dashboard's."""
+    return StartError(f"{error} (the dashboard: see --web-host, --web-port, --no-web)", error.exit_code)
+
+
+def try_listening(where: str, port: int) -> None:
+    """Raise StartError unless a server could listen on *where*, as -l has it; no client notices the attempt.
+
+    The `__cause__` of the error is the OSError, if one is. A Unix socket is not made: only its path is looked at.
+    """
+    target = _target(0, where, port, has_tls=False)
+    family, address = target.addresses[0]
+    if family == socket.AF_UNIX:
+        try:
+            _look_at_path(Path(address))
+        except OSError as error:
+            raise _cannot_listen(target.shown, error) from error
+        return
+    sock = _listen_on(target, (), is_serving=False)
+    assert isinstance(sock, socket.socket)
+    sock.close()
+
+
+def _look_at_path(path: Path) -> None:
+    """Raise OSError if no Unix socket could be made at *path*."""
+    if len(os.fsencode(path)) > LONGEST_UNIX_PATH:
+        raise OSError(errno.ENAMETOOLONG, "AF_UNIX path too long")  # in the words of Python's bind()
+    if path.exists() and not path.is_socket():
+        raise FileExistsError(errno.EEXIST, NO_SOCKET)
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        path.parent.stat()  # raises the reason if there is no such directory
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
 def describe(sock: socket.socket) -> str:
@@ -175,13 +215,33 @@ def _target(place: int, where: str, port: int, has_tls: bool) -> _Target:
         if not path:
             raise StartError("cannot listen on unix: without a path", EXIT_LISTEN)
         return _Target(place, name, False, name, [(socket.AF_UNIX, path)])
-    host = name
-    with_port = _WITH_PORT.fullmatch(name)
-    if with_port is not None:
-        host, port = with_port[1] or with_port[2], int(with_port[3])
-        if port > LAST_PORT:
-            raise StartError(f"cannot listen on {name}: a port is a number from 0 to {LAST_PORT}", EXIT_LISTEN)
+    host, port = _host_port(name, port)
     return _Target(place, name, has_tls and name == where, _host_and_port(host, port), _resolve(host, port))
+
+
+def _host_port(where: str, port: int) -> tuple[str, int]:
+    """Return the host and the port of *where*, which has *port* if it names none; raise StartError."""
+    with_port = _WITH_PORT.fullmatch(where)
+    if with_port is None:
+        if ":" in where and not _is_address(where):
+            raise _not_a_place(where)
+        return where, port
+    if int(with_port[3]) > LAST_PORT:
+        raise _not_a_place(where)
+    return with_port[1] or with_port[2], int(with_port[3])
+
+
+def _not_a_place(where: str) -> StartError:
+    allowed = f"HOST:PORT or [ADDRESS]:PORT, and the port a number from 0 to {LAST_PORT}"
+    return StartError(f"cannot listen on {where}: must be {allowed}", EXIT_LISTEN)
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def _resolve(host: str, port: int) -> list[tuple[int, Any]]:
@@ -234,7 +294,7 @@ def _listen_on(target: _Target, opened: Sequence[Listener], is_serving: bool) ->
             return _listening(family, address, is_serving)
         except OSError as error:
             failure = error
-    raise _cannot_listen(target.shown, failure)
+    raise _cannot_listen(target.shown, failure) from failure
 
 
 def _listening(family: int, address: Any, is_serving: bool) -> socket.socket:
@@ -272,7 +332,7 @@ def _remove_socket(path: Path) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(mode):
-        raise FileExistsError("a file that is not a socket is there already")
+        raise FileExistsError(NO_SOCKET)
     if _is_served(path):
         raise FileExistsError("a server listens there already")
     log.warning("removing the socket at %s, to listen there", path)

@@ -10,7 +10,7 @@ become is found out by who does it.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
@@ -37,6 +37,14 @@ LONGEST_VALUE_SHOWN: Final = 60
 
 _LARGEST_COUNT: Final = 2**63 - 1
 _LONGEST_TIMEOUT: Final = 30 * 24 * 3600
+
+_SIZES: Final = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
+_UNIT_OF_SIZE: Final = re.compile(r"([kmgt]?)(?:(?<=[kmgt])i?b)?\Z", re.IGNORECASE)
+_SIZE_UNITS: Final = "or with a unit, as in 64k, 10MB or 2GiB (k is 1024)"
+
+_TIMES: Final = (24 * 3600 * SECOND, 3600 * SECOND, 60 * SECOND, SECOND, MILLISECOND)
+_TIME: Final = re.compile(r"(?:([0-9]+)d)?(?:([0-9]+)h)?(?:([0-9]+)m)?(?:([0-9]+)s)?(?:([0-9]+)ms)?")
+_TIME_UNITS: Final = "or with units, as in 50ms, 90s or 1h30m"
 
 _PASSWORD: Final = re.compile(
     r"(://[^:/@?]*:)(?:.*(?=@)|[^@&]*)|(:/[^:/@?]*:).*(?=@)"
@@ -208,24 +216,46 @@ def _directory(text: str) -> str:
     return text
 
 
+def _size(text: str, least: int, most: int | None, allowed: str) -> int:
+    """Return the number of bytes in *text*: a decimal number, perhaps with a unit, of which k is 1024."""
+    unit = _UNIT_OF_SIZE.search(text)
+    assert unit is not None  # an empty one is found at the end
+    factor = _SIZES[unit[1].lower()]
+    number = _number(text[: unit.start()], 0, None, allowed) * factor
+    if number < least or (most is not None and number > most):
+        raise ValueError(allowed)
+    return number
+
+
 def _bytes(text: str) -> int:
-    return _number(text, 0, None, "a whole number of bytes, 0 or more")
+    return _size(text, 0, None, f"a whole number of bytes, 0 or more, {_SIZE_UNITS}")
 
 
 def _memory(text: str) -> int:
-    expected = f"a whole number of bytes, {LEAST_LIMIT} or more, or 0 (no limit)"
-    limit = _number(text, 0, None, expected)
+    expected = f"a whole number of bytes, {LEAST_LIMIT} or more, or 0 (no limit), {_SIZE_UNITS}"
+    limit = _size(text, 0, None, expected)
     if 0 < limit < LEAST_LIMIT:
         raise ValueError(expected)
     return limit
 
 
+def _bytes_at_most(text: str) -> int:
+    return _size(text, 0, _LARGEST_COUNT, f"a whole number of bytes, 0 (no limit) or more, {_SIZE_UNITS}")
+
+
+def _time(text: str, unit: int, allowed: str) -> int:
+    """Return *text* in nanoseconds: a decimal number of *unit*, or with units of its own, such as 1h30m."""
+    if (parts := _TIME.fullmatch(text)) is None or not text:
+        return unit * _number(text, 0, None, allowed)
+    numbers = [_number(part or "0", 0, None, allowed) for part in parts.groups()]
+    return sum(number * size for number, size in zip(numbers, _TIMES, strict=True))
+
+
 def _sync_interval(text: str) -> int | None:
     if text == NEVER:
         return None
-    return MILLISECOND * _number(
-        text, 0, None, f"a whole number of milliseconds, 0 (at every write) or more; or {NEVER}"
-    )
+    allowed = f"a whole number of milliseconds, 0 (at every write) or more, {_TIME_UNITS}; or {NEVER}"
+    return _time(text, MILLISECOND, allowed)
 
 
 def _told_sync_interval(interval: int | None) -> object:
@@ -294,7 +324,11 @@ def _rate(text: str) -> int:
 
 
 def _timeout(text: str) -> int:
-    return _number(text, 0, _LONGEST_TIMEOUT, f"a whole number of seconds, from 0 (never) to {_LONGEST_TIMEOUT}")
+    allowed = f"a whole number of seconds, from 0 (never) to {_LONGEST_TIMEOUT}, {_TIME_UNITS}"
+    seconds, rest = divmod(_time(text, SECOND, allowed), SECOND)
+    if rest or seconds > _LONGEST_TIMEOUT:
+        raise ValueError(allowed)
+    return seconds
 
 
 def _rules(text: str) -> tuple[Rule, ...]:
@@ -331,23 +365,32 @@ def _told_database(url: str | None) -> object:
 
 
 def _lease(text: str) -> int:
-    return SECOND * _number(text, 1, 3600, "a whole number of seconds from 1 to 3600")
+    allowed = f"a number of seconds from 1 to 3600, {_TIME_UNITS}"
+    lease = _time(text, SECOND, allowed)
+    if not SECOND <= lease <= 3600 * SECOND:
+        raise ValueError(allowed)
+    return lease
 
 
 def _told_lease(lease: int) -> object:
-    return lease // SECOND
+    return f"{lease // MILLISECOND}ms" if lease % SECOND else lease // SECOND
 
 
 _TEXT: Final = Type(_text, (str,), "a text in quotes, without NUL")
 _DIRECTORY: Final = Type(_directory, (str,), "the path of a directory, in quotes")
-_BYTES: Final = Type(_bytes, (int,), "a whole number of bytes, 0 or more, without quotes")
+_QUOTED_SIZE: Final = 'without quotes, or with a unit in quotes ("64k", "10MB", "2GiB")'
+_QUOTED_TIME: Final = 'without quotes, or with a unit in quotes ("50ms", "90s", "1h30m")'
+_BYTES: Final = Type(_bytes, (int, str), f"a whole number of bytes, 0 or more, {_QUOTED_SIZE}")
 _MEMORY: Final = Type(
-    _memory, (int,), f"a whole number of bytes, {LEAST_LIMIT} or more, or 0 (no limit), without quotes"
+    _memory, (int, str), f"a whole number of bytes, {LEAST_LIMIT} or more, or 0 (no limit), {_QUOTED_SIZE}"
+)
+_BYTES_AT_MOST: Final = Type(
+    _bytes_at_most, (int, str), f"a whole number of bytes, 0 (no limit) or more, {_QUOTED_SIZE}"
 )
 _SYNC_INTERVAL: Final = Type(
     _sync_interval,
     (int, str),
-    f'a whole number of milliseconds, 0 (at every write) or more, without quotes; or "{NEVER}"',
+    f'a whole number of milliseconds, 0 (at every write) or more, {_QUOTED_TIME}; or "{NEVER}"',
     _told_sync_interval,
 )
 _PORT: Final = Type(_port, (int,), "a port number from 0 (any free one) to 65535, without quotes")
@@ -364,7 +407,7 @@ _RATE: Final = Type(
     _rate, (int,), "a whole number of commands in a second, from 0 (no limit) to 1000000, without quotes"
 )
 _TIMEOUT: Final = Type(
-    _timeout, (int,), f"a whole number of seconds, from 0 (never) to {_LONGEST_TIMEOUT}, without quotes"
+    _timeout, (int, str), f"a whole number of seconds, from 0 (never) to {_LONGEST_TIMEOUT}, {_QUOTED_TIME}"
 )
 _RULES: Final = Type(
     _rules,
@@ -378,7 +421,7 @@ _NAME: Final = Type(_name, (str,), "a text in quotes, of 1 to 200 characters, al
 _DATABASE: Final = Type(
     _database, (str,), "an address in quotes, such as postgresql://USER@HOST/DATABASE", _told_database
 )
-_LEASE: Final = Type(_lease, (int,), "a whole number of seconds from 1 to 3600, without quotes", _told_lease)
+_LEASE: Final = Type(_lease, (int, str), f"a number of seconds from 1 to 3600, {_QUOTED_TIME}", _told_lease)
 
 
 @dataclass(frozen=True, slots=True)
@@ -413,7 +456,7 @@ class Definition:
 DEFINITIONS: Final = (
     Definition(
         ("-b",),
-        "keep the binlog, from which jobs are restored at a start, in DIR, which must exist",
+        "keep the journal, from which a start restores the jobs, in the directory DIR, which must exist",
         field="binlog_dir",
         metavar="DIR",
         variable="GREENSTALK_DATA_DIR",
@@ -423,7 +466,7 @@ DEFINITIONS: Final = (
     ),
     Definition(
         ("-f",),
-        f"sync the binlog to disk at most once in MS milliseconds; 0 is at every write, {NEVER} is as -F",
+        f"sync the journal to disk at most once in MS milliseconds; 0 is at every write, {NEVER} is as -F",
         field="sync_interval_ns",
         metavar="MS",
         variable="GREENSTALK_SYNC_MS",
@@ -433,7 +476,7 @@ DEFINITIONS: Final = (
     ),
     Definition(
         ("-F",),
-        "never sync the binlog; the last of -f and -F wins",
+        "never sync the journal; the last of -f and -F wins",
         field="sync_interval_ns",
         kind=Kind.SWITCH,
         type=_SYNC_INTERVAL,
@@ -441,7 +484,7 @@ DEFINITIONS: Final = (
     ),
     Definition(
         ("-s",),
-        "size of one binlog file",
+        "size of one file of the journal",
         field="binlog_max_size",
         metavar="BYTES",
         variable="GREENSTALK_JOURNAL_FILE_SIZE",
@@ -451,8 +494,8 @@ DEFINITIONS: Final = (
     ),
     Definition(
         ("--journal",),
-        "keep the binlog in the PostgreSQL database at URL instead; started twice or more, one server serves and the"
-        " others stand by",
+        "keep the journal in the PostgreSQL database at URL instead; of several servers, one serves and the others"
+        " stand by",
         field="journal",
         metavar="URL",
         variable="DATABASE_URL",
@@ -512,7 +555,7 @@ DEFINITIONS: Final = (
     ),
     Definition(
         ("-z",),
-        f"largest job body that put accepts; at most {LARGEST_JOB_SIZE}",
+        f"largest job body that put accepts; more than {LARGEST_JOB_SIZE} is cut to that, as by beanstalkd",
         field="max_job_size",
         metavar="BYTES",
         variable="GREENSTALK_MAX_JOB_SIZE",
@@ -520,8 +563,8 @@ DEFINITIONS: Final = (
         type=_BYTES,
         default="65535",
     ),
-    Definition(("-c",), "accepted, and without effect: the binlog is always compacted", kind=Kind.REMOVED),
-    Definition(("-n",), "accepted, and without effect: the binlog is always compacted", kind=Kind.REMOVED),
+    Definition(("-c",), "accepted, and without effect: the journal is always compacted", kind=Kind.REMOVED),
+    Definition(("-n",), "accepted, and without effect: the journal is always compacted", kind=Kind.REMOVED),
     Definition(
         ("-V",),
         "say more in the log, as --log-level debug; may be repeated",
@@ -541,7 +584,7 @@ DEFINITIONS: Final = (
     ),
     Definition(
         ("--strict-recovery",),
-        "refuse to start on a damaged binlog; without it the server starts with all that is sound",
+        "refuse to start on a damaged journal; without it the server starts with all that is sound",
         field="strict_recovery",
         kind=Kind.SWITCH,
         variable="GREENSTALK_STRICT_RECOVERY",
@@ -619,7 +662,7 @@ DEFINITIONS: Final = (
         metavar="BYTES",
         variable="GREENSTALK_MAX_BYTES",
         key="limits.bytes",
-        type=_COUNT,
+        type=_BYTES_AT_MOST,
         default="0",
     ),
     Definition(
@@ -650,7 +693,7 @@ DEFINITIONS: Final = (
         metavar="BYTES",
         variable="GREENSTALK_MAX_TUBE_BYTES",
         key="limits.tube_bytes",
-        type=_COUNT,
+        type=_BYTES_AT_MOST,
         default="0",
     ),
     Definition(
@@ -690,7 +733,7 @@ DEFINITIONS: Final = (
         metavar="BYTES",
         variable="GREENSTALK_MAX_OUTPUT",
         key="limits.output",
-        type=_COUNT,
+        type=_BYTES_AT_MOST,
         default="1048576",
     ),
     Definition(
@@ -895,13 +938,19 @@ def defaults() -> dict[str, Any]:
     return values
 
 
-def check(options: Options) -> None:
-    """Raise UsageError if the fields of *options* do not go together."""
-    _refuse_two_journals(options)
-    _refuse_half_of_tls(options)
-    _refuse_open_dashboard(options)
-    _refuse_bad_passwords(options)
-    _refuse_bad_tokens(options)
+def problems(options: Options) -> Iterator[UsageError]:
+    """Every reason why the fields of *options* do not go together."""
+    for refuse in (
+        _refuse_two_journals,
+        _refuse_half_of_tls,
+        _refuse_open_dashboard,
+        _refuse_bad_passwords,
+        _refuse_bad_tokens,
+    ):
+        try:
+            refuse(options)
+        except UsageError as error:
+            yield error
 
 
 def _refuse_half_of_tls(options: Options) -> None:

@@ -9,7 +9,8 @@ import pwd
 import resource
 import secrets
 import socket
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Final
@@ -32,27 +33,56 @@ def drop_privileges(user: str) -> None:
 
     Whoever is not root can only become itself, which changes nothing.
     """
-    try:
-        account = pwd.getpwnam(user)
-    except KeyError:
-        raise StartError(f"-u {user or repr(user)}: no such user", EXIT_NO_SUCH_USER) from None
+    account = _account(user)
     try:
         os.setgid(account.pw_gid)
         if os.geteuid() == 0:
             os.initgroups(account.pw_name, account.pw_gid)
         os.setuid(account.pw_uid)
     except PermissionError as error:
-        message = f"-u {user}: only root can become another user ({error.strerror})"
-        raise StartError(message, EXIT_PRIVILEGES) from error
+        raise _not_allowed(user, error) from error
+
+
+@contextmanager
+def acting_as(user: str) -> Iterator[None]:
+    """Have the permissions of *user* within the block; raise StartError as `drop_privileges` would."""
+    account = _account(user)
+    groups, group, owner = os.getgroups(), os.getegid(), os.geteuid()
+    try:
+        os.setegid(account.pw_gid)
+        if owner == 0:
+            os.initgroups(account.pw_name, account.pw_gid)
+        os.seteuid(account.pw_uid)
+    except PermissionError as error:
+        os.setegid(group)
+        raise _not_allowed(user, error) from error
+    try:
+        yield
+    finally:
+        os.seteuid(owner)
+        os.setegid(group)
+        if owner == 0:
+            os.setgroups(groups)
+
+
+def _account(user: str) -> pwd.struct_passwd:
+    try:
+        return pwd.getpwnam(user)
+    except KeyError:
+        raise StartError(f"-u {user or repr(user)}: no such user", EXIT_NO_SUCH_USER) from None
+
+
+def _not_allowed(user: str, error: OSError) -> StartError:
+    return StartError(f"-u {user}: only root can become another user ({error.strerror})", EXIT_PRIVILEGES)
 
 
 def refuse_unreadable(user: str) -> None:
-    """Raise StartError if *user*, which this process has become, cannot read the code that is imported only later.
+    """Raise StartError if *user*, whose permissions this process has, cannot read the code that is imported only later.
 
     The dashboard needs this: its templates are read and compiled when it is made.
     """
     for path in (os.__file__, gevent.__file__, __file__):
-        if not os.access(path, os.R_OK):
+        if not os.access(path, os.R_OK, effective_ids=True):
             reason = f"that user cannot read {path}, and the dashboard loads more code from there"
             raise StartError(f"-u {user}: {reason}; install it where every user can read it", EXIT_PRIVILEGES)
 

@@ -23,7 +23,7 @@ LEASE: Final = 600.0
 """Seconds that an import may take."""
 
 
-def export_shared(url: str, name: str, target: str | None) -> int:
+def export_shared(url: str, name: str, target: str | None, is_quiet: bool = False) -> int:
     """Write what the journal *name* in the database at *url* holds, as backup.export_journal does."""
     now = time.time_ns()
     nothing = StartError(f"journal export: there is no journal {name} in {without_password(url)}", EXIT_BINLOG)
@@ -37,7 +37,7 @@ def export_shared(url: str, name: str, target: str | None) -> int:
         raise nothing
     recovery.settle(now)
     in_use = "" if standing.is_free else f"the journal {name} is in use by {standing.leader}"
-    return write_archive(recovery, now, target, in_use)
+    return write_archive(recovery, now, target, in_use, is_quiet)
 
 
 def import_shared(url: str, name: str, source: str | None) -> int:

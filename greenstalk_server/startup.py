@@ -21,6 +21,8 @@ from greenstalk_server.journal.segment import name_of, numbers
 
 log = logging.getLogger(__name__)
 
+LATER_VERSION: Final = "a later version of the server has written the journal; start that one"
+
 IMPORTED_DIRECTORY: Final = "beanstalkd-imported"
 IMPORT_BATCH: Final = 2**24
 """Bytes of imported jobs that are written at a time."""
@@ -53,7 +55,7 @@ def recover(files: Files, broker: Broker, binlog: Binlog, now: int, is_strict: b
 def refuse_unfit(recovery: Recovery, is_strict: bool) -> None:
     """Raise StartError if a later version has written what *recovery* has read, or if *is_strict* and it is damaged."""
     if not recovery.is_readable:
-        raise StartError("a later version of the server has written the journal; start that one", EXIT_BINLOG)
+        raise StartError(LATER_VERSION, EXIT_BINLOG)
     if is_strict and not recovery.is_sound:
         reasons = "; ".join(str(damage) for damage in recovery.damage)
         raise StartError(f"--strict-recovery: the journal is damaged: {reasons}", EXIT_BINLOG)
@@ -150,7 +152,8 @@ def _import_all(files: Files, broker: Broker, binlog: Binlog, now: int) -> int:
 def _move_away(files: Files, names: list[str]) -> None:
     for name in names:
         files.move(name, IMPORTED_DIRECTORY)
-    log.info("beanstalkd's %d files are now in %s", len(names), IMPORTED_DIRECTORY)
+    files_of = "1 file of beanstalkd is" if len(names) == 1 else f"{len(names)} files of beanstalkd are"
+    log.info("%s now in %s", files_of, IMPORTED_DIRECTORY)
 
 
 def _import(imported: ImportedJob, burial: int, broker: Broker, binlog: Binlog, now: int) -> None:

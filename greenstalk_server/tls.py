@@ -229,9 +229,6 @@ class Certificates:
         assert options.tls_cert is not None
         self.turns: Turns = Turns()
         self._options: Options = options
-        self._cert: str = options.tls_cert
-        self._key: str = options.tls_key or options.tls_cert
-        self._client_ca: str | None = options.tls_client_ca
         self._context: ssl.SSLContext = self._read()
 
     def wrap(self, sock: socket.socket) -> TlsSocket:
@@ -251,34 +248,48 @@ class Certificates:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
-        key_field = "tls_key" if self._options.tls_key is not None else "tls_cert"
-        self._look(self._cert, "tls_cert")
-        _warn_of_others(self._key, self._look(self._key, key_field))
-        try:
-            context.load_cert_chain(self._cert, self._key, _no_password)
-        except (OSError, ValueError) as error:
-            where = f"{self._options.named('tls_cert')} {self._cert}"
-            if self._key != self._cert:
-                where += f", {self._options.named(key_field)} {self._key}"
-            message = f"{where}: {reason_of(error)}; it must be a certificate, with its key"
-            raise StartError(message, EXIT_USAGE) from error
-        if self._client_ca is not None:
-            self._look(self._client_ca, "tls_client_ca")
-            try:
-                context.load_verify_locations(self._client_ca)
-            except OSError as error:
-                where = f"{self._options.named('tls_client_ca')} {self._client_ca}"
-                raise StartError(f"{where}: {reason_of(error)}; it must be certificates in PEM", EXIT_USAGE) from error
-            context.verify_mode = ssl.CERT_REQUIRED
+        load_certificate(context, self._options)
+        load_client_ca(context, self._options)
         return context
 
-    def _look(self, path: str, field: str) -> int:
-        """Return the mode of *path*, which can be read; raise StartError. OpenSSL would not say which file it is."""
-        try:
-            with Path(path).open("rb") as file:
-                return os.fstat(file.fileno()).st_mode
-        except OSError as error:
-            raise StartError(f"{self._options.named(field)} {path}: {error.strerror}", EXIT_USAGE) from error
+
+def load_certificate(context: ssl.SSLContext, options: Options) -> None:
+    """Load the certificate and its key into *context*; raise StartError."""
+    assert options.tls_cert is not None
+    cert, key = options.tls_cert, options.tls_key or options.tls_cert
+    key_field = "tls_key" if options.tls_key is not None else "tls_cert"
+    _look(options, "tls_cert", cert)
+    _warn_of_others(key, _look(options, key_field, key))
+    try:
+        context.load_cert_chain(cert, key, _no_password)
+    except (OSError, ValueError) as error:
+        where = f"{options.named('tls_cert')} {cert}"
+        if key != cert:
+            where += f", {options.named(key_field)} {key}"
+        message = f"{where}: {reason_of(error)}; it must be a certificate, with its key"
+        raise StartError(message, EXIT_USAGE) from error
+
+
+def load_client_ca(context: ssl.SSLContext, options: Options) -> None:
+    """Have *context* require certificates of clients, if *options* name an authority; raise StartError."""
+    if (path := options.tls_client_ca) is None:
+        return
+    _look(options, "tls_client_ca", path)
+    try:
+        context.load_verify_locations(path)
+    except OSError as error:
+        where = f"{options.named('tls_client_ca')} {path}"
+        raise StartError(f"{where}: {reason_of(error)}; it must be certificates in PEM", EXIT_USAGE) from error
+    context.verify_mode = ssl.CERT_REQUIRED
+
+
+def _look(options: Options, field: str, path: str) -> int:
+    """Return the mode of *path*, which can be read; raise StartError. OpenSSL would not say which file it is."""
+    try:
+        with Path(path).open("rb") as file:
+            return os.fstat(file.fileno()).st_mode
+    except OSError as error:
+        raise StartError(f"{options.named(field)} {path}: {error.strerror}", EXIT_USAGE) from error
 
 
 def _warn_of_others(key: str, mode: int) -> None:

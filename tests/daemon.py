@@ -17,6 +17,9 @@ from typing import Self
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 COMMAND = (sys.executable, "-m", "greenstalk_server")
+MINDING_SIGNALS = ("env", "--default-signal=HUP,INT")
+"""Before a command that a test signals: under nohup or in the background we ignore them, and children inherit that."""
+
 LAST_OF_FIRST_LINES = "jobs: "
 PATIENCE = 60.0
 """Seconds that anything here may take on a slow machine."""

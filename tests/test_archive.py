@@ -217,8 +217,16 @@ def test_a_server_that_runs_can_be_exported(tmp_path: Path) -> None:
         assert done.returncode == 0
         (job,) = lines_of(done.stdout)[1:-1]
         assert (job["id"], job["state"], job["body"]) == (1, "ready", "one")
-        said = f"{tmp_path} is in use by process {daemon.process.pid}: what is being written now is not in the archive"
+        said = (
+            f"{tmp_path} is in use by process {daemon.process.pid}; the archive has all changes that were acknowledged"
+            " before the export began"
+        )
         assert said in done.stderr.decode()
+        file = tmp_path / "quiet.jsonl"
+        for flags in (["-q"], ["-o", str(file), "-q"], ["-q", "-o", str(file)]):
+            quiet = run("journal", "export", str(tmp_path), *flags)
+            assert (quiet.returncode, quiet.stderr) == (0, "")
+        assert [job["id"] for job in lines_of(file.read_bytes())[1:-1]] == [1]
         assert peer.ask(b"delete 1") == b"DELETED\r\n"
 
 
@@ -283,8 +291,8 @@ def test_an_import_into_a_locked_directory(exported: bytes, tmp_path: Path) -> N
         done = load(tmp_path, exported)
     assert done.returncode == 10
     assert done.stderr.decode() == (
-        f"greenstalk-server: journal import: {tmp_path}: in use by process {os.getpid()},"
-        " and one server at a time may be\n"
+        f"greenstalk-server: journal import: {tmp_path}: in use by process {os.getpid()};"
+        " only one server may use a directory at a time\n"
     )
 
 

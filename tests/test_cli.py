@@ -24,7 +24,7 @@ import psutil
 import pytest
 
 from greenstalk_server import __version__
-from tests.daemon import COMMAND, PATIENCE, REPOSITORY, Daemon, ask, environment, run
+from tests.daemon import COMMAND, MINDING_SIGNALS, PATIENCE, REPOSITORY, Daemon, ask, environment, run
 
 LOOPBACK = ("-l", "127.0.0.1", "-p", "0")
 QUIET = (*LOOPBACK, "--no-web")
@@ -134,7 +134,7 @@ def test_version_is_printed(flags: list[str]) -> None:
 
 def test_help_is_printed() -> None:
     done = run("--help")
-    assert done.stdout.startswith("Use: greenstalk-server [OPTIONS]\n")
+    assert done.stdout.startswith("Usage: greenstalk-server [OPTIONS]\n")
     assert (done.stderr, done.returncode) == ("", 0)
 
 
@@ -161,7 +161,7 @@ def test_help_is_printed() -> None:
         (["-z"], 5),
         (["-f", "abc"], 5),
         (["-f1.5"], 5),
-        (["-s", "10k"], 5),
+        (["-s", "10x"], 5),
         (["-z", ""], 5),
         (["-z", "abc"], 5),
         (["-z", "0x10"], 5),
@@ -227,7 +227,9 @@ def visit(daemon: Daemon, path: str = "", login: str = "") -> int:
 
 def test_passwords_by_the_environment() -> None:
     environ = environment(
-        GREENSTALK_WEB_USER="ada", GREENSTALK_WEB_PASSWORD="äöü", GREENSTALK_WEB_VIEWER_PASSWORD="look"  # noqa: S106
+        GREENSTALK_WEB_USER="ada",
+        GREENSTALK_WEB_PASSWORD="äöü",  # noqa: S106
+        GREENSTALK_WEB_VIEWER_PASSWORD="look",  # noqa: S106
     )
     with Daemon(*LOOPBACK, "--web-port", "0", environ=environ) as daemon:
         logins = ("", "ada:äöü", "bob:äöü", "bob:look")
@@ -673,7 +675,8 @@ def test_a_binlog_directory_that_cannot_be_written_is_named(open_directory: Path
 def test_a_second_server_on_a_binlog_directory_is_refused(tmp_path: Path) -> None:
     with Daemon(*QUIET, "-b", str(tmp_path)) as daemon:
         done = run(*QUIET, "-b", str(tmp_path))
-        assert f"-b {tmp_path}: in use by process {daemon.process.pid}, and one server at a time may be" in done.stderr
+        held = f"-b {tmp_path}: in use by process {daemon.process.pid}; only one server may use a directory at a time"
+        assert held in done.stderr
         assert done.returncode == 10
         daemon.stop()
     assert stat.S_IMODE((tmp_path / "lock").stat().st_mode) == 0o600
@@ -687,6 +690,38 @@ def test_a_binlog_directory_is_shared_with_no_beanstalkd(beanstalkd: str, tmp_pa
 
 
 # Signals
+
+
+def test_ctrl_c_during_the_imports_ends_it_without_a_traceback() -> None:
+    command = (*MINDING_SIGNALS, sys.executable, "-X", "importtime", "-m", "greenstalk_server", *QUIET)
+    with subprocess.Popen(command, cwd=REPOSITORY, env=environment(), stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if line.endswith(" gevent._util\n"):
+                break
+        process.send_signal(signal.SIGINT)
+        said = process.stderr.read()
+    assert process.returncode == -signal.SIGINT
+    assert "Traceback" not in said
+    assert "greenstalk_server.cli" not in said  # it was still importing
+
+
+def test_ctrl_c_during_the_start_ends_it_without_a_traceback(tmp_path: Path) -> None:
+    password = tmp_path / "password"
+    os.mkfifo(password, 0o600)
+    with (
+        subprocess.Popen(
+            [*MINDING_SIGNALS, *COMMAND, *LOOPBACK, "--web-port", "0"],
+            cwd=REPOSITORY,
+            env=environment(GREENSTALK_WEB_PASSWORD_FILE=str(password)),
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as process,
+        password.open("w"),
+    ):  # once the server reads it, which then waits for the password
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, said) == (-signal.SIGINT, "")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

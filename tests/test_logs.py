@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from greenstalk_server.logs import JsonFormatter, TextFormatter
-from tests.daemon import COMMAND, PATIENCE, REPOSITORY, Daemon, ask, environment, run
+from tests.daemon import COMMAND, MINDING_SIGNALS, PATIENCE, REPOSITORY, Daemon, ask, environment, run
 
 LOOPBACK = ("-l", "127.0.0.1", "-p", "0")
 QUIET = (*LOOPBACK, "--no-web")
@@ -179,7 +179,7 @@ def test_sigusr2_leaves_debug_for_info() -> None:
 
 
 def test_sighup_is_noted() -> None:
-    with Daemon(*QUIET) as daemon:
+    with Daemon(*QUIET, command=(*MINDING_SIGNALS, *COMMAND)) as daemon:
         daemon.process.send_signal(signal.SIGHUP)
         assert "INFO SIGHUP is ignored" in Log(daemon.process).find("SIGHUP")
         assert daemon.ask(b"use a\r\n") == b"USING a"
@@ -195,7 +195,7 @@ def test_sighup_stops_it_in_a_terminal() -> None:
     terminal, stdin = pty.openpty()
     with open(terminal, "wb"), open(stdin, "rb") as end:  # noqa: PTH123  descriptors
         script = "import os, sys; os.dup2(int(sys.argv[1]), 0); os.execv(sys.argv[2], sys.argv[2:])"
-        command = (sys.executable, "-c", script, str(end.fileno()), *COMMAND)
+        command = (*MINDING_SIGNALS, sys.executable, "-c", script, str(end.fileno()), *COMMAND)
         with Daemon(*QUIET, command=command, pass_fds=[end.fileno()]) as daemon:
             exit_code, said = daemon.stop(signal.SIGHUP)
     assert exit_code == 0

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
 from ipaddress import ip_network
+from pathlib import Path
 
 import pytest
 
@@ -28,6 +31,10 @@ ADMIN_FILE = {"GREENSTALK_WEB_PASSWORD_FILE": "/run/secret"}
 VIEWER = {"GREENSTALK_WEB_VIEWER_PASSWORD": "l00k"}
 SCRAPER = {"GREENSTALK_METRICS_TOKEN": "t0ken"}
 PROGRAMS = {"GREENSTALK_API_TOKEN": "pr0gram", "GREENSTALK_API_VIEWER_TOKEN": "st4ts"}
+
+
+SIZES = ", or with a unit, as in 64k, 10MB or 2GiB (k is 1024)"
+TIMES = ", or with units, as in 50ms, 90s or 1h30m; or never"
 
 
 def options(*argv: str, **environ: str) -> Options:
@@ -188,6 +195,15 @@ def test_help_names_every_option_and_fits_a_terminal() -> None:
     assert max(map(len, text.splitlines())) <= 108
 
 
+def test_the_second_column_of_the_help_does_not_shift() -> None:
+    flags, variables = usage().partition("Options, as")[2].partition("\nEnvironment")[::2]
+    for part, width in ((flags, 25), (variables.partition("\n\n")[0], 54)):
+        rows = [line for line in part.splitlines() if line.startswith("  ")]
+        aligned = re.compile(rf" .{{{width - 2}}} \S.*")
+        alone = re.compile(r"  \S+ +\S+")  # its text is in the next line
+        assert [row for row in rows if not aligned.fullmatch(row) and not alone.fullmatch(row)] == []
+
+
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
@@ -203,19 +219,19 @@ def test_help_names_every_option_and_fits_a_terminal() -> None:
         ([""], "unknown argument '': only flags are allowed"),
         (["-F", "two words"], "unknown argument 'two words': only flags are allowed"),
         (["--no-web=no"], "--no-web takes no value, not no"),
-        (["-z", "abc"], "-z abc: must be a whole number of bytes, 0 or more"),
-        (["-z", ""], "-z '': must be a whole number of bytes, 0 or more"),
-        (["-z", "5 "], "-z '5 ': must be a whole number of bytes, 0 or more"),
-        (["-z10k"], "-z 10k: must be a whole number of bytes, 0 or more"),
-        (["-z", "-1"], "-z -1: must be a whole number of bytes, 0 or more"),
-        (["-z", "++1"], "-z ++1: must be a whole number of bytes, 0 or more"),
-        (["-z", "1_000"], "-z 1_000: must be a whole number of bytes, 0 or more"),
-        (["-z", "٣"], "-z ٣: must be a whole number of bytes, 0 or more"),
-        (["-s", "0x10"], "-s 0x10: must be a whole number of bytes, 0 or more"),
-        (["-f", "1.5"], "-f 1.5: must be a whole number of milliseconds, 0 (at every write) or more; or never"),
+        (["-z", "abc"], "-z abc: must be a whole number of bytes, 0 or more" + SIZES),
+        (["-z", ""], "-z '': must be a whole number of bytes, 0 or more" + SIZES),
+        (["-z", "5 "], "-z '5 ': must be a whole number of bytes, 0 or more" + SIZES),
+        (["-z10x"], "-z 10x: must be a whole number of bytes, 0 or more" + SIZES),
+        (["-z", "-1"], "-z -1: must be a whole number of bytes, 0 or more" + SIZES),
+        (["-z", "++1"], "-z ++1: must be a whole number of bytes, 0 or more" + SIZES),
+        (["-z", "1_000"], "-z 1_000: must be a whole number of bytes, 0 or more" + SIZES),
+        (["-z", "٣"], "-z ٣: must be a whole number of bytes, 0 or more" + SIZES),
+        (["-s", "0x10"], "-s 0x10: must be a whole number of bytes, 0 or more" + SIZES),
+        (["-f", "1.5"], "-f 1.5: must be a whole number of milliseconds, 0 (at every write) or more" + TIMES),
         (
             ["-f", "1", "-f", "-1"],
-            "-f -1: must be a whole number of milliseconds, 0 (at every write) or more; or never",
+            "-f -1: must be a whole number of milliseconds, 0 (at every write) or more" + TIMES,
         ),
         (["--web-port", "65536"], "--web-port 65536: must be a port number from 0 (any free one) to 65535"),
         (["--web-port="], "--web-port '': must be a port number from 0 (any free one) to 65535"),
@@ -251,7 +267,7 @@ def test_a_long_value_is_cut_in_the_message() -> None:
 
 @pytest.mark.parametrize("flag", ["-c", "-n"])
 def test_removed_flags_warn(flag: str) -> None:
-    assert options(flag).warnings == (f"the {flag} flag was removed: the binlog is always compacted",)
+    assert options(flag).warnings == (f"the {flag} flag was removed: the journal is always compacted",)
 
 
 @pytest.mark.parametrize("text", [str(GIB + 1), "99999999999999999999"])
@@ -486,8 +502,8 @@ def test_an_empty_variable_counts_as_absent() -> None:
         ),
         (
             "GREENSTALK_MAX_JOB_SIZE",
-            "1M",
-            "GREENSTALK_MAX_JOB_SIZE 1M: must be a whole number of bytes, 0 or more",
+            "1P",
+            "GREENSTALK_MAX_JOB_SIZE 1P: must be a whole number of bytes, 0 or more" + SIZES,
             5,
         ),
     ],
@@ -566,7 +582,7 @@ def test_words(argv: list[str], command: Command) -> None:
 def test_what_is_no_verb_of_the_journal_is_refused(argv: list[str]) -> None:
     error = refusal("journal", *argv)
     assert str(error).endswith(
-        ": must be `journal check DIR`, `journal export DIR [-o FILE]` or `journal import DIR [FILE]`"
+        ": must be `journal check DIR`, `journal export DIR [-o FILE] [-q]` or `journal import DIR [FILE]`"
     )
     assert error.exit_code == 5
 
@@ -577,3 +593,121 @@ def test_a_handover_needs_to_know_between_whom() -> None:
 
 def test_a_bad_option_of_config_is_refused() -> None:
     assert str(refusal("config", "--jsn")) == "unknown flag --jsn: greenstalk-server -h lists those allowed"
+
+
+# Units
+
+SIZE_OPTIONS = {
+    "binlog_max_size": ("-s", "GREENSTALK_JOURNAL_FILE_SIZE"),
+    "max_job_size": ("-z", "GREENSTALK_MAX_JOB_SIZE"),
+    "max_bytes": ("--max-bytes", "GREENSTALK_MAX_BYTES"),
+    "memory_limit": ("--memory-limit", "GREENSTALK_MEMORY_LIMIT"),
+    "max_tube_bytes": ("--max-tube-bytes", "GREENSTALK_MAX_TUBE_BYTES"),
+    "max_output": ("--max-output", "GREENSTALK_MAX_OUTPUT"),
+}
+TIME_OPTIONS = {
+    "sync_interval_ns": ("-f", "GREENSTALK_SYNC_MS", 10**6, 1),
+    "lease_ns": ("--lease", "GREENSTALK_LEASE_SECONDS", 10**9, 1),
+    "idle_timeout": ("--idle-timeout", "GREENSTALK_IDLE_TIMEOUT", 1, 10**9),
+    "command_timeout": ("--command-timeout", "GREENSTALK_COMMAND_TIMEOUT", 1, 10**9),
+    "dead_peer_timeout": ("--dead-peer-timeout", "GREENSTALK_DEAD_PEER_TIMEOUT", 1, 10**9),
+}
+"""By field: what sets it, the unit of a plain number in that of the field, and that of the field in nanoseconds."""
+
+
+def read_key(key: str, value: str, path: Path) -> Options:
+    """The options of a file in which *key* has *value*, as TOML."""
+    path.write_text(f"{key} = {value}\n")
+    return options("--config", str(path))
+
+
+def test_every_size_and_time_is_tested_below() -> None:
+    told = {row.field for row in DEFINITIONS if row.metavar in ("BYTES", "MS", "SECONDS")}
+    assert told == SIZE_OPTIONS.keys() | TIME_OPTIONS.keys()
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("268435456", 2**28),
+        ("+268435456", 2**28),
+        ("262144k", 2**28),
+        ("262144K", 2**28),
+        ("262144KB", 2**28),
+        ("262144KiB", 2**28),
+        ("256m", 2**28),
+        ("256MB", 2**28),
+        ("256MiB", 2**28),
+        ("1g", 2**30),
+        ("1GB", 2**30),
+        ("1GiB", 2**30),
+    ],
+)
+@pytest.mark.parametrize("field", SIZE_OPTIONS)
+def test_a_size_may_have_a_unit(field: str, text: str, size: int, tmp_path: Path) -> None:
+    flag, variable = SIZE_OPTIONS[field]
+    key = next(row.key for row in DEFINITIONS if row.field == field)
+    in_file = text.removeprefix("+") if text.removeprefix("+").isdigit() else f'"{text}"'
+    found = (options(flag, text), options(**{variable: text}), read_key(key, in_file, tmp_path / "file.toml"))
+    assert [getattr(one, field) for one in found] == [size] * 3
+
+
+@pytest.mark.parametrize("text", ["1.5G", "10 M", "M", "10x", "1kk", "10b", "10ki", "1e3", "9" * 5000 + "k", "-1k"])
+@pytest.mark.parametrize("field", SIZE_OPTIONS)
+def test_a_size_with_a_wrong_unit_is_refused(field: str, text: str, tmp_path: Path) -> None:
+    flag, variable = SIZE_OPTIONS[field]
+    row = next(row for row in DEFINITIONS if row.field == field)
+    shown_text = text if len(text) < 60 else text[:60] + "…"
+    shown_text = f"'{shown_text}'" if " " in shown_text else shown_text
+    for refused, name in ((refusal(f"{flag}", text), flag), (refusal(**{variable: text}), variable)):
+        assert str(refused).startswith(f"{name} {shown_text}: must be a whole number of bytes, ")
+        assert "as in 64k, 10MB or 2GiB (k is 1024)" in str(refused)
+    with pytest.raises(UsageError, match=re.escape(f"{row.key} {shown_text}: must be a whole number of bytes")):
+        read_key(row.key, f'"{text}"', tmp_path / "file.toml")
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90s", 90), ("2m", 120), ("1h", 3600), ("59m60s", 3600), ("1m30s", 90), ("2000ms", 2), ("1m1s1000ms", 62)],
+)
+@pytest.mark.parametrize("field", TIME_OPTIONS)
+def test_a_time_may_have_units(field: str, text: str, seconds: int, tmp_path: Path) -> None:
+    flag, variable, _, size = TIME_OPTIONS[field]
+    key = next(row.key for row in DEFINITIONS if row.field == field)
+    found = (options(flag, text), options(**{variable: text}), read_key(key, f'"{text}"', tmp_path / "file.toml"))
+    assert [getattr(one, field) for one in found] == [seconds * 10**9 // size] * 3
+
+
+@pytest.mark.parametrize("field", TIME_OPTIONS)
+def test_a_plain_number_keeps_its_unit(field: str, tmp_path: Path) -> None:
+    flag, variable, unit, _ = TIME_OPTIONS[field]
+    key = next(row.key for row in DEFINITIONS if row.field == field)
+    found = (options(flag, "7"), options(**{variable: "7"}), read_key(key, "7", tmp_path / "file.toml"))
+    assert [getattr(one, field) for one in found] == [7 * unit] * 3
+
+
+@pytest.mark.parametrize("text", ["1.5s", "1 s", "s", "30s1m", "1s1s", "1M", "1w", "-1s", "1us", ""])
+@pytest.mark.parametrize("field", TIME_OPTIONS)
+def test_a_time_with_wrong_units_is_refused(field: str, text: str) -> None:
+    flag = TIME_OPTIONS[field][0]
+    refused = str(refusal(flag, text))
+    assert refused.startswith(f"{flag} ")
+    assert "as in 50ms, 90s or 1h30m" in refused
+
+
+@pytest.mark.parametrize("flag", ["--idle-timeout", "--command-timeout", "--dead-peer-timeout"])
+def test_a_timeout_that_is_no_whole_number_of_seconds_is_refused(flag: str) -> None:
+    assert "must be a whole number of seconds" in str(refusal(flag, "1500ms"))
+    assert "must be a whole number of seconds" in str(refusal(flag, "31d"))
+
+
+def test_config_shows_values_that_can_be_read_back(tmp_path: Path) -> None:
+    told = options("-s", "10M", "-f", "1m", "--lease", "1500ms", "--idle-timeout", "1h30m", "--memory-limit", "1500M")
+    settings = json.loads(as_json(told))["settings"]
+    lines = {key: one["value"] for key, one in settings.items() if one["origin"] != "default"}
+    assert lines["lease_seconds"] == "1500ms"
+    path = tmp_path / "file.toml"
+    path.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in lines.items()))
+    again = options("--config", str(path))
+    fields = ("binlog_max_size", "sync_interval_ns", "lease_ns", "idle_timeout", "memory_limit")
+    assert [getattr(again, field) for field in fields] == [getattr(told, field) for field in fields]

@@ -29,16 +29,40 @@ pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build the wheel, from a copy: a build leaves files behind, and may pick up those of the last one."""
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of what a build needs, and of setup.py, which it can do without: a build leaves files behind."""
     copy = tmp_path_factory.mktemp("source")
     for name in SOURCES:
         shutil.copytree(REPOSITORY / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in NEEDED_TO_BUILD:
+    for name in (*NEEDED_TO_BUILD, "setup.py"):
         shutil.copy(REPOSITORY / name, copy)
-    succeed(sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", copy / "dist", copy)
-    (built,) = (copy / "dist").iterdir()
+    return copy
+
+
+@pytest.fixture(scope="module")
+def wheel(checkout: Path) -> Path:
+    """The wheel of a checkout that was built before, when it had one module and one template more."""
+    ghosts = [checkout / "greenstalk_server" / "ghost.py", checkout / "templates" / "ghost.html"]
+    for ghost in ghosts:
+        ghost.write_text("")
+    assert {"greenstalk_server/ghost.py", "web/templates/ghost.html"} <= names(build(checkout))
+    for ghost in ghosts:
+        ghost.unlink()
+    return build(checkout)
+
+
+def build(checkout: Path) -> Path:
+    """Build the wheel of *checkout*, and return its path."""
+    shutil.rmtree(checkout / "dist", ignore_errors=True)
+    succeed(sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", checkout / "dist", checkout)
+    (built,) = (checkout / "dist").iterdir()
     return built
+
+
+def names(wheel: Path) -> set[str]:
+    """The files that *wheel* installs."""
+    with zipfile.ZipFile(wheel) as archive:
+        return {name for name in archive.namelist() if ".dist-info/" not in name}
 
 
 def test_the_wheel_holds_every_file(wheel: Path) -> None:
@@ -48,9 +72,26 @@ def test_the_wheel_holds_every_file(wheel: Path) -> None:
         for path in (REPOSITORY / source).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
-    with zipfile.ZipFile(wheel) as archive:
-        held = {name for name in archive.namelist() if ".dist-info/" not in name}
-    assert held == expected
+    assert names(wheel) == expected
+
+
+def test_a_compiled_build_without_a_compiler_says_what_to_install(checkout: Path, tmp_path: Path) -> None:
+    only_python = tmp_path / "bin"
+    only_python.mkdir()
+    (only_python / "python3").symlink_to(sys.executable)
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", tmp_path, checkout],
+        env=os.environ | {"PATH": str(only_python), "GREENSTALK_COMPILE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert done.returncode == 1
+    (line,) = [line.strip() for line in done.stderr.splitlines() if "GREENSTALK_COMPILE" in line]
+    assert line.startswith("GREENSTALK_COMPILE=1 needs a C compiler, and ")
+    assert line.endswith(" is missing: apt-get install gcc libc6-dev")
+    assert "Traceback" not in done.stderr
 
 
 def test_the_installed_command_serves_outside_the_checkout(wheel: Path, tmp_path: Path) -> None:

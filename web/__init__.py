@@ -125,7 +125,7 @@ def create_app(
     app.context_processor(_visitor)
     app.context_processor(_navigation)
     AuditPages(audit, tasks).install(app)
-    Metrics(broker, clock, requests, role).install(app)
+    Metrics(broker, clock, requests, role, options.directory).install(app)
     theme.install(app)
     errors.install(app)
     if options.url_prefix:

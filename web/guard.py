@@ -238,7 +238,12 @@ class Guard:
         raise _challenge("The metrics ask for a token: “Authorization: Bearer TOKEN”.", "bearer")
 
     def _check_api_token(self, token: str) -> Visitor:
-        """Return whose *token* it is; raise Unauthorized, or TooManyRequests after many failures."""
+        """Return whose *token* it is; raise Unauthorized, or TooManyRequests after many failures.
+
+        A server without tokens refuses every token too, but counts none as a failure: there is nothing to guess.
+        """
+        if not self._asks_for_token:
+            raise self._ask_for_token()
         address = _address()
         _refuse_locked(self._api_tokens, address)
         given = _digest(token)
@@ -260,7 +265,8 @@ class Guard:
         said += ["the dashboard's password, by HTTP basic auth"] if self._asks else []
         challenges = [_authenticate("bearer")] if self._asks_for_token else []
         challenges += [_authenticate("basic")] if self._asks else []
-        said = said or ["no token, since the server has none"]
+        if not said:
+            return Unauthorized("This server has no API token. Send the request without the Authorization header.")
         return Unauthorized(f"The API asks for {', or '.join(said)}.", www_authenticate=challenges or None)
 
     def _fail(self, name: str, address: str) -> NoReturn:

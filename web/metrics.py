@@ -6,6 +6,7 @@ so both reading and writing them go in slices, and workers come in between.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import accumulate, chain
 from typing import Final, NamedTuple
@@ -27,6 +28,7 @@ from greenstalk_server.clock import Clock
 from greenstalk_server.job import SECOND
 from greenstalk_server.role import Role
 from greenstalk_server.stats import COUNTERS
+from web.disk import in_thread
 from web.ledger import Ledger, Row, Totals
 from web.pace import Pace
 from web.request_times import BOUNDS, RequestTimes
@@ -92,13 +94,22 @@ class Metrics:
     """The metrics of one broker and its dashboard."""
 
     def __init__(
-        self, broker: Broker, clock: Clock, requests: RequestTimes, role: Callable[[], Role] | None = None
+        self,
+        broker: Broker,
+        clock: Clock,
+        requests: RequestTimes,
+        role: Callable[[], Role] | None = None,
+        directory: str | None = None,
     ) -> None:
-        """To be made after the history, whose farewells are passed on; *role* as `create_app` has it."""
+        """To be made after the history, whose farewells are passed on; *role* as `create_app` has it.
+
+        *directory* is the journal's; None if there is none.
+        """
         self._broker: Broker = broker
         self._clock: Clock = clock
         self._requests: RequestTimes = requests
         self._role: Callable[[], Role] | None = role
+        self._directory: str | None = directory
         self._ledger: Ledger = Ledger(broker, clock)
         self._looking: BoundedSemaphore = BoundedSemaphore(1)
 
@@ -160,6 +171,8 @@ class Metrics:
         yield GaugeMetricFamily(
             f"{PREFIX}journal_bytes", "What the journal takes of the disk; 0 without one.", stats.bytes_on_disk
         )
+        if (free := self._free()) is not None:
+            yield GaugeMetricFamily(f"{PREFIX}journal_disk_free_bytes", "Free bytes of the journal's disk.", free)
         yield GaugeMetricFamily(
             f"{PREFIX}journal_trouble",
             "1 while the journal cannot be written, and puts are refused.",
@@ -167,6 +180,16 @@ class Metrics:
         )
         syncs = (stats.syncs, stats.sync_time)
         yield _histogram("journal_sync_seconds", "What syncs of the journal took.", *syncs, SYNC_LENGTHS)
+
+    def _free(self) -> int | None:
+        """Bytes that the server's user can still write to the journal's disk; None if unknown. Switches."""
+        if self._directory is None:
+            return None
+        try:
+            disk = in_thread(os.statvfs, self._directory)
+        except OSError:  # readyz and the log report a directory that is gone
+            return None
+        return disk.f_bavail * disk.f_frsize
 
     def _bodies(self) -> Iterator[Metric]:
         """What jobs take of memory, if there is a limit to that."""

@@ -36,27 +36,45 @@ class DirectoryLock:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         except OSError as error:
             if error.errno == errno.ELOOP:
-                raise _refused(directory, f"its file {LOCK_NAME} is a symbolic link; remove it") from error
-            raise _refused(directory, f"{error.strerror}; it must be a writable directory") from error
+                raise refused(directory, f"its file {LOCK_NAME} is a symbolic link; remove it") from error
+            raise refused(directory, f"{error.strerror}; it must be a writable directory") from error
         try:
             fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             is_held = isinstance(error, BlockingIOError)
-            reason = f"in use by {_holder(self._fd)}, and one server at a time may be" if is_held else error.strerror
+            holder = _holder(self._fd) or "another process"
+            reason = f"in use by {holder}; only one server may use a directory at a time" if is_held else error.strerror
             os.close(self._fd)
-            raise _refused(directory, reason) from error
+            raise refused(directory, reason) from error
 
     def close(self) -> None:
         """Give the lock up."""
         os.close(self._fd)
 
 
+def holder_of(directory: str) -> str:
+    """Name the process that has *directory* locked; empty if none has. Does not take the lock, and changes nothing."""
+    try:
+        fd = os.open(Path(directory, LOCK_NAME), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        return f"an unknown process, if any: its lock cannot be read ({error.strerror})"
+    try:
+        return _holder(fd)
+    finally:
+        os.close(fd)
+
+
 def _holder(fd: int) -> str:
-    """Name the process that holds a lock on *fd*; one of another pid namespace, or just gone, has no number."""
+    """Name the process that holds a lock on *fd*; empty if none does. One of another pid namespace has no number."""
     asked = FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
     kind, _, _, _, pid = FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, asked))
-    return f"process {pid}" if kind != fcntl.F_UNLCK and pid > 0 else "another process"
+    if kind == fcntl.F_UNLCK:
+        return ""
+    return f"process {pid}" if pid > 0 else "another process"
 
 
-def _refused(directory: str, reason: str | None) -> StartError:
+def refused(directory: str, reason: str | None) -> StartError:
+    """Return the error of a start that cannot use *directory*."""
     return StartError(f"-b {directory}: {reason}", EXIT_BINLOG)

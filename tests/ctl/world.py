@@ -31,7 +31,7 @@ import pytest
 
 from greenstalkctl.cli import main
 from tests.conformance.servers import Baseline, Kind, Server, ours
-from tests.daemon import PATIENCE, REPOSITORY
+from tests.daemon import MINDING_SIGNALS, PATIENCE, REPOSITORY
 
 COMMAND = (sys.executable, "-m", "greenstalkctl")
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e\r\x08[bold]x[/bold]"
@@ -156,7 +156,7 @@ class Terminal:
         for name in ("COLUMNS", "LINES"):  # they would count before the size of the terminal
             environ.pop(name, None)
         self.process = subprocess.Popen(
-            [*COMMAND, *args],
+            [*MINDING_SIGNALS, *COMMAND, *args],
             cwd=REPOSITORY,
             env=environ,
             stdin=slave,
@@ -216,7 +216,7 @@ class Terminal:
 def spawn(server: Server, *args: str) -> subprocess.Popen[bytes]:
     """Start the command as a process without a terminal."""
     return subprocess.Popen(
-        [*COMMAND, *where(server), *args],
+        [*MINDING_SIGNALS, *COMMAND, *where(server), *args],
         cwd=REPOSITORY,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

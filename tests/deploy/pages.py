@@ -57,27 +57,32 @@ def follow(page: list[Block], directory: Path) -> tuple[list[str], str]:
     """
     script = _SLEEP + "".join(f"{block.commands}echo {_END!r}\n" for block in page)
     script = re.sub(r"(greenstalk-server -.*) &", r"\1 > log 2>&1 &", script)
-    for written, free in zip(PORTS, _free_ports(len(PORTS)), strict=True):
+    for written, free in zip(PORTS, free_ports(len(PORTS)), strict=True):
         script = script.replace(written, str(free))
     work = directory / "work"
     work.mkdir()
+    out, err = in_shell(script, work, path_with_commands(directory / "bin"), LONGEST)
+    *printed, rest = out.split(f"{_END}\n")
+    assert rest == "", f"the page ends early: {rest}{err}"
+    return printed, err
+
+
+def in_shell(script: str, work: Path, path: str, longest: float, **variables: str) -> tuple[str, str]:
+    """Run *script* with bash in *work* for at most *longest* seconds; return stdout and stderr; leave no process."""
     with subprocess.Popen(
         ["bash", "-uc", script],
         cwd=work,
-        env=environment(PATH=_path(directory / "bin"), PYTHONPATH=str(REPOSITORY)),
+        env=environment(PATH=path, PYTHONPATH=str(REPOSITORY), **variables),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
     ) as shell:
         try:
-            out, err = shell.communicate(timeout=LONGEST)
+            return shell.communicate(timeout=longest)
         finally:
             with suppress(ProcessLookupError):  # nobody is left, as it should be
                 os.killpg(shell.pid, signal.SIGKILL)
-    *printed, rest = out.split(f"{_END}\n")
-    assert rest == "", f"the page ends early: {rest}{err}"
-    return printed, err
 
 
 def without_ports(text: str) -> str:
@@ -85,13 +90,14 @@ def without_ports(text: str) -> str:
     return re.sub(r"(?<=127\.0\.0\.1:)\d+", "PORT", text)
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
+    """Return *count* different TCP ports of loopback that nobody uses."""
     with ExitStack() as stack:
         return [stack.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1] for _ in range(count)]
 
 
-def _path(directory: Path) -> str:
-    """A PATH with this tree's two commands, which go to *directory*, and beanstalkd."""
+def path_with_commands(directory: Path) -> str:
+    """Return a PATH with beanstalkd and this tree's two commands; write the two to *directory*, which is made."""
     everything = f"{directory}:{os.environ['PATH']}:/usr/sbin"
     assert shutil.which("beanstalkd", path=everything), "beanstalkd is missing: apt-get install beanstalkd"
     directory.mkdir()

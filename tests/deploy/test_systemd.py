@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -18,6 +21,8 @@ from tests.test_cli import PUT, handing_over
 
 SERVICE = REPOSITORY / "deploy" / "greenstalk-server.service"
 SOCKET = REPOSITORY / "deploy" / "greenstalk-server.socket"
+BACKUP = REPOSITORY / "deploy" / "greenstalk-backup.service"
+TIMER = REPOSITORY / "deploy" / "greenstalk-backup.timer"
 ENVIRONMENT_FILE = REPOSITORY / "deploy" / "greenstalk-server.env"
 
 INSTALLED = "/opt/greenstalk/bin/greenstalk-server"
@@ -40,6 +45,57 @@ def test_systemd_takes_the_units(systemd: str, tmp_path: Path) -> None:
     shutil.copy(SOCKET, tmp_path)
     done = run(systemd, "verify", str(tmp_path / SERVICE.name), str(tmp_path / SOCKET.name))
     assert (done.stdout, done.stderr, done.returncode) == ("", "", 0)
+
+
+def test_systemd_takes_the_units_of_the_backup(systemd: str, tmp_path: Path) -> None:
+    for unit in (BACKUP, TIMER):
+        shutil.copy(unit, tmp_path)
+    done = run(systemd, "verify", str(tmp_path / BACKUP.name), str(tmp_path / TIMER.name))
+    assert (done.stdout, done.stderr, done.returncode) == ("", "", 0)
+    (when,) = re.findall(r"^OnCalendar=(.*)$", TIMER.read_text(), re.MULTILINE)
+    assert "Next elapse: " in run(systemd, "calendar", when).stdout
+
+
+def test_the_backup_writes_a_dated_file_and_removes_old_ones(tmp_path: Path) -> None:
+    """The commands of the unit, with its directories in *tmp_path*."""
+    queue, backups = tmp_path / "greenstalk", tmp_path / "greenstalk-backup"
+    for directory in (queue, backups):
+        directory.mkdir()
+    program = tmp_path / "greenstalk-server"
+    program.write_text(f'#!/bin/sh\nexec {" ".join(COMMAND)} "$@"\n')
+    program.chmod(0o755)
+    text = BACKUP.read_text().replace(INSTALLED, str(program)).replace("/var/lib", str(tmp_path)).replace("%%", "%")
+    commands = dict(re.findall(r"^(ExecStart|ExecStartPost)=(.*)$", text, re.MULTILINE))
+    for name, days in (("old.jsonl", 16), ("recent.jsonl", 10), ("old.txt", 16)):
+        (backups / name).touch()
+        then = time.time() - days * 24 * 3600
+        os.utime(backups / name, (then, then))
+    with Daemon("-l", "127.0.0.1", "-p", "0", "--no-web", "-b", str(queue)) as daemon:
+        assert daemon.ask(PUT) == b"INSERTED 1"
+        done = run(*shlex.split(commands["ExecStart"]), cwd=REPOSITORY)
+    assert (done.stdout, done.stderr, done.returncode) == ("", "", 0)
+    assert run(*shlex.split(commands["ExecStartPost"])).returncode == 0
+    (made,) = {path.name for path in backups.iterdir()} - {"recent.jsonl", "old.txt"}
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d\.jsonl", made)
+    assert '"tube":"default"' in (backups / made).read_text()
+
+
+def test_systemd_takes_the_second_socket_of_the_page(systemd: str, tmp_path: Path) -> None:
+    page = (REPOSITORY / "docs" / "security.md").read_text()
+    (unit,) = re.findall(r"```ini\n(\[Unit\].*?)```", page, re.DOTALL)
+    second = tmp_path / "greenstalk-server-plain.socket"
+    second.write_text(unit)
+    (tmp_path / SERVICE.name).write_text(SERVICE.read_text().replace(INSTALLED, sys.executable))
+    shutil.copy(SOCKET, tmp_path)
+    done = run(systemd, "verify", str(second), str(tmp_path / SERVICE.name), str(tmp_path / SOCKET.name))
+    assert (done.stdout, done.stderr, done.returncode) == ("", "", 0)
+
+
+def test_the_check_before_a_start_is_of_the_same_directory() -> None:
+    """Its failure is ignored: the exit code of ExecStart decides whether systemd starts the server again."""
+    text = SERVICE.read_text()
+    (started,) = re.findall(rf"^ExecStart={INSTALLED} (.*)$", text, re.MULTILINE)
+    assert f"\nExecStartPre=-{INSTALLED} config --check {started}\n" in text
 
 
 def test_systemd_finds_a_mistake_in_a_unit(systemd: str, tmp_path: Path) -> None:
@@ -121,5 +177,5 @@ def test_clients_wait_while_the_server_restarts(tmp_path: Path) -> None:
                 assert ask(client, b"") == b"RESERVED 1 2"
 
 
-def run(*command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+def run(*command: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=PATIENCE, check=False)

@@ -21,11 +21,12 @@ import gevent
 import greenstalk
 import pytest
 
+from greenstalk_server import tls
 from greenstalk_server.command_line import parse
 from greenstalk_server.exits import StartError
 from greenstalk_server.options import Options, UsageError
 from greenstalk_server.tls import PORTION, Certificates, TlsSocket, shake_hands
-from tests.daemon import COMMAND, PATIENCE, Daemon, ask, run
+from tests.daemon import COMMAND, MINDING_SIGNALS, PATIENCE, Daemon, ask, run
 from tests.server.peer import Peer, eventually
 from tests.server.secured import KEY_UPDATE_SIZE, PAGE, InMemory, KeyUpdater, connect, context, make_certificates
 
@@ -437,7 +438,8 @@ def test_sighup_reads_the_certificate_anew_and_drops_nobody(certificates: Path, 
     for file in certificates.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     old = context(certificates, "mail-1")
-    with Daemon(*flags(tmp_path), "-l", "127.0.0.1", "-p", "0") as daemon, ExitStack() as stack:
+    server = Daemon(*flags(tmp_path), "-l", "127.0.0.1", "-p", "0", command=(*MINDING_SIGNALS, *COMMAND))
+    with server as daemon, ExitStack() as stack:
         port = secured_port(daemon)
         first = served_serial(port, old)
         held = [stack.enter_context(closing(connect(port, old))) for _ in range(5)]
@@ -487,25 +489,27 @@ def test_a_start_with_a_bad_certificate_says_what_is_wrong(certificates: Path, t
     assert done.returncode == 5 and f"greenstalk-server: --tls-cert {cert}: " in done.stderr
 
 
-class _Removed(Certificates):
-    """Has a file called gone.pem removed between a look at it and its reading, as a renewal may."""
-
-    def _look(self, path: str, field: str) -> int:
-        mode = super()._look(path, field)
-        if path.endswith("/gone.pem"):
-            Path(path).unlink()
-        return mode
-
-
 @pytest.mark.parametrize("gone", ["--tls-key", "--tls-client-ca"])
-def test_a_file_that_goes_while_it_is_read_is_told_as_any_other(certificates: Path, tmp_path: Path, gone: str) -> None:
+def test_a_file_that_goes_while_it_is_read_is_told_as_any_other(
+    certificates: Path, tmp_path: Path, gone: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A renewal may remove a file between the look at it and its reading."""
     names = {"--tls-cert": "server.pem", "--tls-key": "server.key", "--tls-client-ca": "authority.pem"}
     files = {flag: certificates / name for flag, name in names.items()}
     content = files[gone].read_bytes()
     files[gone] = tmp_path / "gone.pem"
     files[gone].write_bytes(content)
+    look = tls._look
+
+    def look_and_remove(options: Options, field: str, path: str) -> int:
+        mode = look(options, field, path)
+        if path == str(files[gone]):
+            files[gone].unlink()
+        return mode
+
+    monkeypatch.setattr(tls, "_look", look_and_remove)
     with pytest.raises(StartError, match="No such file or directory"):
-        _Removed(parsed(*(str(part) for item in files.items() for part in item)))
+        Certificates(parsed(*(str(part) for item in files.items() for part in item)))
 
 
 def parsed(*arguments: str) -> Options:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import random
 import re
+import shutil
+import tempfile
 from collections.abc import Iterator
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
@@ -653,6 +655,7 @@ def test_a_running_server_measures_its_syncs(exposition: str) -> None:
     assert series["greenstalk_journal_sync_seconds_count"] >= 2
     assert 0 < series["greenstalk_journal_sync_seconds_sum"] < PATIENCE
     assert series["greenstalk_journal_bytes"] >= 10_485_760
+    assert 0 < series["greenstalk_journal_disk_free_bytes"] <= shutil.disk_usage(tempfile.gettempdir()).total
     assert series["greenstalk_job_wait_seconds_count"] == 1
 
 
@@ -692,7 +695,7 @@ def check_expression(expression: str, exported: dict[str, set[str]]) -> set[str]
 FUNCTIONS = {
     "sum", "max", "min", "avg", "topk", "rate", "increase", "delta", "deriv", "histogram_quantile", "resets", "absent",
     "by", "on", "without", "ignoring", "group_left", "clamp_min", "label_values", "count", "avg_over_time",
-    "max_over_time", "min_over_time", "and", "or", "unless",
+    "max_over_time", "min_over_time", "predict_linear", "and", "or", "unless",
 }  # fmt: skip
 
 
@@ -730,7 +733,7 @@ def test_the_panels_of_the_dashboard_are_sound() -> None:
 
 
 def test_the_alert_rules_ask_for_what_there_is(exported: dict[str, set[str]]) -> None:
-    (group,) = yaml.safe_load((DOCS / "prometheus-alerts.yml").read_text())["groups"]
+    group, *_ = yaml.safe_load((DOCS / "prometheus-alerts.yml").read_text())["groups"]
     assert [rule["alert"] for rule in group["rules"]] == [
         "GreenstalkDown",
         "GreenstalkRestarted",
@@ -740,14 +743,20 @@ def test_the_alert_rules_ask_for_what_there_is(exported: dict[str, set[str]]) ->
         "GreenstalkTubePausedForLong",
         "GreenstalkJournalInTrouble",
         "GreenstalkJournalSyncsSlow",
+        "GreenstalkDiskFilling",
+        "GreenstalkDiskAlmostFull",
+        "GreenstalkMemoryFull",
+        "GreenstalkLimitReached",
+        "GreenstalkJobsTimingOut",
+        "GreenstalkApiErrors",
     ]
     for rule in group["rules"]:
         assert set(rule) <= {"alert", "expr", "for", "labels", "annotations"}
         assert check_expression(rule["expr"], exported) or rule["alert"] == "GreenstalkDown"
         assert rule["labels"]["severity"] in ("critical", "warning", "info")
         assert set(rule["annotations"]) == {"summary", "description"}
-        for label in re.findall(r"\$labels\.(\w+)", " ".join(rule["annotations"].values())):
-            assert label in ("job", "instance", "tube")
+        labels = {"job", "instance"}.union(*(exported[name] for name in re.findall(r"greenstalk_\w+", rule["expr"])))
+        assert set(re.findall(r"\$labels\.(\w+)", " ".join(rule["annotations"].values()))) <= labels
 
 
 def test_the_documentation_lists_exactly_what_there_is(exposition: str) -> None:

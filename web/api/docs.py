@@ -14,7 +14,7 @@ from urllib.parse import urlencode
 from flask import Response
 from markupsafe import Markup, escape
 
-from web.api.endpoint import JSON, Endpoint
+from web.api.endpoint import Endpoint
 from web.api.openapi import parameters_of, statuses_of
 from web.api.problems import MEANINGS
 from web.api.schema import Schema, in_words, of_type, resolved
@@ -92,13 +92,14 @@ class Page:
 def page(document: Mapping[str, Any], endpoints: Sequence[Endpoint]) -> Page:
     """The page of *document*. It takes some milliseconds, for the time before anyone is served."""
     schemas: dict[str, Schema] = document["components"]["schemas"]
+    login = login_of(document)
     return Page(
         said=_paragraphs(document["info"]["description"]),
         groups=[
             Group(
                 tag["name"],
                 _paragraphs(tag["description"]),
-                [_operation(one, schemas) for one in endpoints if one.tag == tag["name"]],
+                [_operation(one, schemas, login) for one in endpoints if one.tag == tag["name"]],
             )
             for tag in document["tags"]
         ],
@@ -110,19 +111,28 @@ def page(document: Mapping[str, Any], endpoints: Sequence[Endpoint]) -> Page:
     )
 
 
-def example_of(endpoint: Endpoint, schemas: Mapping[str, Schema]) -> str:
-    """A command line that asks for *endpoint* of the API at HERE."""
+def example_of(endpoint: Endpoint, schemas: Mapping[str, Schema], login: Sequence[str]) -> str:
+    """Return a curl command that sends a request to *endpoint* of the API at HERE; *login* is its credentials."""
     parameters = parameters_of(endpoint)
     given = {one["name"]: sample(one["schema"], schemas) for one in parameters if one["required"]}
     path = endpoint.path.format(**given)
     query = urlencode({name: value for name, value in given.items() if name not in endpoint.path_types})
-    words = ["curl", "-H", "Authorization: Bearer TOKEN"]
-    if endpoint.method != "GET":
+    words = ["curl", *login]
+    if endpoint.method not in ("GET", "POST"):
         words += ["-X", endpoint.method]
     if endpoint.body is not None:
-        body = json.dumps(sample(of_type(endpoint.body)[0], schemas), ensure_ascii=False)
-        words += ["-H", f"Content-Type: {JSON}", "-d", body]
+        words += ["--json", json.dumps(sample(of_type(endpoint.body)[0], schemas), ensure_ascii=False)]
+    elif endpoint.method == "POST":
+        words += ["--json", "{}"]  # the guard refuses a POST that a form could send
     return shlex.join([*words, f"{HERE}{path}{'?' if query else ''}{query}"])
+
+
+def login_of(document: Mapping[str, Any]) -> list[str]:
+    """Return the curl arguments that log in to the server of *document*; none if it is open."""
+    schemes = [name for one in document["security"] for name in one]
+    if "bearer" in schemes:
+        return ["-H", "Authorization: Bearer TOKEN"]
+    return ["-u", "NAME:PASSWORD"] if schemes else []
 
 
 def sample(schema: Schema, schemas: Mapping[str, Schema]) -> Any:
@@ -163,7 +173,7 @@ def kind_of(schema: Schema) -> Markup:
     return Markup("a name") if "pattern" in schema else escape(in_words(schema))
 
 
-def _operation(endpoint: Endpoint, schemas: Mapping[str, Schema]) -> Operation:
+def _operation(endpoint: Endpoint, schemas: Mapping[str, Schema], login: Sequence[str]) -> Operation:
     return Operation(
         id=endpoint.name.replace("_", "-"),
         method=endpoint.method,
@@ -179,7 +189,7 @@ def _operation(endpoint: Endpoint, schemas: Mapping[str, Schema]) -> Operation:
         answer=_answer(endpoint),
         errors=[(status, HTTPStatus(status).phrase, marked(said)) for status, said in sorted(endpoint.errors.items())],
         other_errors=[status for status in statuses_of(endpoint) if status not in endpoint.errors],
-        example=example_of(endpoint, schemas),
+        example=example_of(endpoint, schemas, login),
     )
 
 

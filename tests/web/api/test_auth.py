@@ -127,8 +127,18 @@ def test_with_a_token_any_host_will_do(queue: Queue) -> None:
 
 
 def test_token_on_a_server_without_one_is_refused(queue: Queue) -> None:
-    problem(look(queue.app(), bearer("x")), 401)
+    refused = problem(look(queue.app(), bearer("x")), 401)
+    assert refused["detail"] == "This server has no API token. Send the request without the Authorization header."
     assert look(queue.app(), {}).status_code == 200
+
+
+@pytest.mark.parametrize("options", [{}, PASSWORDS], ids=["open", "password"])
+def test_tokens_sent_to_a_server_without_one_never_lock_out_their_address(
+    queue: Queue, options: dict[str, str]
+) -> None:
+    app = queue.app(**options)
+    for _ in range(2 * FAILURES):
+        problem(look(app, bearer("x")), 401)
 
 
 def test_a_server_with_a_token_is_open_to_nobody_else(queue: Queue) -> None:

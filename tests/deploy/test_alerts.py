@@ -1,0 +1,71 @@
+"""docs/prometheus-alerts.yml under promtool: it is sound, and each alert fires when it should and only then."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.daemon import PATIENCE, REPOSITORY
+
+RULES = REPOSITORY / "docs" / "prometheus-alerts.yml"
+SERIES = Path(__file__).with_name("alerts.yml")
+
+FIRES: dict[str, tuple[str, dict[str, str]]] = {
+    "GreenstalkDown": ("15m", {"job": "greenstalk"}),
+    "GreenstalkRestarted": ("105m", {"job": "greenstalk"}),
+    "GreenstalkNoConsumers": ("10m", {"job": "greenstalk", "tube": "mail", "state": "ready"}),
+    "GreenstalkJobsTooOld": ("20m", {"job": "greenstalk", "tube": "mail"}),
+    "GreenstalkBuriedGrowing": ("50m", {"job": "greenstalk", "tube": "mail", "state": "buried"}),
+    "GreenstalkTubePausedForLong": ("65m", {"job": "greenstalk", "tube": "paused"}),
+    "GreenstalkJournalInTrouble": ("5m", {"job": "greenstalk"}),
+    "GreenstalkJournalSyncsSlow": ("30m", {"job": "greenstalk"}),
+    "GreenstalkDiskFilling": ("90m", {"job": "greenstalk"}),
+    "GreenstalkDiskAlmostFull": ("199m", {"job": "greenstalk"}),
+    "GreenstalkMemoryFull": ("5m", {"job": "greenstalk"}),
+    "GreenstalkLimitReached": ("10m", {"job": "greenstalk", "limit": "tube_jobs"}),
+    "GreenstalkJobsTimingOut": ("30m", {"job": "greenstalk", "tube": "mail"}),
+    "GreenstalkApiErrors": ("30m", {"job": "greenstalk", "endpoint": "overview", "method": "GET", "code": "500"}),
+}
+"""By alert: the time at which it fires for `a` of alerts.yml, and its labels except instance and severity."""
+
+
+def promtool(*arguments: str) -> str:
+    """Run promtool; return what it printed, and fail if it does."""
+    assert shutil.which("promtool"), "promtool is missing: apt-get install prometheus"
+    done = subprocess.run(["promtool", *arguments], capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def rules() -> dict[str, dict[str, Any]]:
+    """The rules of the first group, by name; the others are of high availability."""
+    return {rule["alert"]: rule for rule in yaml.safe_load(RULES.read_text())["groups"][0]["rules"]}
+
+
+def test_every_rule_is_sound() -> None:
+    assert "SUCCESS" in promtool("check", "rules", str(RULES))
+
+
+def test_each_alert_fires_for_a_server_in_trouble_and_for_no_other(
+    rules: dict[str, dict[str, Any]], tmp_path: Path
+) -> None:
+    """Without annotations, which promtool would compare word for word."""
+    assert list(FIRES) == list(rules)
+    bare = [{name: value for name, value in rule.items() if name != "annotations"} for rule in rules.values()]
+    (tmp_path / "rules.yml").write_text(yaml.safe_dump({"groups": [{"name": "greenstalk", "rules": bare}]}))
+    cases = yaml.safe_load(SERIES.read_text())
+    for alert, (at, labels) in FIRES.items():
+        fired = {"exp_labels": {"instance": "a", "severity": rules[alert]["labels"]["severity"]} | labels}
+        cases["tests"][0]["alert_rule_test"] += [
+            {"alertname": alert, "eval_time": "0m", "exp_alerts": []},
+            {"alertname": alert, "eval_time": at, "exp_alerts": [fired]},
+        ]
+    file = tmp_path / "tests.yml"
+    file.write_text(yaml.safe_dump(cases | {"rule_files": ["rules.yml"]}))
+    assert "SUCCESS" in promtool("test", "rules", str(file))

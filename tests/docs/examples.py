@@ -1,0 +1,137 @@
+"""Run the commands of a page with a real shell, in the order in which they are on the page.
+
+A block of commands (```` ```sh ````) may be followed by a block of output (```` ```json ```` or ```` ```text ````).
+A comment in the line above a block of commands changes how it is run:
+
+    <!-- not run: REASON -->   leave the block out
+    <!-- run last -->          run the block after all others
+    <!-- serves -->            the block's last command is a server in the foreground: run it in the background
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tests.deploy.pages import in_shell, path_with_commands
+
+LONGEST = 60.0
+"""Seconds that all commands of a page may take."""
+
+_BLOCK = re.compile(
+    r"(?:^<!-- (?P<note>[^>]*?) -->\n+)?^```sh\n(?P<commands>.*?)^```\n"
+    r"(?:\n```(?P<kind>json|text)\n(?P<shown>.*?)^```)?",
+    re.DOTALL | re.MULTILINE,
+)
+_NOTE = re.compile(r"not run: .+|run last|serves|run last, serves")
+
+_LISTENS = "import psutil, sys; sys.exit(not psutil.Process(int(sys.argv[1])).net_connections('tcp'))"
+
+_PREAMBLE = f"""\
+set -eu
+curl() {{  # -N is for a stream that never ends: read it for two seconds
+    case " $* " in
+        *" -N "*) command curl --max-time 2 "$@" || test $? = 28 ;;
+        *) command curl "$@" ;;
+    esac
+}}
+until_it_listens() {{
+    until {shlex.quote(sys.executable)} -c {shlex.quote(_LISTENS)} $! 2>/dev/null; do
+        kill -0 $! || {{ cat server.log >&2; exit 1; }}
+        command sleep 0.05
+    done
+}}
+"""
+
+_CURLRC = "silent\nshow-error\nfail-with-body\nmax-time = 20\n"
+"""A status of 400 and above is a failure, as it is to a reader."""
+
+
+class Example(NamedTuple):
+    """One block of commands, and what the page shows that they print; `kind` is json, text or None."""
+
+    line: int
+    commands: str
+    kind: str | None
+    shown: str
+    note: str
+
+
+def examples(text: str) -> list[Example]:
+    """Return the blocks of commands in the page *text* in the order in which they run."""
+    found = list(_found(text))
+    return [one for one in found if "run last" not in one.note] + [one for one in found if "run last" in one.note]
+
+
+def _found(text: str) -> Iterator[Example]:
+    for match in _BLOCK.finditer(text):
+        note = match["note"] if match["note"] and _NOTE.fullmatch(match["note"]) else ""
+        if not note.startswith("not run"):
+            line = text.count("\n", 0, match.start("commands")) + 1
+            yield Example(line, match["commands"], match["kind"], match["shown"] or "", note)
+
+
+def run(page: list[Example], directory: Path, instead: Mapping[str, str], **variables: str) -> list[str]:
+    """Run *page* in *directory* with each text of *instead* replaced; return what each block printed.
+
+    *variables* are added to the environment.
+
+    Raise AssertionError, with the line and stderr, for the first block of which a command fails.
+    """
+    work = directory / "work"
+    work.mkdir()
+    (work / ".curlrc").write_text(_CURLRC)
+    end = "--- end of block ---"
+    script = _PREAMBLE + "".join(f"{_runnable(one)}echo; echo {end!r}\n" for one in page)
+    for written, real in instead.items():
+        script = script.replace(written, real)
+    path = path_with_commands(directory / "bin")
+    out, err = in_shell(script, work, path, LONGEST, HOME=str(work), **variables)
+    *printed, rest = out.split(f"\n{end}\n")
+    failed = f"line {page[len(printed)].line}:\n{page[len(printed)].commands}" if len(printed) < len(page) else ""
+    assert not failed, f"{failed}\nprinted {rest!r}\n{err}"
+    return printed
+
+
+def _runnable(example: Example) -> str:
+    if "serves" not in example.note:
+        return example.commands
+    assert "greenstalk-server" in example.commands
+    return f"{example.commands.rstrip()} > server.log 2>&1 &\nuntil_it_listens\n"
+
+
+def matches(example: Example, printed: str) -> bool:
+    """Whether *printed* is what *example* shows; `…` matches anything."""
+    match example.kind:
+        case "json":
+            shown, found = list(_values(example.shown)), list(_values(printed))
+            return len(shown) == len(found) and all(map(is_like, shown, found))
+        case "text":
+            pattern = ".*".join(map(re.escape, example.shown.rstrip("\n").split("…")))
+            return re.fullmatch(pattern, printed.rstrip("\n")) is not None
+    return True
+
+
+def _values(text: str) -> Iterator[Any]:
+    """The JSON values that stand one after the other in *text*."""
+    decoder, text = json.JSONDecoder(), text.strip()
+    while text:
+        value, end = decoder.raw_decode(text)
+        yield value
+        text = text[end:].strip()
+
+
+def is_like(shown: Any, found: Any) -> bool:
+    """Whether *found* has all that is *shown*, where `…` is anything."""
+    if shown == "…":
+        return True
+    if isinstance(shown, dict):
+        return isinstance(found, dict) and all(key in found and is_like(one, found[key]) for key, one in shown.items())
+    if isinstance(shown, list):
+        return isinstance(found, list) and len(shown) == len(found) and all(map(is_like, shown, found))
+    return bool(shown == found)

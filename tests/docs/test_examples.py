@@ -1,0 +1,81 @@
+"""The examples of docs/ that a reader copies: each runs as written, and prints what the page shows.
+
+To add a page, add a row to PAGES; examples.py says which comments a page may use.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.daemon import REPOSITORY, Daemon
+from tests.deploy.pages import free_ports
+
+from .examples import Example, examples, is_like, matches, run
+
+LOOPBACK = ("-l", "127.0.0.1", "-p", "0", "--web-port", "0")
+
+PAGES: Mapping[str, bool] = {
+    "api.md": True,
+    "metrics.md": False,
+    "security.md": False,
+}
+"""By page: whether its commands expect the server of `make run`."""
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_of_a_page_run_and_print_what_it_shows(page: str, tmp_path: Path) -> None:
+    for command, package in (("curl", "curl"), ("openssl", "openssl"), ("socat", "socat")):
+        assert shutil.which(command), f"{command} is missing: apt-get install {package}"
+    found = examples((REPOSITORY / "docs" / page).read_text())
+    assert found
+    if not PAGES[page]:
+        ports = _ports()
+        instead = ports | {"/run/greenstalk.sock": str(tmp_path / "socket")}
+        printed = run(found, tmp_path, instead, GREENSTALK_LISTEN_PORT=ports["11300"], PORT=ports["8080"])
+    else:
+        with Daemon("-b", str(tmp_path), *LOOPBACK) as server:  # as `make run`, on ports that are free
+            web = urlsplit(server.dashboard).port
+            printed = run(found, tmp_path, {"127.0.0.1:11300": f"127.0.0.1:{server.port}", ":8080": f":{web}"})
+    for example, text in zip(found, printed, strict=True):
+        assert matches(example, text), f"line {example.line} printed {text}, and the page shows {example.shown}"
+
+
+def _ports() -> dict[str, str]:
+    """Return a free port for each port that a page names."""
+    written = ("11300", "11301", "8080")
+    return {port: str(free) for port, free in zip(written, free_ports(len(written)), strict=True)}
+
+
+# The harness
+
+
+def test_a_failing_command_fails_its_page(tmp_path: Path) -> None:
+    page = examples("```sh\ntrue\n```\n\n```sh\nfalse\ntrue\n```\n")
+    with pytest.raises(AssertionError, match="line 6"):
+        run(page, tmp_path, {})
+
+
+def test_an_error_status_of_http_fails_its_page(tmp_path: Path) -> None:
+    with Daemon(*LOOPBACK) as server:
+        page = examples(f"```sh\ncurl {server.dashboard}api/v1/jobs/1\n```\n")
+        with pytest.raises(AssertionError, match="status-404"):
+            run(page, tmp_path, {})
+
+
+def test_blocks_run_in_order_but_for_those_that_are_marked() -> None:
+    text = "<!-- run last -->\n```sh\na\n```\n\n```sh\nb\n```\n\n<!-- not run: no -->\n```sh\nc\n```\n"
+    assert [one.commands for one in examples(text)] == ["b\n", "a\n"]
+
+
+def test_output_other_than_shown_is_noticed() -> None:
+    assert not matches(Example(1, "", "text", "one\n", ""), "two\n")
+    assert matches(Example(1, "", "text", "one … three\n", ""), "one two three\n")
+    assert not matches(Example(1, "", "json", '{"a": 1}\n', ""), '{"a": 2}')
+    assert not matches(Example(1, "", "json", '{"a": 1}\n', ""), '{"a": 1}{"a": 1}')
+    assert matches(Example(1, "", "json", '{"a": "…"}\n', ""), '{"a": 2, "b": 3}')
+    assert not is_like([1], 1)
