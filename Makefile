@@ -35,6 +35,7 @@ test: $(VENV)/.installed-dev  ## set up, then run every test
 	@$(call need,socat,socat)
 	@$(call need,stunnel,stunnel4)
 	@$(call need,faketime,faketime)
+	@$(call need,haproxy,haproxy)
 	@$(need_postgresql)
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
@@ -63,6 +64,7 @@ coverage: $(VENV)/.installed-dev  ## run every test, and show the lines that non
 	@$(call need,socat,socat)
 	@$(call need,stunnel,stunnel4)
 	@$(call need,faketime,faketime)
+	@$(call need,haproxy,haproxy)
 	@$(need_postgresql)
 	$(BIN)/coverage erase
 	$(BIN)/coverage run -m pytest
