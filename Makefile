@@ -37,6 +37,7 @@ test: $(VENV)/.installed-dev  ## set up, then run every test
 	@$(call need,faketime,faketime)
 	@$(call need,curl,curl)
 	@$(call need,promtool,prometheus)
+	@$(call need,haproxy,haproxy)
 	@$(need_postgresql)
 	$(BIN)/python -m pytest -n 2 --no-loadscope-reorder --max-worker-restart 0
 
@@ -67,6 +68,7 @@ coverage: $(VENV)/.installed-dev  ## run every test, and show the lines that non
 	@$(call need,faketime,faketime)
 	@$(call need,curl,curl)
 	@$(call need,promtool,prometheus)
+	@$(call need,haproxy,haproxy)
 	@$(need_postgresql)
 	$(BIN)/coverage erase
 	$(BIN)/coverage run -m pytest

@@ -5,8 +5,8 @@ the loop does not cost it the lead; and gives up when, by its own clock, the lea
 process or the machine is stopped. What makes it impossible that two servers acknowledge is not the lease, though, but
 the epoch: see journal.postgresql.
 
-Whoever has lost its lead has jobs in memory that nobody should see any more. So it does not go back: the process begins
-anew, as the same process, and finds out what there is.
+A deposed leader holds stale jobs in memory. It never demotes itself: the process executes its program again, under the
+same process id, and rejoins as a standby.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from math import inf
 from typing import Any, Final, Generic, NoReturn, Protocol, TypeVar
 
@@ -35,18 +36,14 @@ from greenstalk_server.job import SECOND
 from greenstalk_server.journal.postgresql import (
     FETCH_BYTES,
     FETCH_ROWS,
-    RETRY_EVERY,
     Follower,
-    Link,
     LostTrack,
-    NotLeader,
-    Row,
     Rows,
     Seat,
     SharedBinlog,
     Standing,
-    conninfo_of,
 )
+from greenstalk_server.journal.postgresql_link import RETRY_EVERY, Away, Link, NotLeader, Row, conninfo_of
 from greenstalk_server.journal.recovery import Recovery
 from greenstalk_server.options import Options
 from greenstalk_server.role import Role
@@ -63,6 +60,19 @@ WATCH_EVERY: Final = 0.1
 
 MARGIN: Final = 0.05
 """Share of the lease by which the leader's clock may go slower than the database's."""
+
+UNANSWERED_AFTER: Final = 1.0
+"""Seconds without an answer of the database after which a standby says so."""
+
+CLOCK_MARGIN: Final = 0.1
+"""Seconds after which a standby counts an unchanged lease as over by its own clock, though the database's clock, which
+may have been set back, says that it is not."""
+
+FORMER_LIFE: Final = "_GREENSTALK_FORMER_LIFE"
+"""The environment variable that tells a process, after exec, as which holder its connections are known."""
+
+WARNING_SHARE: Final = 0.25
+"""Share of the lease that is left when an active server reports that it could not renew it."""
 
 HUNG_AFTER: Final = 60.0
 """Seconds after which a process whose loop does not come round gives its lead away."""
@@ -97,7 +107,7 @@ Q = TypeVar("Q", bound=Queue)
 
 
 class Lead:
-    """The lead, once it is taken: renewed by a thread of its own until `stop`.
+    """The lead, once it is taken: renewed by a thread of its own until `stop`. Another thread looks who follows.
 
     lost            why it is lost; empty while it is not known to be.
     trouble         why it could not be renewed the last time; empty if it could.
@@ -115,8 +125,16 @@ class Lead:
         self._until: float = taken_at + seat.lease * (1 - MARGIN)
         self._looked_at: float = time.monotonic()
         self._is_over: threading.Event = threading.Event()
-        self._thread: threading.Thread = threading.Thread(target=self._keep, name="lease", daemon=True)
-        self._thread.start()
+        for name, run in (("lease", self._keep), ("standbys", self._look_round)):
+            threading.Thread(target=run, name=name, daemon=True).start()
+
+    @property
+    def warning(self) -> str:
+        """Why the lease is about to end; empty while there is time to renew it.
+
+        A balancer that hears of it closes all connections, so one renewal that fails is no reason.
+        """
+        return self.trouble if lasting_time() > self._until - self.seat.lease * WARNING_SHARE else ""
 
     def why_lost(self) -> str:
         """Why it is lost, empty if it is not; to be asked often."""
@@ -139,13 +157,17 @@ class Lead:
             try:
                 self.wants_handover = self.seat.renew()
                 self._until = asked_at + self.seat.lease * (1 - MARGIN)
-                self.standbys = tuple([(standby.name, standby.behind) for standby in self.seat.standbys()])
                 self.trouble = ""
             except NotLeader as error:
                 self.lost = str(error)
                 return
             except OSError as error:
                 self.trouble = str(error)
+
+    def _look_round(self) -> None:
+        while not self._is_over.wait(self.seat.pulse):
+            with suppress(OSError):
+                self.standbys = tuple([(standby.name, standby.behind) for standby in self.seat.standbys()])
 
 
 class Candidate(Generic[Q]):
@@ -169,22 +191,26 @@ class Candidate(Generic[Q]):
         self._trouble: str = ""
         self._read_at: float | None = None
         self._noted_at: float = 0.0
+        self._note: gevent.Greenlet | None = None
+        self._is_stopping: Callable[[], bool] = bool
+        self._seen: tuple[int, int] | None = None
+        self._over_at: float = 0.0
         self._is_following: bool = False
         self._has_litter: bool = False
 
     @property
     def links(self) -> list[Link]:
         """Every connection to the database."""
-        found = [self.seat.link]
+        found = [self.seat.link, self.seat.side]
         if self._follower is not None:
-            found += [self._follower.link, *self.queue.rows.links]
+            found += [self._follower.link, self.queue.rows.link]
         return found
 
     def role(self) -> Role:
         """How it stands."""
         seat, standing, lead = self.seat, self._standing, self.lead
         if lead is not None:
-            return Role(True, seat.journal_name, seat.name, seat.name, lead.epoch, 0.0, lead.trouble, lead.standbys)
+            return Role(True, seat.journal_name, seat.name, seat.name, lead.epoch, 0.0, lead.warning, lead.standbys)
         return Role(
             False,
             seat.journal_name,
@@ -192,15 +218,21 @@ class Candidate(Generic[Q]):
             standing.leader if standing is not None and not standing.is_free else "",
             standing.epoch if standing is not None else 0,
             self._behind(),
-            self._trouble,
+            self._trouble or self._unanswered(),
         )
+
+    def _unanswered(self) -> str:
+        """Return how long the database has not answered, empty if that is not worth a word."""
+        waits = max([link.waits for link in self.links if link is not self.seat.side])
+        return f"PostgreSQL has not answered for {waits:.0f} s" if waits > UNANSWERED_AFTER else ""
 
     def run(self, stopping: Event) -> Lead | None:
         """Follow until this server leads, with all jobs in its broker; None if *stopping* is set before. Switches.
 
-        Raise StartError if what is in the database is not for this version; OSError if the database goes away in the
-        midst of a takeover, after which the process has to begin anew.
+        Raise StartError if what is in the database is not for this version; OSError if it refuses to be read in the
+        middle of a takeover, after which the process has to execute its program again.
         """
+        self._is_stopping = stopping.is_set
         while not stopping.is_set():
             try:
                 lead = self._step()
@@ -224,25 +256,40 @@ class Candidate(Generic[Q]):
         """Read what there is, and lead if nobody does. Switches."""
         if self._follower is None:
             self.clock = steady_clock(_in_thread(self.seat.open))
-            if _in_thread(self.seat.is_unsafe):
-                log.warning("PostgreSQL: synchronous_commit is off: it acknowledges what a crash of its own may lose")
+            if risk := _in_thread(self.seat.risk):
+                log.warning("PostgreSQL: %s", risk)
             self._begin()
         self._read()
         assert self._follower is not None
         refuse_unfit(self._follower.recovery, is_strict=False)  # before it leads what it cannot serve
         self._standing = _in_thread(self.seat.look)
         self._note_well()
-        if not (self._standing.is_free or self._standing.is_mine):
+        if not self.may_lead(self._standing):
             if not self._is_following:
                 log.info("standby: %s is active", self._standing.leader)
                 gc.enable()  # what was read at first is read: see memory.collect_nothing
             self._is_following = True
-            if time.monotonic() > self._noted_at + self.seat.pulse:
+            if time.monotonic() > self._noted_at + self.seat.pulse and not self._note:
                 self._noted_at = time.monotonic()
-                _in_thread(lambda: self.seat.follow(self._behind() or 0.0))
+                self._note = gevent.spawn(self._report, lambda: self.seat.follow(self._behind() or 0.0))
             self.queue.prepare(self.role)
             return None
-        return self._take_over()
+        return self._take_over(self._standing)
+
+    def may_lead(self, standing: Standing) -> bool:
+        """Return whether this server may take the lead: it is free, or the lease has not been renewed for its length.
+
+        The second is by this machine's clock, since the database's may have been set back, or be another machine's.
+        """
+        seen = standing.epoch, standing.lease_until
+        if seen != self._seen:
+            self._seen, self._over_at = seen, time.monotonic() + standing.remaining + CLOCK_MARGIN
+        return standing.is_free or standing.is_mine or time.monotonic() > self._over_at
+
+    def _report(self, report: Callable[[], None]) -> None:
+        """Have the other servers know whether this one follows. Nothing depends on that. Switches."""
+        with suppress(OSError):
+            _in_thread(report)
 
     def _begin(self) -> None:
         """Forget all, to read it from the start."""
@@ -280,21 +327,29 @@ class Candidate(Generic[Q]):
             for name in [name for name in tubes if name not in used and name != b"default"]:
                 del tubes[name]
 
-    def _take_over(self) -> Lead | None:
-        """Lead, and take in what the leader before has added up to the end; None if somebody was faster. Switches."""
+    def _take_over(self, standing: Standing) -> Lead | None:
+        """Lead, and take in all that the leader before has added; None if something has changed since *standing*.
+
+        Switches.
+        """
         taken_at = lasting_time()
-        epoch = _in_thread(self.seat.take)
+        epoch = _in_thread(partial(self.seat.take, standing))
         if epoch is None:
             return None
         self.lead = Lead(self.seat, epoch, taken_at)
+        gevent.spawn(self._report, self.seat.leave)
         while True:
             try:
                 self._read()
                 assert self._follower is not None
-                _in_thread(self._follower.finish)
+                _in_thread(partial(self._follower.finish, epoch))
                 break
             except LostTrack:
                 self._begin()
+            except Away:
+                if self._is_stopping():
+                    raise
+                gevent.sleep(RETRY_EVERY)  # if that lasts, the lead is lost
         queue, recovery = self.queue, self._follower.recovery
         for damage in recovery.damage:
             log.warning("journal: %s", damage)
@@ -377,7 +432,7 @@ class Turn:
                 link.cut_if_late(LEAVING_PATIENCE if is_leaving else inf)
             if lead is None:
                 continue
-            if reason := lead.why_lost():
+            if reason := lead.why_lost() or self._candidate.queue.rows.lost:
                 self._lose(reason)
             if lead.wants_handover and not self.stopping.is_set():
                 log.info("handing over: what is in hand is finished, then a standby leads")
@@ -400,7 +455,8 @@ class Turn:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # they wait until it can handle them
         # With Python's own copy of the environment, since that of the system has no secrets in it any more.
         try:
-            os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ)  # noqa: S606  the very command
+            environ = dict(os.environ) | {FORMER_LIFE: str(self._candidate.seat.me)}
+            os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environ)  # noqa: S606  the very command
         except OSError as error:
             log.critical("the server cannot begin anew, and ends: %s: %s", sys.executable, error.strerror)
             os._exit(EXIT_BINLOG)
@@ -421,7 +477,7 @@ def seat(options: Options, where: str) -> Seat:
     assert options.journal is not None
     conninfo = conninfo_of(options.journal, options.named("journal"))
     name = "".join([char if char.isprintable() else "?" for char in _name_of_this(where)])
-    return Seat(conninfo, options.journal_name, name, options.lease_ns / SECOND)
+    return Seat(conninfo, options.journal_name, name, options.lease_ns / SECOND, os.environ.pop(FORMER_LIFE, ""))
 
 
 def _name_of_this(where: str) -> str:
@@ -456,7 +512,7 @@ def hand_over(options: Options) -> int:
     except OSError as error:
         raise StartError(f"handover: {error}", EXIT_BINLOG) from error
     finally:
-        asking.link.close()
+        asking.close()
     print(f"{before.leader} has handed over to {now.leader}")
     return EXIT_OK
 

@@ -14,7 +14,8 @@ from typing import Final
 from greenstalk_server.backup import read_archive, write_archive
 from greenstalk_server.exits import EXIT_BINLOG, EXIT_OK, StartError
 from greenstalk_server.job import Job
-from greenstalk_server.journal.postgresql import Follower, LostTrack, Rows, Seat, conninfo_of
+from greenstalk_server.journal.postgresql import Follower, LostTrack, Rows, Seat
+from greenstalk_server.journal.postgresql_link import conninfo_of
 from greenstalk_server.journal.recovery import Recovery
 from greenstalk_server.options import without_password
 from greenstalk_server.tube import Tube
@@ -44,7 +45,8 @@ def import_shared(url: str, name: str, source: str | None) -> int:
     """Make the journal *name*, which is empty or not there, in the database at *url*, as backup.import_journal does."""
     with _seat("import", url, name) as seat:
         seat.open()
-        epoch = seat.take()
+        standing = seat.look()
+        epoch = seat.take(standing) if standing.is_free else None
         if epoch is None:
             raise StartError(f"journal import: {seat.look().leader} is active on the journal {name}", EXIT_BINLOG)
         rows = Rows(seat)
@@ -69,7 +71,7 @@ def _seat(verb: str, url: str, name: str) -> Iterator[Seat]:
         reason = f"{error.filename}: {error.strerror}" if error.filename else error
         raise StartError(f"journal {verb}: {reason}", EXIT_BINLOG) from error
     finally:
-        seat.link.close()
+        seat.close()
 
 
 def _read(seat: Seat) -> Recovery:

@@ -235,7 +235,7 @@ def test_another_user_than_oneself_is_refused_to_all_but_root(closed_directory: 
     )
     for user, code in (("root", 34), ("nobody", 0)):
         done = subprocess.run(
-            [sys.executable, "-c", script, "config", "--check", *LOOPBACK, "-u", user],
+            [sys.executable, "-c", script, "config", "--check", *LOOPBACK, "--no-web", "-u", user],
             cwd=REPOSITORY,
             env=environment(),
             capture_output=True,

@@ -55,7 +55,7 @@ def create_standby_app(role: Callable[[], Role], hostname: str, clock: Clock, op
 
 def said(role: Role) -> str:
     """Return the line that tells a balancer, or an operator, why not to come here."""
-    lag = behind(role.behind) + ("" if role.behind is None else " behind")
+    lag = behind(role) + ("" if role.behind is None else " behind")
     line = f"standby of the journal {role.journal}: {role.leader or 'nobody'} is active, {lag}"
     return f"{line}; {role.trouble}" if role.trouble else line
 
@@ -66,15 +66,17 @@ def entries(role: Role) -> list[tuple[str, str]]:
         ("Role", "standby"),
         ("This server", role.name),
         ("Active server", role.leader or "none"),
-        ("Behind", behind(role.behind)),
+        ("Behind", behind(role)),
         ("Journal", role.journal),
         ("Epoch", str(role.epoch)),
     ]
 
 
-def behind(seconds: float | None) -> str:
-    """Return a lag as text; None for one that is not known yet."""
-    return "still reading" if seconds is None else f"{seconds:.1f} s"
+def behind(role: Role) -> str:
+    """Return the lag of a standby as text, or why it is not known yet."""
+    if role.behind is None:
+        return "waiting for the database" if role.trouble else "still reading"
+    return f"{role.behind:.1f} s"
 
 
 def _plain(line: str, status: int) -> Response:

@@ -1,12 +1,13 @@
 """The journal in a PostgreSQL database: the same records in the same segments, as rows instead of files.
 
-A row has what one batch adds to one segment. It is inserted by a single statement, which holds only while the
-row of the journal bears the epoch of the leader that sends it: whoever takes over raises the epoch first, and so no
-leader before can add anything any more, however late its statement comes.
+A row holds what one batch adds to one segment. It is inserted by a single statement, which succeeds only while the
+row of the journal bears the epoch and the holder of the leader that sends it. A takeover raises the epoch first, so no
+earlier leader can add anything, however late its statement comes.
 
-A connection that breaks while a statement is under way leaves open whether that was done. So the epoch is raised on
-the next one too, which ends all doubt, and the same rows are inserted again, those that are there already left out.
-Whoever waits for a commit therefore waits until the database is back, or until another server leads.
+A connection that breaks while a statement is under way leaves open whether the statement was done. Invariant: while
+that is in doubt, nothing is inserted and no segment is removed, until the epoch has been raised. Then the old statement
+can no longer be done, and the same rows are inserted again; rows that are there already are left out. So a caller
+that waits for a commit waits until the database is back, or until another server leads.
 
 Everything here blocks, and may be called from any thread. Nothing here knows gevent.
 """
@@ -14,25 +15,31 @@ Everything here blocks, and may be called from any thread. Nothing here knows ge
 from __future__ import annotations
 
 import builtins
-import os
-import re
-import socket
-import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from math import inf
-from typing import Any, Final, TypeAlias
+from hashlib import md5
+from typing import Final
 from uuid import UUID, uuid4
 
 import psycopg
-from psycopg import errors
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from greenstalk_server.exits import EXIT_BINLOG, EXIT_USAGE, StartError
+from greenstalk_server.exits import EXIT_BINLOG, StartError
 from greenstalk_server.job import Job
 from greenstalk_server.journal.binlog import Binlog
+from greenstalk_server.journal.postgresql_link import (
+    APPLICATION,
+    RETRY_EVERY,
+    RIGHTS,
+    Away,
+    Hosts,
+    Link,
+    Locked,
+    NotLeader,
+    Refused,
+    Row,
+)
 from greenstalk_server.journal.recovery import Damage, Recovery
 from greenstalk_server.journal.segment import name_of, numbers
 from greenstalk_server.stats import JournalStats
@@ -78,170 +85,18 @@ FETCH_ROWS: Final = 2000
 FETCH_BYTES: Final = 4 * 2**20
 """A standby reads until it has so many rows or bytes, and then goes on."""
 
-RETRY_EVERY: Final = 0.1
-"""Seconds between attempts to reach the database."""
-
 PULSE_EVERY: Final = 1.0
 """Seconds between two signs of life of a server, at most: by them it also hears what is wanted of it."""
 
 STANDBY_GONE: Final = 10.0
 """Seconds after which a standby that nobody has heard of is none."""
 
-COMMIT_PATIENCE: Final = 10.0
-READ_PATIENCE: Final = 20.0
-"""Seconds until a statement without an answer is taken for one that has lost its connection."""
+UPKEEP_PATIENCE: Final = 10.0
+"""Seconds without an answer after which a statement that no client waits for has lost its connection; and the most
+that any link waits, however long the lease."""
 
 PLENTY: Final = 2**62
 """Bytes free: what a database's disk has room for it does not tell."""
-
-Row: TypeAlias = tuple[Any, ...]
-
-
-class Away(OSError):
-    """The database cannot be reached, or the connection broke."""
-
-
-class NotLeader(OSError):
-    """Another server leads, or nobody does."""
-
-
-class Refused(OSError):
-    """The database has answered with an error."""
-
-
-def conninfo_of(url: str, named: str) -> str:
-    """What libpq is to be told of *url*, which the option *named* has set; raise StartError if it cannot be read.
-
-    Of several hosts it looks for the one that can be written to. What libpq says of a bad address is not passed on: it
-    may have a part of the password in it. So may the host, the port or the database, if that is not encoded.
-    """
-    try:
-        parameters = conninfo_to_dict(url)
-    except (psycopg.Error, UnicodeError):
-        parameters = {}
-    is_torn = any("@" in str(parameters.get(part, "")) for part in ("host", "dbname"))
-    if not parameters or is_torn or not re.fullmatch("[0-9,]*", str(parameters.get("port", ""))):
-        form = "postgresql://USER:PASSWORD@HOST:PORT/DATABASE, with %40 for @ in a password, %2F for /, %25 for %"
-        raise StartError(f"{named}: the address cannot be read; it must be {form}", EXIT_USAGE)
-    ours = {
-        "application_name": "greenstalk-server",
-        "connect_timeout": "2",
-        "keepalives_idle": "5",
-        "keepalives_interval": "2",
-        "keepalives_count": "3",
-        "target_session_attrs": "read-write",
-    }
-    return make_conninfo("", **(ours | parameters | {"client_encoding": "utf8"}))
-
-
-class Link:
-    """A connection to the database, made when it is needed, and anew after it broke. One statement at a time.
-
-    patience    seconds; `cut_if_late` breaks a connection whose answer has not come by then.
-    """
-
-    def __init__(self, conninfo: str, patience: float) -> None:
-        self.patience: float = patience
-        self._conninfo: str = conninfo
-        self._connection: psycopg.Connection[Row] | None = None
-        self._lock: threading.Lock = threading.Lock()
-        self._guard: threading.Lock = threading.Lock()
-        self._asked_at: float | None = None
-        self._is_closed: bool = False
-
-    @property
-    def is_connected(self) -> bool:
-        """Whether the last statement left a connection."""
-        return self._connection is not None
-
-    def run(self, query: str, parameters: Sequence[Any] = ()) -> list[Row]:
-        """Have one statement done, which commits; return its rows; raise Away, Refused or NotLeader."""
-        return self.call(lambda connection: _rows(connection.execute(query.encode(), parameters, binary=True)))
-
-    def call(self, function: Callable[[psycopg.Connection[Row]], list[Row]]) -> list[Row]:
-        """Return what *function* makes of the connection; raise Away, Refused or NotLeader."""
-        with self._lock:
-            try:
-                is_new = self._connection is None
-                connection = self._connected()
-                self._asked_at = time.monotonic()
-                if is_new:
-                    connection.execute(_SESSION)
-                return function(connection)
-            except errors.NotNullViolation as error:  # see INSERT: the epoch is another one
-                raise NotLeader("another server has taken over") from error
-            except errors.InsufficientPrivilege as error:
-                raise Refused(f"PostgreSQL: {_first_line(error)}; {_RIGHTS}") from error
-            except UnicodeError as error:  # of the name of a host
-                raise Away(f"PostgreSQL: {error}") from error
-            except psycopg.Error as error:
-                connection_is_sound = self._connection is not None and not self._connection.broken
-                if connection_is_sound and not isinstance(error, _SESSION_ENDED):
-                    raise Refused(f"PostgreSQL: {_first_line(error)}") from error
-                self._drop()
-                raise Away(f"PostgreSQL: {_first_line(error)}") from error
-            finally:
-                self._asked_at = None
-
-    def cut_if_late(self, at_most: float = inf) -> None:
-        """Break the connection if an answer is overdue, or took *at_most* seconds so far. Never waits for long.
-
-        Whoever waits for the answer is told Away.
-        """
-        asked_at = self._asked_at
-        if asked_at is None or time.monotonic() < asked_at + min(self.patience, at_most):
-            return
-        with self._guard, suppress(OSError, psycopg.Error):
-            if self._connection is not None:
-                with socket.socket(fileno=os.dup(self._connection.fileno())) as sock:
-                    sock.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        """Give the connection up for good; a statement that is under way is cut short."""
-        self._is_closed = True
-        self.cut_if_late(0.0)
-        with self._lock:
-            self._drop()
-
-    def _connected(self) -> psycopg.Connection[Row]:
-        if self._is_closed:
-            raise Away("the server stops")
-        if self._connection is None:
-            connection = psycopg.connect(self._conninfo, autocommit=True)
-            with self._guard:
-                self._connection = connection
-        return self._connection
-
-    def _drop(self) -> None:
-        with self._guard:
-            connection, self._connection = self._connection, None
-            if connection is not None:
-                with suppress(psycopg.Error):
-                    connection.close()
-
-
-_SESSION: Final = b"""
-    SET statement_timeout = 0; SET lock_timeout = 0; SET default_transaction_isolation = 'read committed'"""
-"""Whatever the role or the database is set to: how long an answer may take is up to `Link.patience`."""
-
-_RIGHTS: Final = "the role needs the right to create tables, or all rights on those that are there (greenstalk_*)"
-
-_SESSION_ENDED: Final = (
-    errors.AdminShutdown,
-    errors.CannotConnectNow,
-    errors.CrashShutdown,
-    errors.ReadOnlySqlTransaction,
-)
-"""Errors after which another connection may do better: the server stops, or is no primary any more."""
-
-
-def _rows(cursor: psycopg.Cursor[Row]) -> list[Row]:
-    return cursor.fetchall() if cursor.description is not None else []
-
-
-def _first_line(error: psycopg.Error) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
-
 
 # Who leads
 
@@ -250,11 +105,14 @@ def _first_line(error: psycopg.Error) -> str:
 class Standing:
     """Who leads, by the database.
 
-    epoch       raised with each takeover, and with each connection that a leader makes anew.
-    is_mine     it is us.
-    is_free     nobody does, or the lease is over.
-    leader      how the leader is called, or the one before if nobody leads.
-    is_handing_over     it was asked to give its lead to a standby.
+    epoch       raised with each takeover, and each time a leader ends a doubt.
+    is_mine     this server leads.
+    is_free     no server leads, or the lease is over by the database's clock.
+    leader      the name of the leader, or of the one before if nobody leads.
+    is_handing_over     the leader was asked to give its lead to a standby.
+    holder      the process that leads, or whose lease is over.
+    lease_until microseconds since 1970.
+    remaining   seconds of the lease that are left, by the database's clock.
     """
 
     epoch: int
@@ -262,13 +120,16 @@ class Standing:
     is_free: bool
     leader: str
     is_handing_over: bool
+    holder: UUID | None
+    lease_until: int
+    remaining: float
 
 
 @dataclass(frozen=True, slots=True)
 class Standby:
     """A server that follows.
 
-    behind      seconds since it last had read all there was, as it said at last.
+    behind      seconds since it last had read all there was, by its latest report.
     """
 
     name: str
@@ -278,94 +139,144 @@ class Standby:
 class Seat:
     """The lead of one journal: who has it, until when, and how it is taken, kept and given up.
 
-    me      of this process; no other's.
+    me      identifies this process, and no other one.
     name    of this server, for people.
     pulse   seconds between two signs of life.
+    link    for the lead alone, so that nothing else delays a renewal.
+    side    for all that no client waits for.
+    epoch_limit     the highest epoch that this process can have set: a higher one was set by another.
     """
 
-    def __init__(self, conninfo: str, journal_name: str, name: str, lease: float) -> None:
-        """*lease* in seconds."""
+    def __init__(self, conninfo: str, journal_name: str, name: str, lease: float, former: str = "") -> None:
+        """*lease* in seconds. *former* is `me` of this process before it was replaced by exec, if it was."""
         self.me: UUID = uuid4()
         self.name: str = name
         self.lease: float = lease
         self.journal_name: str = journal_name
-        self.conninfo: str = conninfo
         self.journal: int = 0
         self.pulse: float = min(lease / 3, PULSE_EVERY)
-        self.link: Link = Link(conninfo, max(1.0, min(lease / 3, COMMIT_PATIENCE)))
+        self.epoch_limit: int = 0
+        self._hosts: Hosts = Hosts(conninfo)
+        self._former: str = f"{APPLICATION} {former}" if former else ""
+        self.link: Link = self.new_link("lease", lease / 3)
+        self.side: Link = self.new_link("side", UPKEEP_PATIENCE)
+
+    def new_link(self, purpose: str, patience: float) -> Link:
+        """Return a link of this server; there must be one at a time for each *purpose*. *patience* in seconds."""
+        return Link(self._hosts, f"{APPLICATION} {self.me} {purpose}", min(patience, UPKEEP_PATIENCE), self._former)
 
     def open(self) -> int:
         """Make or migrate the schema, and the journal's row if need be; return the database's time, nanoseconds.
 
         Raise StartError if a later version of the server has made the schema; Away and Refused.
         """
-        patience, self.link.patience = self.link.patience, READ_PATIENCE
-        try:
-            self.link.call(_migrate)
-            self.link.run(
-                "INSERT INTO greenstalk_journal (name) VALUES (%s) ON CONFLICT DO NOTHING", (self.journal_name,)
-            )
-            self.find()
-            if lacking := self.link.run(_LACKING_RIGHTS):
-                raise Refused(f"PostgreSQL: permission denied to {', '.join(lacking[0])}; {_RIGHTS}")
-            [(now,)] = self.link.run("SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint")
-        finally:
-            self.link.patience = patience
+        if self._version() < len(SCHEMA):
+            self.link.run(_MIGRATE)
+        self.link.run(
+            """INSERT INTO greenstalk_journal (name)
+               SELECT %s WHERE NOT EXISTS (SELECT FROM greenstalk_journal WHERE name = %s) ON CONFLICT DO NOTHING""",
+            (self.journal_name, self.journal_name),
+        )
+        self.find()
+        if lacking := self.link.run(_LACKING_RIGHTS):
+            raise Refused(f"PostgreSQL: permission denied to {', '.join(lacking[0])}; {RIGHTS}")
+        [(now,)] = self.link.run("SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint")
         return int(now) * 1000
 
     def find(self) -> bool:
         """Look for the journal, and make nothing; return whether it is there; raise StartError as `open` does."""
-        if self.link.run("SELECT to_regclass('greenstalk_schema') IS NULL") == [(True,)]:
+        if not self._version():
             return False
-        [(version,)] = self.link.run("SELECT version FROM greenstalk_schema")
-        _refuse_later(version)
         found = self.link.run("SELECT id FROM greenstalk_journal WHERE name = %s", (self.journal_name,))
         if found:
             [(self.journal,)] = found
         return bool(found)
 
-    def is_unsafe(self) -> bool:
-        """Whether the database acknowledges what is not on its disk."""
-        return self.link.run("SELECT current_setting('synchronous_commit')") == [("off",)]
+    def _version(self) -> int:
+        """Return the version of the schema, 0 if there is none; raise StartError if it is a later one."""
+        if self.link.run("SELECT to_regclass('greenstalk_schema') IS NULL") == [(True,)]:
+            return 0
+        [(version,)] = self.link.run("SELECT version FROM greenstalk_schema")
+        if version > len(SCHEMA):
+            message = f"a later version of the server has made the tables (version {version}); start that one"
+            raise StartError(f"--journal: {message}", EXIT_BINLOG)
+        return int(version)
+
+    def risk(self) -> str:
+        """Return why PostgreSQL may lose what it has acknowledged, by its settings; empty if none of them says so."""
+        query = """
+            SELECT current_setting('synchronous_commit'), current_setting('synchronous_standby_names') <> '',
+                   current_setting('fsync')"""
+        [(commit, has_standbys, fsync)] = self.link.run(query)
+        if fsync == "off":
+            return "fsync is off: a crash of its machine may lose acknowledged jobs, or the whole database"
+        if commit == "off":
+            return "synchronous_commit is off: a crash may lose acknowledged jobs"
+        if commit == "local" and has_standbys:
+            return "synchronous_commit is local: a failover to its synchronous standby may lose acknowledged jobs"
+        return ""
 
     def look(self) -> Standing:
-        """Who leads now."""
+        """Return who leads now."""
         query = """
             SELECT epoch, coalesce(holder = %s, false), holder IS NULL OR lease_until < clock_timestamp(), holder_name,
-                   is_handing_over
+                   is_handing_over, holder, (extract(epoch FROM lease_until) * 1000000)::bigint,
+                   extract(epoch FROM lease_until - clock_timestamp())::float8
             FROM greenstalk_journal WHERE id = %s"""
         found = self.link.run(query, (self.me, self.journal))
         if not found:
             raise Refused(f"PostgreSQL: the journal {self.journal_name} was removed")
         return Standing(*found[0])
 
-    def take(self) -> int | None:
-        """Lead, if nobody does; return the epoch, None if somebody was faster."""
+    def take(self, seen: Standing) -> int | None:
+        """Lead, if nothing has changed since *seen*; return the epoch, None if something has.
+
+        What the former holder has under way at PostgreSQL is terminated first: if its machine lost its power in the
+        middle of a statement, that keeps locks until PostgreSQL's machine notices.
+        """
         query = """
             UPDATE greenstalk_journal SET epoch = epoch + 1, holder = %s, holder_name = %s, is_handing_over = false,
                    lease_until = clock_timestamp() + make_interval(secs => %s)
-            WHERE id = %s AND (holder IS NULL OR holder = %s OR lease_until < clock_timestamp()) RETURNING epoch"""
-        self.leave()
-        taken = self.link.run(query, (self.me, self.name, self.lease, self.journal, self.me))
-        return taken[0][0] if taken else None
+            WHERE id = %s AND epoch = %s AND (extract(epoch FROM lease_until) * 1000000)::bigint = %s
+            RETURNING epoch"""
+        if seen.holder is not None and seen.holder != self.me:
+            self.link.run(_TERMINATE_HOLDER, (f"{APPLICATION} {seen.holder} %", self.journal, seen.epoch, seen.holder))
+        parameters = (self.me, self.name, self.lease, self.journal, seen.epoch, seen.lease_until)
+        taken = self.link.run(query, parameters)
+        if not taken:
+            return None
+        self.epoch_limit = taken[0][0]
+        return self.epoch_limit
 
     def renew(self) -> bool:
-        """Lead for another lease; return whether the lead is to be handed over; raise NotLeader."""
+        """Lead for another lease; return whether the lead is to be handed over; raise NotLeader.
+
+        A renewal that comes after the end of the lease does nothing.
+        """
         query = """
             UPDATE greenstalk_journal SET lease_until = clock_timestamp() + make_interval(secs => %s)
-            WHERE id = %s AND holder = %s RETURNING is_handing_over"""
-        kept = self.link.run(query, (self.lease, self.journal, self.me))
-        if not kept:
-            raise NotLeader(f"{self.look().leader or 'nobody'} leads now")
-        return bool(kept[0][0])
+            WHERE id = %s AND holder = %s AND epoch <= %s AND lease_until >= clock_timestamp()
+            RETURNING is_handing_over"""
+        for _ in range(2):  # the epoch may be raised by this process between the two statements
+            kept = self.link.run(query, (self.lease, self.journal, self.me, self.epoch_limit))
+            if kept:
+                return bool(kept[0][0])
+            now = self.look()
+            if not now.is_mine:
+                raise NotLeader(f"{now.leader or 'nobody'} leads now")
+            if now.is_free:
+                raise NotLeader("the lease was over before it could be renewed")
+            if now.epoch > self.epoch_limit:
+                break
+        raise NotLeader(f"the epoch is {now.epoch}, which this server has not set")
 
     def release(self) -> None:
-        """Lead no more, so that the next one may at once."""
+        """Give up the lead, so that the next server can take it at once."""
         query = "UPDATE greenstalk_journal SET holder = NULL, lease_until = 'epoch' WHERE id = %s AND holder = %s"
         self.link.run(query, (self.journal, self.me))
 
     def ask_for_handover(self) -> None:
-        """Have whoever leads give its lead to a standby."""
+        """Ask the leader to give its lead to a standby."""
         self.link.run("UPDATE greenstalk_journal SET is_handing_over = true WHERE id = %s", (self.journal,))
 
     def follow(self, behind: float) -> None:
@@ -373,28 +284,31 @@ class Seat:
         query = """
             INSERT INTO greenstalk_standby VALUES (%s, %s, %s, clock_timestamp(), %s)
             ON CONFLICT (id) DO UPDATE SET seen = clock_timestamp(), behind = excluded.behind"""
-        self.link.run(query, (self.me, self.journal, self.name, behind))
+        self.side.run(query, (self.me, self.journal, self.name, behind))
 
     def standbys(self) -> list[Standby]:
-        """Who follows, those forgotten that have not been heard of for STANDBY_GONE."""
+        """Return the servers that follow, and forget those that have not been heard of for STANDBY_GONE."""
         query = """
             WITH gone AS (DELETE FROM greenstalk_standby
                           WHERE journal = %s AND seen < clock_timestamp() - make_interval(secs => %s) RETURNING id)
             SELECT name, behind + extract(epoch FROM clock_timestamp() - seen)::float8 FROM greenstalk_standby
             WHERE journal = %s AND id NOT IN (SELECT id FROM gone) ORDER BY name"""
-        return [Standby(*row) for row in self.link.run(query, (self.journal, STANDBY_GONE, self.journal))]
+        return [Standby(*row) for row in self.side.run(query, (self.journal, STANDBY_GONE, self.journal))]
 
     def leave(self) -> None:
-        """Follow no more."""
-        self.link.run("DELETE FROM greenstalk_standby WHERE id = %s", (self.me,))
+        """Note that this server no longer follows."""
+        self.side.run("DELETE FROM greenstalk_standby WHERE id = %s", (self.me,))
+
+    def close(self) -> None:
+        """Close both links for good."""
+        self.link.close()
+        self.side.close()
 
 
-def _refuse_later(version: int) -> None:
-    """Raise StartError if the schema is of a later *version*."""
-    if version > len(SCHEMA):
-        message = f"a later version of the server has made the tables (version {version}); start that one"
-        raise StartError(f"--journal: {message}", EXIT_BINLOG)
-
+_TERMINATE_HOLDER: Final = """
+    SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+    WHERE application_name LIKE %s AND usename = session_user AND pid <> pg_backend_pid()
+    AND EXISTS (SELECT FROM greenstalk_journal WHERE id = %s AND epoch = %s AND holder = %s)"""
 
 _LACKING_RIGHTS: Final = """
     SELECT what || ' in ' || name
@@ -402,36 +316,37 @@ _LACKING_RIGHTS: Final = """
          unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS what
     WHERE NOT has_table_privilege(name, what)"""
 
-
-def _migrate(connection: psycopg.Connection[Row]) -> list[Row]:
-    """Bring the schema to the version of this server; raise StartError if it is of a later one."""
-    with connection.transaction():
-        connection.execute("SELECT pg_advisory_xact_lock(%s)", (SCHEMA_LOCK,))
-        if connection.execute("SELECT to_regclass('greenstalk_schema')").fetchone() == (None,):
-            connection.execute("CREATE TABLE greenstalk_schema (version integer NOT NULL)")
-            connection.execute("INSERT INTO greenstalk_schema VALUES (0)")
-        row = connection.execute("SELECT version FROM greenstalk_schema").fetchone()
-        version: int = row[0] if row is not None else 0
-        _refuse_later(version)
-        for script in SCHEMA[version:]:
-            connection.execute(script.encode())
-        if version < len(SCHEMA):
-            connection.execute("UPDATE greenstalk_schema SET version = %s", (len(SCHEMA),))
-    return []
+_MIGRATE: Final = f"""
+    DO $migrate$
+    DECLARE done integer;
+    BEGIN
+        PERFORM pg_advisory_xact_lock({SCHEMA_LOCK});
+        IF to_regclass('greenstalk_schema') IS NULL THEN
+            CREATE TABLE greenstalk_schema (version integer NOT NULL);
+            INSERT INTO greenstalk_schema VALUES (0);
+        END IF;
+        SELECT version INTO done FROM greenstalk_schema;
+        {"".join([f"IF done < {version} THEN {script} END IF;" for version, script in enumerate(SCHEMA, 1)])}
+        UPDATE greenstalk_schema SET version = {len(SCHEMA)} WHERE version < {len(SCHEMA)};
+    END $migrate$"""  # noqa: S608  of constants
+"""One statement, so that a client that is gone cannot keep the advisory lock."""
 
 
 # Writing
 
 
-_INSERT: Final = """
+_INSERT: Final = b"""
     INSERT INTO greenstalk_batch (journal, segment, at, has_more, data)
-    VALUES (%s, %s, %s, %s, %b) ON CONFLICT DO NOTHING"""
+    VALUES (%s, %s, %s, %s, %b)"""
 
-_INSERT_AS_LEADER: Final = """
+_INSERT_AS_LEADER: Final = b"""
     INSERT INTO greenstalk_batch (journal, segment, at, has_more, data)
-    VALUES ((SELECT id FROM greenstalk_journal WHERE id = %s AND epoch = %s FOR SHARE), %s, %s, %s, %b)
-    ON CONFLICT DO NOTHING"""
-"""With another epoch there is no journal to insert into, which is an error: the whole transaction is undone."""
+    VALUES ((SELECT id FROM greenstalk_journal WHERE id = %s AND epoch = %s AND holder = %s FOR SHARE),
+            %s, %s, %s, %b)"""
+"""With another epoch or holder there is no journal to insert into, which is an error: the transaction is undone."""
+
+_UNLESS_THERE: Final = b" ON CONFLICT DO NOTHING"
+"""For rows that were sent before. Of others a conflict shows that somebody else has written, and is an error."""
 
 _DELETE_AS_LEADER: Final = """
     DELETE FROM greenstalk_batch WHERE segment = %s
@@ -443,14 +358,18 @@ class Rows:
 
     What was written is in the database after `sync`, which returns only then, however long the database is away. A
     file exists from its first sync on, and room for it is the database's matter.
+
+    link    for appends alone.
+    lost    why an append found that this server does not lead; empty if none did.
     """
 
     def __init__(self, seat: Seat) -> None:
-        self.links: tuple[Link, Link] = (Link(seat.conninfo, COMMIT_PATIENCE), Link(seat.conninfo, READ_PATIENCE))
-        self._append_link, self._upkeep_link = self.links
+        self.link: Link = seat.new_link("append", seat.lease / 2)
+        self.lost: str = ""
         self._seat: Seat = seat
         self._epoch: int = 0
-        self._is_fresh: bool = True
+        self._is_in_doubt: bool = False
+        self._was_sent: bool = False
         self._is_closed: bool = False
         self._segments: dict[int, int] = {}
         self._next_handle: int = 1
@@ -461,12 +380,12 @@ class Rows:
         self._epoch = epoch
 
     def list(self) -> builtins.list[str]:
-        found = self._upkeep_link.run(_SEGMENTS, (self._seat.journal, self._seat.journal))
+        found = self._seat.side.run(_SEGMENTS, (self._seat.journal, self._seat.journal))
         return [name_of(number) for (number,) in found]
 
     def read(self, name: str, size: int = -1) -> bytes:
         query = "SELECT data FROM greenstalk_batch WHERE journal = %s AND segment = %s ORDER BY at"
-        rows = self._upkeep_link.run(query, (self._seat.journal, _number(name)))
+        rows = self._seat.side.run(query, (self._seat.journal, _number(name)))
         data = b"".join([row[0] for row in rows])
         return data if size < 0 else data[:size]
 
@@ -499,6 +418,7 @@ class Rows:
     def sync(self, handle: int) -> None:
         rows, self._unwritten = self._unwritten, []
         if rows:
+            self._was_sent = False
             self._insist(lambda: self._append(rows))
 
     def close(self, handle: int) -> None:
@@ -506,7 +426,7 @@ class Rows:
 
     def remove(self, name: str) -> None:
         parameters = (_number(name), self._seat.journal, self._seat.me)
-        self._insist(lambda: self._upkeep_link.run(_DELETE_AS_LEADER, parameters))
+        self._insist(lambda: self._remove(parameters))
 
     def move(self, name: str, directory: str) -> None:
         raise NotImplementedError("there are no subdirectories, and no files of others")
@@ -515,37 +435,61 @@ class Rows:
         pass
 
     def shut(self) -> None:
-        """Wait for the database no more: whatever is under way fails."""
+        """Stop waiting for the database: an append that is under way fails."""
         self._is_closed = True
-        for link in self.links:
-            link.close()
+        self.link.close()
 
     def _append(self, rows: Sequence[tuple[int, int, bool, bytes]]) -> None:
-        if not (self._is_fresh or self._append_link.is_connected):
-            self._raise_epoch()
-        self._is_fresh = False
-        if len(rows) == 1:
-            self._append_link.run(_INSERT_AS_LEADER, (self._seat.journal, self._epoch, *rows[0]))
-        else:
-            self._append_link.call(lambda connection: self._append_all(connection, rows))
+        size = sum([len(row[-1]) for row in rows])
+        try:
+            if self._is_in_doubt:
+                self._raise_epoch()
+                self._is_in_doubt = False
+            self.link.call(lambda connection: self._insert(connection, rows), size)
+        except NotLeader as error:
+            self.lost = str(error)
+            raise
+        except Locked:
+            raise
+        except Away:
+            self._is_in_doubt = self._was_sent = True
+            raise
 
-    def _append_all(
+    def _insert(
         self, connection: psycopg.Connection[Row], rows: Sequence[tuple[int, int, bool, bytes]]
     ) -> builtins.list[Row]:
         """Insert *rows* in one transaction. The last one locks the journal's row, so that is never locked for long."""
-        with connection.pipeline():
+        ending, journal = _UNLESS_THERE if self._was_sent else b"", self._seat.journal
+        leader = (journal, self._epoch, self._seat.me)
+        with connection.pipeline() if len(rows) > 1 else nullcontext():
             for row in rows[:-1]:
-                connection.execute(_INSERT, (self._seat.journal, *row))
-            connection.execute(_INSERT_AS_LEADER, (self._seat.journal, self._epoch, *rows[-1]))
+                connection.execute(_INSERT + ending, (journal, *row))
+            connection.execute(_INSERT_AS_LEADER + ending, (*leader, *rows[-1]))
         return []
 
     def _raise_epoch(self) -> None:
-        """On a connection made anew: from now on nothing that an earlier one has sent can be done any more."""
-        query = "UPDATE greenstalk_journal SET epoch = epoch + 1 WHERE id = %s AND holder = %s RETURNING epoch"
-        raised = self._append_link.run(query, (self._seat.journal, self._seat.me))
-        if not raised:
+        """End the doubt: after this, no statement that was sent under the epoch before can be done any more.
+
+        A late copy of the UPDATE does nothing, since the epoch that it names is gone.
+        """
+        seat = self._seat
+        standing = "SELECT epoch FROM greenstalk_journal WHERE id = %s AND holder = %s"
+        query = "UPDATE greenstalk_journal SET epoch = %s WHERE id = %s AND holder = %s AND epoch = %s RETURNING epoch"
+        found = self.link.run(standing, (seat.journal, seat.me))
+        if not found:
             raise NotLeader("another server has taken over")
-        self._epoch = raised[0][0]
+        [(before,)] = found
+        seat.epoch_limit = before + 1
+        if not self.link.run(query, (before + 1, seat.journal, seat.me, before)):
+            raise Away("PostgreSQL: the epoch was changed by another statement")
+        self._epoch = before + 1
+
+    def _remove(self, parameters: Sequence[object]) -> None:
+        if self.lost:
+            return
+        if self._is_in_doubt:  # an insert that is late could bring back a part of the segment
+            raise Away("PostgreSQL: an append is in doubt")
+        self._seat.side.run(_DELETE_AS_LEADER, parameters)
 
     def _insist(self, do: Callable[[], object]) -> None:
         """*do* it as often as it takes, while the database is away."""
@@ -613,15 +557,29 @@ class Follower:
 
     def __init__(self, seat: Seat, recovery: Recovery) -> None:
         self.recovery: Recovery = recovery
-        self.link: Link = Link(seat.conninfo, READ_PATIENCE)
+        self.link: Link = seat.new_link("read", seat.lease / 2)
         self._seat: Seat = seat
         self._at: tuple[int, int] = (0, -1)
         self._parts: list[bytes] = []
+        self._digest: str = ""
+        self._known: psycopg.Connection[Row] | None = None
 
     def fetch(self) -> list[Row]:
-        """The next rows, none if all is read; raise Away."""
+        """Return the next rows, none if all is read; raise Away, and LostTrack as `replay` does.
+
+        LostTrack is raised too if a new connection is to a server that lacks the last row read, such as a standby of
+        PostgreSQL's that was promoted without it.
+        """
+        return self.link.call(self._fetch)
+
+    def _fetch(self, connection: psycopg.Connection[Row]) -> list[Row]:
         journal = self._seat.journal
-        return self.link.run(_ROWS, (journal, journal, *self._at, FETCH_ROWS, FETCH_BYTES))
+        if connection is not self._known:
+            if self._at[0] and connection.execute(_DIGEST, (journal, *self._at)).fetchone() != (self._digest,):
+                raise LostTrack
+            self._known = connection
+        parameters = (journal, journal, *self._at, FETCH_ROWS, FETCH_BYTES)
+        return connection.execute(_ROWS.encode(), parameters, binary=True).fetchall()
 
     def replay(self, rows: list[Row]) -> None:
         """Take in what `fetch` has given; raise LostTrack."""
@@ -634,6 +592,7 @@ class Follower:
                 whole, self._parts = b"".join(self._parts), []
                 self._take_in(segment, at + len(data) - len(whole), whole)
         if rows:
+            self._digest = md5(rows[-1][3], usedforsecurity=False).hexdigest()
             self._forget_before(rows[-1][-1])
 
     def _take_in(self, number: int, at: int, data: bytes) -> None:
@@ -654,11 +613,26 @@ class Follower:
         while segments and segments[0].header.number < oldest:
             del segments[0]
 
-    def finish(self) -> None:
-        """Forget what was removed; to be called when all is read, and nobody else can add; raise LostTrack."""
-        rows = self.link.run(_SEGMENTS, (self._seat.journal, self._seat.journal))
+    def finish(self, epoch: int) -> None:
+        """Forget what was removed; to be called when all is read, and no other server can add, after *epoch* was taken.
+
+        Raise LostTrack; raise Away if the rows were not read on the server that has given the lead.
+        """
+        rows = self.link.call(lambda connection: self._segments(connection, epoch))
         there = {number for (number,) in rows}
         recovery = self.recovery
         recovery.segments[:] = [segment for segment in recovery.segments if segment.header.number in there]
         if not all(job.segment in there for job in recovery.jobs.values()):
             raise LostTrack
+
+    def _segments(self, connection: psycopg.Connection[Row], epoch: int) -> list[Row]:
+        journal = self._seat.journal
+        leads = connection.execute(_LEADS, (journal, epoch, self._seat.me)).fetchone()
+        if connection is not self._known or leads is None:
+            raise Away("PostgreSQL: the connection has changed while the journal was read")
+        return connection.execute(_SEGMENTS.encode(), (journal, journal)).fetchall()
+
+
+_DIGEST: Final = b"SELECT md5(data) FROM greenstalk_batch WHERE journal = %s AND segment = %s AND at = %s"
+
+_LEADS: Final = b"SELECT FROM greenstalk_journal WHERE id = %s AND epoch = %s AND holder = %s"

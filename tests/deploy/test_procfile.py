@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.daemon import PATIENCE, REPOSITORY, Daemon, ask, environment
+from tests.failover.nodes import wait_until
+from tests.postgresql.cluster import Cluster
 from tests.test_cli import PUT
 
 BIN = Path(sys.executable).parent
@@ -67,6 +69,16 @@ def test_it_serves_on_the_port_keeps_jobs_and_stops_in_order(tmp_path: Path) -> 
     assert (tmp_path / "data" / "journal.1").exists()
     with platform(tmp_path, port, **PASSWORD):
         assert ask_queue(tmp_path, b"reserve-with-timeout 0\r\n") == b"RESERVED 1 2"
+
+
+def test_with_a_database_of_the_platform_jobs_are_there(tmp_path: Path, cluster: Cluster) -> None:
+    port = free_port()
+    with platform(tmp_path, port, DATABASE_URL=cluster.url, GREENSTALK_JOURNAL_NAME="procfile", **PASSWORD):
+        wait_until(lambda: status(port, "/readyz") == 200, lambda: "it does not lead")
+        assert ask_queue(tmp_path, PUT) == b"INSERTED 1"
+        journal = "journal = (SELECT id FROM greenstalk_journal WHERE name = 'procfile')"
+        assert len(cluster.ask(f"SELECT FROM greenstalk_batch WHERE {journal}")) == 1
+    assert list((tmp_path / "data").iterdir()) == []
 
 
 def test_without_a_password_it_does_not_start(tmp_path: Path) -> None:

@@ -8,9 +8,10 @@ import shutil
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
-from tests.failover.rounds import Rounds
+from tests.failover.rounds import Promotions, Rounds, summary
 from tests.postgresql.cluster import Cluster
 
 
@@ -20,24 +21,27 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--seed", type=int, default=secrets.randbelow(10**6), help="of the load (default: a new one)")
     parser.add_argument("--keep-logs", action="store_true", help="of the servers, where they are")
-    parser.add_argument("--kind", help="of all rounds: SIGKILL, SIGSTOP, cut or handover (default: any)")
+    parser.add_argument("--kind", help="of all rounds, such as SIGKILL, power or promotion (default: any but that)")
     options = parser.parse_args()
     logs = Path(tempfile.mkdtemp(prefix="greenstalk-failover-"))
     print(f"seed {options.seed}, {options.rounds} rounds, logs in {logs}", flush=True)
     began = time.monotonic()
-    with Cluster() as cluster:
-        rounds = Rounds(cluster, logs, options.seed)
+    with ExitStack() as at_exit:
+        rounds: Rounds | Promotions
+        if options.kind == Promotions.kind:
+            rounds = Promotions(logs, options.seed)
+        else:
+            rounds = Rounds(at_exit.enter_context(Cluster()), logs, options.seed, options.kind)
+        at_exit.callback(rounds.close)
         try:
             rounds.begin()
             for _ in range(options.rounds):
-                print(rounds.run(options.kind), flush=True)
+                print(rounds.run(), flush=True)
             rounds.finish()
         except AssertionError as error:
             print(f"FAILED, seed {options.seed}; logs in {logs}:\n{error}")
             return 1
-        finally:
-            rounds.close()
-    print(rounds.summary())
+    print(summary(rounds.reports))
     took, audited = time.monotonic() - began, rounds.history.acknowledged
     print(f"passed: {options.rounds} rounds in {took:.0f} s, {audited} acknowledgements audited, seed {options.seed}")
     if not options.keep_logs:

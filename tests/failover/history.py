@@ -80,6 +80,12 @@ class History:
         with self._lock:
             return any(step.begun > since and step.is_done for step in reversed(self._steps) if step.kind == PUT)
 
+    def service_after(self, since: float) -> float:
+        """Seconds from *since* until a put was acknowledged; infinite if none was yet."""
+        with self._lock:
+            ends = [step.ended for step in self._steps if step.kind == PUT and step.is_done and step.ended >= since]
+        return min(ends, default=inf) - since
+
     def longest_gap(self, since: float, until: float) -> float:
         """The longest time between two acknowledged puts, from the last before *since* to the first after *until*."""
         with self._lock:

@@ -82,7 +82,8 @@ class Node:
         status, said = self.ask("readyz")
         if status == 200:
             return ACTIVE
-        return STANDBY if said.startswith("standby") and "still reading" not in said else NEITHER
+        is_behind = said.endswith(" behind\n") or " behind; " in said
+        return STANDBY if said.startswith("standby") and is_behind else NEITHER
 
     def ask(self, path: str, token: str = "", host: str = "127.0.0.1") -> tuple[int, str]:
         """The status and text of a page, asked for by the name *host*; 0 if nobody answers."""

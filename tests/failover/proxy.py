@@ -1,4 +1,4 @@
-"""The way from one server to the database, which can be cut: what is under way then comes late or never."""
+"""The way from one server to the database, which can be cut or lose its connections: data then comes late or never."""
 
 from __future__ import annotations
 
@@ -6,18 +6,24 @@ import selectors
 import socket
 import threading
 from contextlib import suppress
+from math import inf
 from typing import Final
 
 CHUNK: Final = 65536
 
 
 class _Side:
-    """One end of a connection: what it sent goes to *other*, or waits while the way is cut."""
+    """One end of a connection: what it sent goes to *other*, waits while the way is cut, or is lost if it is silent.
+
+    sent    bytes since the other end last sent something.
+    """
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock: socket.socket = sock
         self.other: _Side = self
         self.waiting: bytearray = bytearray()
+        self.is_silent: bool = False
+        self.sent: int = 0
 
 
 class Proxy:
@@ -30,6 +36,8 @@ class Proxy:
         self._lock: threading.RLock = threading.RLock()
         self._sides: set[_Side] = set()
         self._is_cut: bool = False
+        self._loses_after: float = inf
+        self._has_lost: threading.Event = threading.Event()
         self._is_over: bool = False
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._thread: threading.Thread = threading.Thread(target=self._run, daemon=True)
@@ -46,11 +54,26 @@ class Proxy:
         with self._lock:
             self._is_cut = True
 
+    def silence(self) -> None:
+        """Let nothing through on the connections there are, nor the news of their end; new ones work.
+
+        So does a firewall that restarts and forgets them, or a machine that is lost while another takes its place.
+        """
+        with self._lock:
+            for side in self._sides:
+                side.is_silent = True
+
+    def lose_in_batch(self, size: int) -> None:
+        """Wait until one request has sent *size* bytes, and the rest is to come; then be silent and cut."""
+        self._has_lost.clear()
+        self._loses_after = size
+        assert self._has_lost.wait(60), "no batch is as large"
+
     def mend(self, is_late: bool) -> None:
         """Let all through again: what was held comes now if *is_late*, else those connections break."""
         with self._lock:
             self._is_cut = False
-            for side in list(self._sides):
+            for side in [side for side in self._sides if not side.is_silent]:
                 if is_late:
                     self._send(side.other, bytes(side.waiting))
                     side.waiting.clear()
@@ -63,6 +86,7 @@ class Proxy:
         self._thread.join()
         self._listener.close()
         for side in list(self._sides):
+            side.is_silent = False
             self._close(side)
 
     def _run(self) -> None:
@@ -93,12 +117,24 @@ class Proxy:
             data = side.sock.recv(CHUNK)
         except OSError:
             data = b""
+        self._count(side, len(data))
         if not data:
             self._close(side)
+        elif side.is_silent:
+            pass
         elif self._is_cut:
             side.waiting += data
         else:
             self._send(side.other, data)
+
+    def _count(self, side: _Side, size: int) -> None:
+        """Count what was sent, and be silent and cut if that is the middle of a batch that is to be lost."""
+        side.sent, side.other.sent = side.sent + size, 0
+        if side.sent > self._loses_after:
+            self._loses_after = inf
+            self.silence()
+            self._is_cut = True
+            self._has_lost.set()
 
     def _send(self, side: _Side, data: bytes) -> None:
         try:
@@ -107,8 +143,8 @@ class Proxy:
             self._close(side)
 
     def _close(self, side: _Side) -> None:
-        """Close both ends; what one of them sent before it was cut short still comes, unless the way is cut."""
-        for end in (side, side.other):
+        """Close both ends, or a silent one alone; what one of them had sent still comes, unless the way is cut."""
+        for end in (side,) if side.is_silent else (side, side.other):
             if end in self._sides:
                 self._sides.discard(end)
                 self._selector.unregister(end.sock)

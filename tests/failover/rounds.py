@@ -5,13 +5,17 @@ from __future__ import annotations
 import random
 import signal
 import statistics
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
-from tests.failover.clients import Client, drain
+import psycopg
+
+from tests.failover.clients import Client, drain, put_large
 from tests.failover.history import Disturbance, History
 from tests.failover.nodes import Node, Nodes, run_command, wait_until
 from tests.postgresql.cluster import Cluster
@@ -24,6 +28,19 @@ SEGMENT: Final = "1000000"
 
 HANDOVER: Final = "handover"
 
+LARGE: Final = 8_000_000
+"""Bytes of a job that takes several rows, and of what of it is sent before a machine is lost."""
+HALF: Final = 5_000_000
+
+TABLES: Final = ("greenstalk_journal", "greenstalk_batch", "greenstalk_standby", "greenstalk_schema")
+LOCK_SECONDS: Final = 5.0
+
+NOTICED_AFTER: Final = 0.5
+"""Seconds in which links that are dead are used, at least."""
+
+MAX_BACKENDS: Final = 8
+"""Connections that PostgreSQL keeps of a server, as docs/high-availability.md has it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Report:
@@ -34,8 +51,52 @@ class Report:
     node: str
     gap: float
 
+    backends: int
+
     def __str__(self) -> str:
-        return f"round {self.number}: {self.kind} of {self.node}: {self.gap:.2f} s without service"
+        what = f"round {self.number}: {self.kind} of {self.node}"
+        return f"{what}: {self.gap:.2f} s without service, {self.backends} connections"
+
+
+def summary(reports: Sequence[Report]) -> str:
+    """The times without service, by kind."""
+    lines = []
+    for kind in dict.fromkeys([report.kind for report in reports]):
+        gaps = [report.gap for report in reports if report.kind == kind]
+        most = max([report.backends for report in reports if report.kind == kind])
+        lines.append(
+            f"{kind}: {len(gaps)} rounds, without service median {statistics.median(gaps):.2f} s,"
+            f" longest {max(gaps):.2f} s, at most {most} connections"
+        )
+    return "\n".join(lines)
+
+
+class Census(threading.Thread):
+    """Counts the connections that PostgreSQL keeps, all the time.
+
+    most    of one process, the most that were seen.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        super().__init__(name="census", daemon=True)
+        self.most: int = 0
+        self._cluster: Cluster = cluster
+        self._is_over: threading.Event = threading.Event()
+
+    def stop(self) -> None:
+        """End it."""
+        self._is_over.set()
+        self.join()
+
+    def run(self) -> None:
+        query = b"""
+            SELECT max(count) FROM (SELECT count(*) FROM pg_stat_activity
+                                    WHERE application_name LIKE 'greenstalk-server%'
+                                    GROUP BY left(application_name, 54)) AS processes"""
+        with psycopg.connect(self._cluster.admin_url, autocommit=True) as connection:
+            while not self._is_over.wait(0.05):
+                [(count,)] = connection.execute(query).fetchall()
+                self.most = max(self.most, count or 0)
 
 
 class Load:
@@ -79,22 +140,33 @@ class Load:
 class Rounds:
     """Rounds with one history. The same seed gives the same load, but not the same timing."""
 
-    def __init__(self, cluster: Cluster, logs: Path, seed: int) -> None:
+    def __init__(self, cluster: Cluster, logs: Path, seed: int, kind: str | None = None) -> None:
+        """*kind* is that of rounds which are not of another one."""
         self.history: History = History()
         self.reports: list[Report] = []
+        self._kind: str | None = kind
         self._random: random.Random = random.Random(seed)  # noqa: S311  a seed, no secret
-        self._nodes: Nodes = Nodes.behind_proxies(cluster, logs, "--journal-name", f"rounds-{seed}", "-s", SEGMENT)
+        flags = ("--journal-name", f"rounds-{seed}", "-s", SEGMENT, "-z", str(LARGE))
+        self._cluster: Cluster = cluster
+        self._nodes: Nodes = Nodes.behind_proxies(cluster, logs, *flags)
         self._load: Load = Load(self._nodes, self.history, str(seed))
-        self._ways: dict[str, Callable[[Node], None]] = {
+        self._moves: dict[str, Callable[[Node], None]] = {
             "SIGKILL": self._kill,
             "SIGSTOP": self._pause,
             "cut": self._cut,
+            "power": self._lose_power,
+            "dead standby links": self._kill_beside_dead_links,
             HANDOVER: self._hand_over,
+        }
+        self._ways: dict[str, Callable[[Node], float | None]] = {
+            **self._moves,
+            "dead links": self._silence,
+            **{f"lock of {table}": partial(self._lock, table) for table in TABLES},
         }
 
     @property
     def kinds(self) -> list[str]:
-        """The ways in which a lead may end."""
+        """The ways in which a lead may end, or service be disturbed."""
         return list(self._ways)
 
     def begin(self) -> None:
@@ -104,17 +176,23 @@ class Rounds:
 
     def run(self, kind: str | None = None) -> Report:
         """One round of *kind*, or of any."""
-        kind = kind if kind is not None else self._random.choice(self.kinds)
+        kind = kind or self._kind or self._random.choice(self.kinds)
         time.sleep(self._random.uniform(*WORK_SECONDS))
         active = self._nodes.wait_for_roles()
+        census = Census(self._cluster)
+        census.start()
         begun = time.monotonic()
-        self._ways[kind](active)
-        assert self._nodes.wait_for_roles() is not active, f"{active.name} leads again after {kind}"
+        unlocked = self._ways[kind](active)
+        leader = self._nodes.wait_for_roles()
+        assert kind not in self._moves or leader is not active, f"{active.name} leads again after {kind}"
         ended = time.monotonic()
         self.history.disturbances.append(Disturbance(kind, begun, ended))
         self._load.see_service()
-        report = Report(len(self.reports) + 1, kind, active.name, self.history.longest_gap(begun, ended))
+        census.stop()
+        gap = self.history.service_after(unlocked) if unlocked else self.history.longest_gap(begun, ended)
+        report = Report(len(self.reports) + 1, kind, active.name, gap, census.most)
         self.reports.append(report)
+        assert census.most <= MAX_BACKENDS, report
         return report
 
     def finish(self) -> None:
@@ -125,18 +203,6 @@ class Rounds:
         """End all processes."""
         self._load.stop()
         self._nodes.close()
-
-    def summary(self) -> str:
-        """The times without service, by kind."""
-        lines = []
-        for kind in self.kinds:
-            gaps = [report.gap for report in self.reports if report.kind == kind]
-            if gaps:
-                lines.append(
-                    f"{kind}: {len(gaps)} rounds, without service median {statistics.median(gaps):.2f} s,"
-                    f" longest {max(gaps):.2f} s"
-                )
-        return "\n".join(lines)
 
     def _kill(self, active: Node) -> None:
         active.kill()
@@ -156,6 +222,38 @@ class Rounds:
         time.sleep(self._random.uniform(0, 0.5))
         active.proxy.mend(is_late=self._random.random() < 0.5)
 
+    def _lose_power(self, active: Node) -> None:
+        """The machine is gone in the middle of a batch that takes several rows; PostgreSQL does not notice."""
+        assert active.proxy is not None
+        put = threading.Thread(target=put_large, args=(active.port, LARGE, self.history, f"large-{time.monotonic()}"))
+        put.start()
+        active.proxy.lose_in_batch(HALF)
+        active.kill()
+        put.join()
+        self._wait_for_takeover(active)
+        active.proxy.mend(is_late=False)
+        active.start()
+
+    def _kill_beside_dead_links(self, active: Node) -> None:
+        """The links of the standby die silently, and then the active server is killed."""
+        (standby,) = [node for node in self._nodes.nodes if node is not active]
+        assert standby.proxy is not None
+        standby.proxy.silence()
+        self._kill(active)
+
+    def _silence(self, active: Node) -> None:
+        """All links of the active server die silently; new ones work."""
+        assert active.proxy is not None
+        active.proxy.silence()
+        self._load.see_service()
+
+    def _lock(self, table: str, active: Node) -> float:
+        """Another program locks *table* for LOCK_SECONDS. Return when it is unlocked."""
+        with psycopg.connect(self._cluster.url) as connection:
+            connection.execute(f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE".encode())
+            time.sleep(LOCK_SECONDS)
+        return time.monotonic()
+
     def _hand_over(self, active: Node) -> None:
         done = run_command(active, "handover")
         assert done.returncode == 0, done.stderr
@@ -163,3 +261,76 @@ class Rounds:
     def _wait_for_takeover(self, old: Node) -> None:
         others = [node for node in self._nodes.nodes if node is not old]
         wait_until(lambda: any(node.listens() for node in others), lambda: "nobody takes over")
+
+
+KILLED: Final = "killed"
+HANGS: Final = "hangs"
+WAKES: Final = "hangs and wakes"
+
+
+class Promotions:
+    """Rounds in which PostgreSQL's primary hangs, and its synchronous standby is promoted. Both are in the address."""
+
+    kind: Final = "promotion"
+
+    def __init__(self, logs: Path, seed: int) -> None:
+        self.history: History = History()
+        self.reports: list[Report] = []
+        self._primary: Cluster = Cluster()
+        self._standby: Cluster = self._new_standby()
+        url = Cluster.url_by(self._primary.port, self._standby.port)
+        self._nodes: Nodes = Nodes([Node(f"node-{number}", url, logs, "-s", SEGMENT) for number in range(2)])
+        self._load: Load = Load(self._nodes, self.history, str(seed))
+
+    def begin(self) -> None:
+        """Have servers and clients at work."""
+        self._nodes.wait_for_roles()
+        self._load.start()
+
+    def run(self, way: str = HANGS) -> Report:
+        """One round. The old primary is KILLED, HANGS, or continues soon (WAKES), beside the new one."""
+        self._load.see_service()
+        active = self._nodes.wait_for_roles()
+        old, new = self._primary, self._standby
+        begun = time.monotonic()
+        if way == KILLED:
+            old.kill()
+        else:
+            old.freeze()
+        new.promote()
+        census = Census(new)
+        census.start()
+        if way == WAKES:
+            time.sleep(0.5)
+            old.thaw()
+        self._load.see_service()
+        self._nodes.wait_for_roles()
+        ended = time.monotonic()
+        census.stop()
+        self.history.disturbances.append(Disturbance(self.kind, begun, ended))
+        gap = self.history.longest_gap(begun, ended)
+        report = Report(len(self.reports) + 1, self.kind, active.name, gap, census.most)
+        self.reports.append(report)
+        self._primary = new
+        old.remove()
+        self._standby = self._new_standby(old.port)
+        return report
+
+    def finish(self) -> None:
+        """Audit it all; raise AssertionError with whatever is wrong."""
+        self._load.audit()
+
+    def close(self) -> None:
+        """End all processes."""
+        self._load.stop()
+        self._nodes.close()
+        for cluster in (self._primary, self._standby):
+            cluster.remove()
+
+    def _new_standby(self, port: int = 0) -> Cluster:
+        primary = self._primary
+        standby = Cluster("hot_standby = on", upstream=primary, port=port)
+        primary.ask("ALTER SYSTEM SET synchronous_standby_names = '*'")
+        primary.ask("SELECT pg_reload_conf()")
+        wait_until(primary.has_synchronous_standby, lambda: f"no synchronous standby: {standby.log}")
+        return standby

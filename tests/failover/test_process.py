@@ -25,7 +25,8 @@ from greenstalk_server.clock import Clock
 from greenstalk_server.command_line import parse
 from greenstalk_server.jobs import JobTable
 from greenstalk_server.journal import record
-from greenstalk_server.journal.postgresql import Rows, Seat, SharedBinlog, conninfo_of
+from greenstalk_server.journal.postgresql import Rows, Seat, SharedBinlog
+from greenstalk_server.journal.postgresql_link import conninfo_of
 from greenstalk_server.leadership import Candidate, seat
 from greenstalk_server.options import Options
 from greenstalk_server.role import Role
@@ -150,7 +151,7 @@ import sys
 from types import SimpleNamespace
 from greenstalk_server.leadership import Turn
 sys.executable = "/nowhere/python"
-Turn(SimpleNamespace(lead=None, links=[])).begin_anew()
+Turn(SimpleNamespace(lead=None, links=[], seat=SimpleNamespace(me="me"))).begin_anew()
 """
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=REPOSITORY, env=environment(), capture_output=True, text=True, check=False

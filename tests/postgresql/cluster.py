@@ -32,10 +32,10 @@ SETTINGS: Final = (
 class Cluster:
     """One server; as a context manager it ends, and its directory goes, with the block."""
 
-    def __init__(self, *settings: str, upstream: Cluster | None = None) -> None:
-        """*settings* are lines of its configuration file; with *upstream* it is a standby of that."""
+    def __init__(self, *settings: str, upstream: Cluster | None = None, port: int = 0) -> None:
+        """*settings* are lines of its configuration file; with *upstream* it is a standby of that. 0 is any *port*."""
         self.directory: Path = Path(tempfile.mkdtemp(prefix="greenstalk-pg-", dir="/tmp"))
-        self.port: int = _free_port()
+        self.port: int = port or _free_port()
         self._data: Path = self.directory / "data"
         if os.geteuid() == 0:
             shutil.chown(self.directory, "postgres", "postgres")
@@ -57,6 +57,10 @@ class Cluster:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.remove()
+
+    def remove(self) -> None:
+        """End it, and remove its directory."""
         if self.is_running():
             self.kill()
         shutil.rmtree(self.directory, ignore_errors=True)
@@ -94,17 +98,34 @@ class Cluster:
         """Stop it in order, connections or not."""
         self._run("pg_ctl", "-D", str(self._data), "-m", "fast", "-w", "-t", "60", "stop")
 
-    def kill(self) -> None:
-        """Kill every process of it, all at once, as a machine that fails would."""
+    def freeze(self) -> None:
+        """Stop every process of it, as a machine that hangs would: connections stay open, and new ones are taken."""
+        self._signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Have it go on after `freeze`."""
+        self._signal(signal.SIGCONT)
+
+    def has_synchronous_standby(self) -> bool:
+        """Whether a commit waits for a standby that is there."""
+        return self.ask("SELECT sync_state FROM pg_stat_replication") == [("sync",)]
+
+    def _signal(self, number: signal.Signals) -> tuple[int, list[str]]:
+        """Send *number* to every process of it, all at once; return their ids, the first process's apart."""
         main = self._pid()
         assert main is not None
         children = Path(f"/proc/{main}/task/{main}/children").read_text().split()
-        os.kill(main, signal.SIGKILL)
+        os.kill(main, number)
         for pid in children:
             try:
-                os.kill(int(pid), signal.SIGKILL)
+                os.kill(int(pid), number)
             except ProcessLookupError:  # it has noticed
                 continue
+        return main, children
+
+    def kill(self) -> None:
+        """Kill every process of it, all at once, as a machine that fails would."""
+        main, children = self._signal(signal.SIGKILL)
         deadline = time.monotonic() + PATIENCE
         while any(Path(f"/proc/{pid}/stat").exists() for pid in (main, *children)):
             assert time.monotonic() < deadline, "PostgreSQL does not end"

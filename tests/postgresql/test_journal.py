@@ -15,13 +15,11 @@ from greenstalk_server.journal.postgresql import (
     PIECE,
     Follower,
     LostTrack,
-    NotLeader,
-    Refused,
     Rows,
     Seat,
     SharedBinlog,
-    conninfo_of,
 )
+from greenstalk_server.journal.postgresql_link import Away, NotLeader, Refused, conninfo_of
 from greenstalk_server.journal.recovery import Recovery
 from greenstalk_server.journal.segment import name_of
 from greenstalk_server.startup import go_on, write_out
@@ -48,12 +46,17 @@ class Member:
         while rows := self.follower.fetch():
             self.follower.replay(rows)
 
+    def take(self) -> int | None:
+        """Take the lead, if it is free; return the epoch."""
+        seen = self.seat.look()
+        return self.seat.take(seen) if seen.is_free or seen.is_mine else None
+
     def lead(self) -> None:
         """Take over, which must be possible."""
-        epoch = self.seat.take()
+        epoch = self.take()
         assert epoch is not None
         self.read()
-        self.follower.finish()
+        self.follower.finish(epoch)
         self.rows.begin(epoch)
         go_on(self.follower.recovery, self.broker, self.binlog, START)
         self.broker.restore(self.follower.recovery.next_id)
@@ -77,7 +80,7 @@ class Member:
     def close(self) -> None:
         self.rows.shut()
         self.follower.link.close()
-        self.seat.link.close()
+        self.seat.close()
 
 
 @pytest.fixture
@@ -104,15 +107,17 @@ def test_a_lead_is_one_servers_until_its_lease_ends(members: tuple[Member, Membe
     one, two = members
     one.lead()
     assert one.seat.look().is_mine and not one.seat.look().is_free
-    assert two.seat.take() is None
+    assert two.take() is None
     assert not one.seat.renew()
     take_over(two, cluster)
     assert (two.seat.look().is_mine, two.seat.look().leader, two.seat.look().epoch) == (True, "two", 2)
+    with pytest.raises(Away, match="terminating connection"):
+        one.seat.renew()
     with pytest.raises(NotLeader, match="two leads now"):
         one.seat.renew()
     two.seat.release()
     assert one.seat.look().is_free
-    assert one.seat.take() == 3
+    assert one.take() == 3
 
 
 def test_nobody_adds_anything_after_a_takeover(members: tuple[Member, Member], cluster: Cluster) -> None:
@@ -123,6 +128,7 @@ def test_nobody_adds_anything_after_a_takeover(members: tuple[Member, Member], c
     one.put(b"late")
     take_over(two, cluster)
     before = two.rows.list(), [two.rows.read(name) for name in two.rows.list()]
+    one.rows.remove(name_of(1))
     with pytest.raises(NotLeader):
         write_out(one.binlog)
     one.rows.remove(name_of(1))

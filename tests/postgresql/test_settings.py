@@ -9,7 +9,8 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from greenstalk_server.exits import StartError
-from greenstalk_server.journal.postgresql import Away, Link, Refused, Seat, conninfo_of
+from greenstalk_server.journal.postgresql import Seat
+from greenstalk_server.journal.postgresql_link import Away, Hosts, Link, Refused, conninfo_of
 from tests.postgresql.cluster import Cluster
 from tests.postgresql.test_journal import Member, bodies
 
@@ -50,6 +51,38 @@ def test_settings_of_a_role_and_a_database_make_no_difference(cluster: Cluster) 
         two.close()
 
 
+def test_a_session_notices_a_client_that_is_gone_and_a_lock_that_lasts(cluster: Cluster) -> None:
+    link = Link(Hosts(conninfo_of(cluster.url, "--journal")), "greenstalk-server test", 2.0)
+    wanted = {
+        "application_name": "greenstalk-server test",
+        "lock_timeout": "1s",
+        "tcp_keepalives_idle": "5",
+        "tcp_keepalives_interval": "2",
+        "tcp_keepalives_count": "3",
+        "tcp_user_timeout": "11000",
+        "client_connection_check_interval": "1s",
+    }
+    assert {name: link.run(f"SHOW {name}")[0][0] for name in wanted} == wanted
+    link.close()
+
+
+def test_a_session_whose_settings_are_refused_is_not_used(cluster: Cluster) -> None:
+    for query in (
+        "CREATE ROLE shadowed LOGIN",
+        "CREATE SCHEMA shadow",
+        "GRANT USAGE ON SCHEMA shadow TO shadowed",
+        """CREATE FUNCTION shadow.set_config(text, text, boolean) RETURNS text LANGUAGE plpgsql
+           AS $$ BEGIN RAISE 'not today'; END $$""",
+        "ALTER ROLE shadowed SET search_path = shadow, pg_catalog",
+    ):
+        cluster.ask(query)
+    link = Link(Hosts(conninfo_of(url_of(cluster, "shadowed"), "--journal")), "test", 1.0)
+    for _ in range(2):
+        with pytest.raises(Away, match=r"^PostgreSQL: not today$"):
+            link.run("SELECT 1")
+    link.close()
+
+
 @pytest.mark.parametrize(
     ("database", "rights", "what"),
     [
@@ -68,7 +101,7 @@ def test_a_role_that_may_not_do_all_never_leads(cluster: Cluster, database: str,
         with pytest.raises(Refused, match=f"^PostgreSQL: {what}.*; the role needs the right to create tables, or all"):
             seat.open()
     finally:
-        seat.link.close()
+        seat.close()
         cluster.ask("DROP OWNED BY guest")
         cluster.ask("DROP ROLE guest")
 
@@ -91,7 +124,7 @@ def test_a_migration_that_fails_leaves_nothing(cluster: Cluster) -> None:
             seat.open()
             assert seat.look().is_free
         finally:
-            seat.link.close()
+            seat.close()
 
 
 @pytest.mark.parametrize(
@@ -117,7 +150,7 @@ def test_an_address_that_cannot_be_read_is_refused_and_no_part_of_its_password_s
 
 def test_a_host_that_no_name_service_can_have_is_one_that_cannot_be_reached() -> None:
     with pytest.raises(Away, match=r"^PostgreSQL: .*label"):
-        Link(conninfo_of("postgresql://ada@db..example/jobs", "--journal"), 1.0).run("SELECT 1")
+        Link(Hosts(conninfo_of("postgresql://ada@db..example/jobs", "--journal")), "test", 1.0).run("SELECT 1")
 
 
 @pytest.mark.parametrize("hosts", ["db", "db:5432", "db1,db2:5433", "db1:1,db2", "[::1]:5432", ""])

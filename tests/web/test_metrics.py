@@ -733,7 +733,7 @@ def test_the_panels_of_the_dashboard_are_sound() -> None:
 
 
 def test_the_alert_rules_ask_for_what_there_is(exported: dict[str, set[str]]) -> None:
-    group, *_ = yaml.safe_load((DOCS / "prometheus-alerts.yml").read_text())["groups"]
+    group, shared = yaml.safe_load((DOCS / "prometheus-alerts.yml").read_text())["groups"]
     assert [rule["alert"] for rule in group["rules"]] == [
         "GreenstalkDown",
         "GreenstalkRestarted",
@@ -750,7 +750,9 @@ def test_the_alert_rules_ask_for_what_there_is(exported: dict[str, set[str]]) ->
         "GreenstalkJobsTimingOut",
         "GreenstalkApiErrors",
     ]
-    for rule in group["rules"]:
+    assert [rule["alert"] for rule in shared["rules"]] == ["GreenstalkNotOneLeader", "GreenstalkNoStandby"]
+    exported |= {name: set() for name in ("greenstalk_leader", "greenstalk_replication_lag_seconds")}
+    for rule in group["rules"] + shared["rules"]:
         assert set(rule) <= {"alert", "expr", "for", "labels", "annotations"}
         assert check_expression(rule["expr"], exported) or rule["alert"] == "GreenstalkDown"
         assert rule["labels"]["severity"] in ("critical", "warning", "info")

@@ -1,0 +1,88 @@
+"""The balancer of docs/high-availability.md, as the page shows it: a real HAProxy before two servers."""
+
+from __future__ import annotations
+
+import re
+import socket
+import subprocess
+import threading
+import time
+from itertools import pairwise
+from pathlib import Path
+
+from tests.daemon import REPOSITORY, ask
+from tests.deploy.test_procfile import free_port
+from tests.failover.nodes import Node, Nodes, run_command, wait_until
+from tests.failover.test_roles import PUT
+from tests.postgresql.cluster import Cluster
+
+RETRIED = 3.0
+"""Seconds that HAProxy keeps a client waiting for a server that has gone, by default."""
+
+
+def configuration(nodes: list[Node], port: int) -> str:
+    """The block of the page, with the addresses and ports of *nodes*, and a *port* to listen at."""
+    page = (REPOSITORY / "docs" / "high-availability.md").read_text()
+    block: str = re.findall(r"```text\n(frontend beanstalk\n.*?)```", page, re.DOTALL)[0]
+    block = block.replace("bind :11300", f"bind 127.0.0.1:{port}")
+    for address, node in zip(("10.0.0.5", "10.0.0.6"), nodes, strict=True):
+        there, here = f"{address}:11300 check port 8080", f"127.0.0.1:{node.port} check port {node.web_port}"
+        assert there in block
+        block = block.replace(there, here)
+    return block
+
+
+class Producer(threading.Thread):
+    """Puts jobs at *port* as fast as they are acknowledged; connects again when its connection is closed."""
+
+    def __init__(self, port: int) -> None:
+        super().__init__(daemon=True)
+        self.acknowledged: list[float] = []
+        self._port: int = port
+        self._is_over: threading.Event = threading.Event()
+
+    def work(self) -> None:
+        """Wait until some more puts are acknowledged."""
+        enough = len(self.acknowledged) + 10
+        wait_until(lambda: len(self.acknowledged) > enough, lambda: "no put is acknowledged")
+
+    def stop(self) -> None:
+        self._is_over.set()
+        self.join()
+
+    def run(self) -> None:
+        while not self._is_over.wait(0.02):
+            try:
+                with socket.create_connection(("127.0.0.1", self._port), 10) as sock:
+                    while not self._is_over.is_set() and ask(sock, PUT).startswith(b"INSERTED"):
+                        self.acknowledged.append(time.monotonic())
+            except (OSError, AssertionError):
+                continue
+
+
+def hand_over(active: Node) -> None:
+    """Have *active* give its lead away, once it knows of its standby."""
+    wait_until(lambda: run_command(active, "handover").returncode == 0, lambda: active.said)
+
+
+def test_a_handover_behind_the_balancer_takes_less_than_its_retries_would(cluster: Cluster, tmp_path: Path) -> None:
+    port = free_port()
+    flags = ("--journal-name", "balanced")
+    with Nodes([Node(f"node-{number}", cluster.url, tmp_path, *flags) for number in range(2)]) as nodes:
+        nodes.wait_for_roles()
+        path = tmp_path / "haproxy.cfg"
+        path.write_text(configuration(nodes.nodes, port))
+        with subprocess.Popen(["haproxy", "-q", "-db", "-f", str(path)], stdin=subprocess.DEVNULL) as balancer:
+            producer = Producer(port)
+            producer.start()
+            try:
+                for _ in range(3):
+                    producer.work()
+                    hand_over(nodes.wait_for_roles())
+                    producer.work()
+            finally:
+                producer.stop()
+                balancer.terminate()
+        gaps = sorted([later - earlier for earlier, later in pairwise(producer.acknowledged)])
+        print(gaps[-3:])
+        assert gaps[-1] < RETRIED

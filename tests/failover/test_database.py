@@ -1,0 +1,113 @@
+"""Servers beside a database that hangs, is locked, or was changed by hand: who serves, and with which connections."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from tests.daemon import ask
+from tests.failover.nodes import ACTIVE, Node, Nodes, wait_until
+from tests.failover.rounds import MAX_BACKENDS, Census
+from tests.failover.test_roles import PUT, connect
+from tests.postgresql.cluster import Cluster
+from tests.postgresql.test_faults import set_standbys
+
+HUNG_SECONDS = 15.0
+
+
+@pytest.fixture
+def flags(request: pytest.FixtureRequest) -> tuple[str, ...]:
+    return ("--journal-name", request.node.name, "--lease", "2")
+
+
+@pytest.fixture
+def nodes(cluster: Cluster, tmp_path: Path, flags: tuple[str, ...]) -> Iterator[Nodes]:
+    with Nodes.behind_proxies(cluster, tmp_path, *flags) as nodes:
+        yield nodes
+
+
+def test_servers_keep_few_connections_while_commits_hang_and_serve_soon_after(
+    tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    """The synchronous standby is gone: neither a put nor a renewal is answered."""
+    with Cluster() as cluster, Nodes([Node(f"node-{n}", cluster.url, tmp_path, *flags) for n in range(2)]) as nodes:
+        active = nodes.wait_for_roles()
+        census = Census(cluster)
+        census.start()
+        with connect(active) as sock:
+            assert ask(sock, PUT) == b"INSERTED 1"
+            set_standbys(cluster, "nobody")
+            sock.sendall(PUT)
+            assert sock.recv(100) == b"", "an acknowledgement of what is on no standby"
+        until = time.monotonic() + HUNG_SECONDS
+        while time.monotonic() < until:
+            [(count,)] = cluster.ask("SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'greenstalk%'")
+            assert isinstance(count, int) and count <= len(nodes.nodes) * MAX_BACKENDS
+            time.sleep(0.1)
+        set_standbys(cluster, "")
+        wait_until(lambda: any(node.listens() for node in nodes.nodes), lambda: active.said)
+        census.stop()
+        assert census.most <= MAX_BACKENDS
+        leader = nodes.wait_for_roles()
+        with connect(leader) as sock:
+            assert ask(sock, b"peek 1\r\n") == b"FOUND 1 1"
+            assert ask(sock, PUT).startswith(b"INSERTED")
+
+
+def test_a_lock_on_the_list_of_standbys_does_not_hold_up_a_takeover(nodes: Nodes, cluster: Cluster) -> None:
+    active = nodes.wait_for_roles()
+    (standby,) = [node for node in nodes.nodes if node is not active]
+    with connect(active) as sock, psycopg.connect(cluster.url) as other:
+        other.execute("LOCK TABLE greenstalk_standby IN ACCESS EXCLUSIVE MODE")
+        assert ask(sock, PUT) == b"INSERTED 1"
+        active.kill()
+        wait_until(lambda: standby.role == ACTIVE, lambda: standby.said)
+
+
+def test_a_renewal_that_fails_once_does_not_take_the_active_server_from_its_balancer(
+    cluster: Cluster, tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    with Nodes([Node("alone", cluster.url, tmp_path, *flags[:2], "--lease", "20")]) as nodes:
+        alone = nodes.wait_for_roles()
+        with psycopg.connect(cluster.url) as other:
+            other.execute("SELECT 1 FROM greenstalk_journal WHERE name = %s FOR UPDATE", (flags[1],))
+            until = time.monotonic() + 6
+            while time.monotonic() < until:
+                assert alone.ask("readyz")[0] == 200
+                time.sleep(0.05)
+
+
+def test_a_server_whose_epoch_was_raised_by_hand_begins_again_and_serves(
+    cluster: Cluster, tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    with Nodes([Node("alone", cluster.url, tmp_path, *flags)]) as nodes:
+        alone = nodes.wait_for_roles()
+        with connect(alone) as sock:
+            assert ask(sock, PUT) == b"INSERTED 1"
+            cluster.ask(f"UPDATE greenstalk_journal SET epoch = epoch + 1 WHERE name = '{flags[1]}'")  # noqa: S608
+            wait_until(lambda: sock.recv(100) == b"", lambda: alone.said)
+        wait_until(lambda: "active: epoch 3, 1 jobs" in alone.said, lambda: alone.said)
+        wait_until(alone.listens, lambda: alone.said)
+        with connect(alone) as sock:
+            assert ask(sock, PUT).startswith(b"INSERTED")
+
+
+def test_a_standby_says_that_it_waits_for_the_database(nodes: Nodes) -> None:
+    """It has not read anything yet, and is not about to."""
+    second = nodes.nodes[1]
+    nodes.wait_for_roles()
+    for node in nodes.nodes:
+        assert node.proxy is not None
+        node.proxy.cut()
+    second.kill()
+    second.start()
+    wait_until(lambda: "nobody is active, waiting for the database; " in second.ask("readyz")[1], lambda: second.said)
+    assert "<dd>waiting for the database</dd>" in second.ask("")[1]
+    for node in nodes.nodes:
+        assert node.proxy is not None
+        node.proxy.mend(is_late=False)
+    nodes.wait_for_roles()

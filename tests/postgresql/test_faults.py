@@ -1,0 +1,343 @@
+"""Lost leaders, locks, broken connections and late packets: servers cope with what these leave at PostgreSQL."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from uuid import UUID
+
+import psycopg
+import pytest
+
+from greenstalk_server.journal.postgresql import PIECE, SCHEMA_LOCK, LostTrack, Seat, Standing
+from greenstalk_server.journal.postgresql_link import APPLICATION, Away, Locked, NotLeader, Refused, conninfo_of
+from greenstalk_server.journal.segment import name_of
+from greenstalk_server.leadership import CLOCK_MARGIN, Candidate
+from greenstalk_server.startup import write_out
+from tests.daemon import PATIENCE
+from tests.failover.nodes import wait_until
+from tests.failover.test_process import Kept
+from tests.postgresql.cluster import Cluster
+from tests.postgresql.test_journal import Member, bodies, take_over
+
+LEASE = 2.0
+
+
+@pytest.fixture
+def members(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[tuple[Member, Member]]:
+    """Two servers of a journal of the test's own, with a short lease that nobody renews."""
+    both = tuple([Member(cluster.url, request.node.name, name, LEASE) for name in ("one", "two")])
+    yield both[0], both[1]
+    for member in both:
+        member.close()
+
+
+def session_of(member: Member, cluster: Cluster) -> psycopg.Connection:
+    """A session as *member* left it to PostgreSQL when its machine lost power."""
+    return psycopg.connect(cluster.url, application_name=f"{APPLICATION} {member.seat.me} append")
+
+
+def insert(connection: psycopg.Connection, member: Member, segment: int) -> None:
+    """Do what the first half of a large batch does."""
+    query = "INSERT INTO greenstalk_batch VALUES (%s, %s, 0, true, '')"
+    connection.execute(query, (member.seat.journal, segment))
+
+
+def in_thread(function: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=function, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_a_batch_that_the_former_leader_left_half_sent_keeps_nobody_from_leading(
+    members: tuple[Member, Member], cluster: Cluster
+) -> None:
+    """It has rows of the very segment that the next leader begins, and a lock of the journal's row."""
+    one, two = members
+    one.lead()
+    one.put(b"a")
+    one.commit()
+    cluster.ask(f"UPDATE greenstalk_journal SET lease_until = 'epoch' WHERE id = {one.seat.journal}")  # noqa: S608
+    with session_of(one, cluster) as left:
+        insert(left, one, 2)
+        left.execute("SELECT 1 FROM greenstalk_journal WHERE id = %s FOR SHARE", (one.seat.journal,))
+        began = time.monotonic()
+        two.lead()
+        two.put(b"b")
+        two.commit()
+        assert time.monotonic() - began < LEASE
+        with pytest.raises(psycopg.errors.AdminShutdown):
+            left.execute("SELECT 1")
+    assert sorted(body for body in bodies(two).values() if body) == [b"a", b"b"]
+
+
+def test_a_leader_ends_what_its_own_broken_connection_left_half_sent(
+    members: tuple[Member, Member], cluster: Cluster
+) -> None:
+    one, _ = members
+    one.lead()
+    with session_of(one, cluster) as left:
+        insert(left, one, 1)
+        one.put(b"a")
+        one.commit()
+        with pytest.raises(psycopg.errors.AdminShutdown):
+            left.execute("SELECT 1")
+    assert cluster.ask(f"SELECT data <> '' FROM greenstalk_batch WHERE journal = {one.seat.journal}") == [(True,)]  # noqa: S608
+
+
+def test_a_former_life_of_the_same_process_keeps_no_connections(
+    members: tuple[Member, Member], cluster: Cluster
+) -> None:
+    one, two = members
+    one.lead()
+    seat = Seat(conninfo_of(cluster.url, "--journal"), "default", "again", LEASE, former=str(one.seat.me))
+    seat.open()
+    names = {name for (name,) in cluster.ask("SELECT application_name FROM pg_stat_activity")}
+    assert not any(str(one.seat.me) in str(name) for name in names)
+    assert any(str(two.seat.me) in str(name) for name in names)
+    seat.close()
+
+
+def test_a_start_does_not_wait_for_another_that_migrates(cluster: Cluster, members: tuple[Member, Member]) -> None:
+    with psycopg.connect(cluster.url) as other:
+        other.execute("SELECT pg_advisory_xact_lock(%s)", (SCHEMA_LOCK,))
+        members[0].seat.open()
+
+
+def test_a_migration_waits_for_another_for_no_longer_than_its_patience(cluster: Cluster) -> None:
+    cluster.ask("CREATE DATABASE migrated")
+    url = cluster.url.replace("/greenstalk", "/migrated")
+    seat = Seat(conninfo_of(url, "--journal"), "default", "one", LEASE)
+    with psycopg.connect(url) as other:
+        other.execute("SELECT pg_advisory_xact_lock(%s)", (SCHEMA_LOCK,))
+        with pytest.raises(Locked):
+            seat.open()
+    seat.open()
+    seat.close()
+
+
+def test_a_late_copy_of_a_takeover_does_nothing(members: tuple[Member, Member], cluster: Cluster) -> None:
+    one, _ = members
+    seen = one.seat.look()
+    one.lead()
+    assert one.seat.take(seen) is None
+    one.put(b"a")
+    one.commit()
+    assert one.seat.look().epoch == 1
+
+
+def test_a_leader_whose_epoch_somebody_else_has_raised_leads_no_longer(
+    members: tuple[Member, Member], cluster: Cluster
+) -> None:
+    one, _ = members
+    one.lead()
+    assert not one.seat.renew()
+    cluster.ask(f"UPDATE greenstalk_journal SET epoch = epoch + 1 WHERE id = {one.seat.journal}")  # noqa: S608
+    with pytest.raises(NotLeader, match="the epoch is 2, which this server has not set"):
+        one.seat.renew()
+    one.put(b"a")
+    with pytest.raises(NotLeader):
+        write_out(one.binlog)
+    assert one.rows.lost == "another server has taken over"
+
+
+def test_a_renewal_that_comes_after_the_end_of_the_lease_does_nothing(
+    members: tuple[Member, Member], cluster: Cluster
+) -> None:
+    one, two = members
+    one.lead()
+    cluster.ask(f"UPDATE greenstalk_journal SET lease_until = 'epoch' WHERE id = {one.seat.journal}")  # noqa: S608
+    with pytest.raises(NotLeader, match="the lease was over before it could be renewed"):
+        one.seat.renew()
+    assert two.seat.look().is_free
+
+
+def test_nothing_is_appended_or_removed_while_an_append_is_in_doubt_and_the_epoch_cannot_be_raised(
+    members: tuple[Member, Member], cluster: Cluster
+) -> None:
+    """A late copy of the append, which still counts, would bring back what was deleted since."""
+    one, two = members
+    one.lead()
+    one.put(b"a")
+    one.commit()
+    cluster.ask(
+        f"""CREATE FUNCTION refuse() RETURNS trigger AS 'BEGIN RAISE ''not now''; END' LANGUAGE plpgsql;
+            CREATE TRIGGER refuse BEFORE UPDATE OF epoch ON greenstalk_journal FOR EACH ROW
+            WHEN (OLD.id = {one.seat.journal}) EXECUTE FUNCTION refuse()"""
+    )
+    refused: list[Refused] = []
+
+    def write() -> None:
+        try:
+            write_out(one.binlog)
+        except Refused as error:
+            refused.append(error)
+
+    try:
+        with psycopg.connect(cluster.url) as blocker:
+            blocker.execute("SELECT 1 FROM greenstalk_journal WHERE id = %s FOR UPDATE", (one.seat.journal,))
+            one.put(b"b")
+            writer = in_thread(write)
+            append = f"application_name = '{APPLICATION} {one.seat.me} append' AND wait_event_type = 'Lock'"
+            query = f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {append}"  # noqa: S608
+            wait_until(lambda: bool(cluster.ask(query)), lambda: "the append waits for nothing")
+        writer.join(PATIENCE)
+        assert [str(error) for error in refused] == ["PostgreSQL: not now"]
+        remover = in_thread(lambda: one.rows.remove(name_of(9)))
+        one.binlog.failed(refused[0])
+        one.binlog.record_anew()
+        with pytest.raises(Refused, match="not now"):
+            write_out(one.binlog)
+        remover.join(0.3)
+        assert remover.is_alive()
+    finally:
+        cluster.ask("DROP FUNCTION refuse CASCADE")
+    one.binlog.failed(refused[0])
+    one.binlog.record_anew()
+    one.commit()
+    remover.join(PATIENCE)
+    assert not remover.is_alive()
+    assert one.seat.look().epoch == 2
+    take_over(two, cluster)
+    assert sorted(body for body in bodies(two).values() if body) == [b"a", b"b"]
+
+
+@pytest.mark.parametrize("size", [1, 2 * PIECE + 1])
+def test_an_append_waits_for_a_lock_on_one_connection_and_is_in_no_doubt(
+    members: tuple[Member, Member], cluster: Cluster, size: int
+) -> None:
+    one, two = members
+    one.lead()
+    backends = f"SELECT pid FROM pg_stat_activity WHERE application_name = '{APPLICATION} {one.seat.me} append'"  # noqa: S608
+    one.put(b"a")
+    one.commit()
+    before = cluster.ask(backends)
+    with psycopg.connect(cluster.url) as other:
+        other.execute("LOCK TABLE greenstalk_batch IN ACCESS EXCLUSIVE MODE")
+        one.put(bytes(size))
+        writer = in_thread(one.commit)
+        writer.join(LEASE)
+        assert writer.is_alive() and cluster.ask(backends) == before
+    writer.join(PATIENCE)
+    assert not writer.is_alive() and cluster.ask(backends) == before
+    take_over(two, cluster)
+    assert two.seat.look().epoch == 2
+    assert sorted(len(body) for body in bodies(two).values() if body) == [1, size]
+
+
+def test_rows_that_a_leader_has_not_read_end_its_lead(members: tuple[Member, Member], cluster: Cluster) -> None:
+    """Else what it acknowledges would be left out, as if it were there already."""
+    one, _ = members
+    one.lead()
+    with psycopg.connect(cluster.url) as other:
+        insert(other, one, 1)
+    one.put(b"a")
+    with pytest.raises(NotLeader, match="rows that this server has not read"):
+        write_out(one.binlog)
+    assert one.rows.lost
+
+
+def test_a_follower_reads_all_again_at_a_server_that_lacks_what_it_has_read(
+    members: tuple[Member, Member], cluster: Cluster
+) -> None:
+    """An asynchronous standby that was promoted, say."""
+    one, two = members
+    one.lead()
+    one.put(b"a")
+    one.commit()
+    two.read()
+    cluster.ask(f"UPDATE greenstalk_batch SET data = '' WHERE journal = {one.seat.journal}")  # noqa: S608
+    two.read()
+    reader = f"application_name = '{APPLICATION} {two.seat.me} read'"
+    cluster.ask(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {reader}")  # noqa: S608
+    with pytest.raises(Away):
+        two.read()
+    with pytest.raises(LostTrack):
+        two.read()
+
+
+def test_a_lead_that_the_follower_does_not_see_is_not_taken_over_with_what_it_has_read(
+    members: tuple[Member, Member],
+) -> None:
+    one, two = members
+    epoch = one.take()
+    assert epoch == 1
+    two.read()
+    with pytest.raises(Away, match="the connection has changed while the journal was read"):
+        two.follower.finish(epoch)
+
+
+def test_a_commit_whose_wait_for_a_standby_is_cancelled_is_not_acknowledged() -> None:
+    """PostgreSQL answers it with success, and a warning; so an operator may think of it who sees commits hang."""
+    with Cluster() as cluster:
+        one = Member(cluster.url, "default", "one", 3600.0)
+        one.lead()
+        set_standbys(cluster, "nobody")
+        try:
+            one.put(b"a")
+            writer = in_thread(one.commit)
+            append = f"application_name = '{APPLICATION} {one.seat.me} append' AND wait_event = 'SyncRep'"
+            query = f"SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE {append}"  # noqa: S608
+            for _ in range(3):
+                wait_until(lambda: bool(cluster.ask(query)), lambda: "the append does not wait for a standby")
+                writer.join(0.3)
+                assert writer.is_alive(), "acknowledged, and on no standby"
+            set_standbys(cluster, "")
+            writer.join(PATIENCE)
+            assert not writer.is_alive()
+            assert len(cluster.ask("SELECT FROM greenstalk_batch")) == 1
+        finally:
+            one.close()
+
+
+def set_standbys(cluster: Cluster, names: str) -> None:
+    """Have commits wait for the standbys *names*."""
+    cluster.ask(f"ALTER SYSTEM SET synchronous_standby_names = '{names}'")
+    cluster.ask("SELECT pg_reload_conf()")
+    wait_until(partial(is_set, cluster, f"synchronous_standby_names = '{names}'"), partial(str, names))
+
+
+def is_set(cluster: Cluster, change: str) -> bool:
+    """Whether a new session has the setting *change*."""
+    name, _, value = change.partition(" = ")
+    return cluster.ask(f"SHOW {name}") == [(value.strip("'"),)]
+
+
+def test_settings_by_which_acknowledged_jobs_may_be_lost_are_named() -> None:
+    settings = ("fsync = off", "synchronous_standby_names = 'nobody'", "synchronous_commit = local")
+    with Cluster(*settings) as cluster:
+        for change, risk in (
+            ("fsync = off", "fsync is off: "),
+            ("fsync = on", "synchronous_commit is local: a failover"),
+            ("synchronous_commit = off", "synchronous_commit is off: "),
+            ("synchronous_standby_names = ''", "synchronous_commit is off: "),
+            ("synchronous_commit = local", ""),
+        ):
+            cluster.ask(f"ALTER SYSTEM SET {change}")
+            cluster.ask("SELECT pg_reload_conf()")
+            wait_until(partial(is_set, cluster, change), partial(str, change))
+            seat = Seat(conninfo_of(cluster.url, "--journal"), "default", "one", LEASE)
+            assert seat.risk().startswith(risk) and bool(seat.risk()) == bool(risk)
+            seat.close()
+
+
+@pytest.mark.parametrize("lease", [1.0, 2.0, 600.0])
+def test_a_slow_answer_does_not_cost_the_lead(cluster: Cluster, lease: float) -> None:
+    """Two renewals in a row may be without an answer, even with the shortest lease."""
+    seat = Seat(conninfo_of(cluster.url, "--journal"), "default", "one", lease)
+    assert seat.pulse + seat.link.patience < lease * 0.7
+
+
+def test_a_lease_that_is_not_renewed_ends_though_the_clock_of_the_database_is_set_back(cluster: Cluster) -> None:
+    """The primary's clock, or that of the standby which is promoted, is half a minute behind."""
+    seat = Seat(conninfo_of(cluster.url, "--journal"), "default", "one", LEASE)
+    candidate = Candidate(seat, Kept, is_strict=False)
+    seen = Standing(1, False, False, "two", False, UUID(int=1), 10**15, 0.2)
+    assert not candidate.may_lead(seen)
+    assert not candidate.may_lead(replace(seen, remaining=30.2))
+    time.sleep(0.2 + CLOCK_MARGIN)
+    assert candidate.may_lead(replace(seen, remaining=30.0))
+    assert not candidate.may_lead(replace(seen, remaining=2.0, lease_until=10**15 + 1))
