@@ -42,6 +42,9 @@ PORTION: Final = range(8)
 BUDGET: Final = OUTPUT_SLICE
 """Cost of pipelined commands (see `Poller.spend`) per call of the loop; a slice, about a millisecond."""
 
+DEFER_ABOVE: Final = 2 * BUDGET
+"""Cost of a batch above which the handlers not yet served wait for the next call of the loop."""
+
 NEXT_ITERATION: Final = 0.000001
 """Seconds. Not 0: gevent runs callbacks without a delay many times over before it looks at sockets and timers."""
 
@@ -92,9 +95,10 @@ class Poller:
         self._unfinished: list[Handler] = []
         self._spent: int = 0
         self._is_due: bool = False  # `_poll` runs, or the loop is going to call it
+        self._is_timed: bool = False  # the loop is going to call when the timer runs out
         self._is_stopped: bool = False
         self._loop: Any = get_hub().loop
-        self._watcher: Any = self._loop.io(self._epoll.fileno(), READ)
+        self._watcher: Any = self._loop.io(self._epoll.fileno(), READ, priority=self._loop.MAXPRI)  # before the timer
         self._timer: Any = self._loop.timer(NEXT_ITERATION)
         self.turns: Turns = Turns()
 
@@ -140,6 +144,9 @@ class Poller:
     def _poll(self) -> None:
         self._is_due = True  # what is queued from now on is served without another call of the loop
         self._spent = 0
+        if self._is_timed:  # else one iteration of the loop may call twice, and use up two budgets
+            self._is_timed = False
+            self._timer.stop()
         is_drained = False
         try:
             for _ in MAX_BATCHES:
@@ -156,6 +163,7 @@ class Poller:
         finally:
             self._is_due = bool(self._queue)
             if self._is_due:
+                self._is_timed = True
                 self._timer.start(self._poll)
 
     def _serve_batch(self, events: list[tuple[int, int]]) -> None:
@@ -172,7 +180,7 @@ class Poller:
             if out:
                 replies.append((handler, out))
         for handler, data in received:
-            if self._spent >= BUDGET:
+            if self._spent >= DEFER_ABOVE:
                 handler.defer(data)
                 continue
             out = handler.serve(data, now, limit)

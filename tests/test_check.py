@@ -390,7 +390,7 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "journal.1").mkdir()
     path = tmp_path / name if name != "directory as a segment" else tmp_path
-    reason = {"missing": "No such file or directory", "file": "Not a directory"}.get(name, "not a regular file")
+    reason = {"missing": "No such file or directory", "file": "Not a directory"}.get(name, "Is a directory")
     shown = path if path != tmp_path else path / "journal.1"
     done = run("journal", "check", str(path))
     assert (done.stdout, done.stderr) == ("", f"greenstalk-server: journal check: {shown}: {reason}\n")

@@ -16,7 +16,7 @@ import pytest
 from tests.conformance.servers import Server
 from tests.ctl.test_drain import fill_many
 from tests.ctl.world import COMMAND, Terminal, address, connect, ctl, finish, jobs, run
-from tests.daemon import PATIENCE, REPOSITORY
+from tests.daemon import MINDING_SIGNALS, PATIENCE, REPOSITORY
 
 
 @pytest.mark.parametrize(("answer", "code", "left"), [("y\n", 0, 0), ("n\n", 1, 1), ("\n", 1, 1), ("\x04", 1, 1)])
@@ -119,8 +119,9 @@ sys.exit(it.run())
 @pytest.mark.parametrize("milliseconds", [0, 5, 20, 50, 100, 150, 200, 300])
 def test_ctrl_c_during_the_imports_is_one_line(milliseconds: int) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
+        server = f"127.0.0.1:{silent.getsockname()[1]}"
         process = subprocess.Popen(
-            [sys.executable, "-c", INTERRUPTIBLE, "--server", f"127.0.0.1:{silent.getsockname()[1]}", "stats"],
+            [*MINDING_SIGNALS, sys.executable, "-c", INTERRUPTIBLE, "--server", server, "stats"],
             cwd=REPOSITORY,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -63,6 +63,11 @@ def round_trip(peer: Peer) -> None:
     assert peer.ask(b"delete " + id) == b"DELETED"
 
 
+def has_no_tubes_without_jobs(peer: Peer) -> bool:
+    stats = peer.stats()
+    return int(stats["current-tubes"]) <= 2 + int(stats["current-jobs-ready"])
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_others_are_served_and_nothing_is_left(server: Daemon, name: str) -> None:
     with Peer(server) as good:
@@ -77,6 +82,6 @@ def test_others_are_served_and_nothing_is_left(server: Daemon, name: str) -> Non
         eventually(lambda: connections(server) == 1, "its connections are closed")
         eventually(lambda: open_files(server) <= files, "its files are closed")
         round_trip(good)
+        eventually(lambda: has_no_tubes_without_jobs(good), "its tubes are gone")
         stats = good.stats()
         assert (stats["current-waiting"], stats["current-jobs-reserved"]) == ("0", "0")
-        assert int(stats["current-tubes"]) <= 2 + int(stats["current-jobs-ready"])

@@ -95,8 +95,8 @@ def good(here: Here) -> Client:
 
 @pytest.mark.parametrize(
     ("command", "count"),
-    [(b"list-tubes\r\n", 3 * SLICES), (b"reserve-with-timeout 0\r\n", 5 * SLICES), (b"stats\r\n", SLICES)],
-    ids=["list-tubes", "reserve", "stats"],
+    [(b"list-tubes\r\n", 3 * SLICES), (b"reserve-with-timeout 0\r\n", 5 * SLICES)],
+    ids=["list-tubes", "reserve"],
 )
 def test_who_pipelines_what_takes_long_lets_others_have_their_turns(
     here: Here, good: Client, command: bytes, count: int

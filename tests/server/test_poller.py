@@ -10,7 +10,7 @@ import gevent
 import pytest
 
 from greenstalk_server.clock import steady_clock
-from greenstalk_server.poller import BATCH_SIZE, BUDGET, MAX_BATCHES, PORTION, Poller
+from greenstalk_server.poller import BATCH_SIZE, BUDGET, DEFER_ABOVE, MAX_BATCHES, PORTION, Poller
 from greenstalk_server.session import COMMAND_SLICE
 from tests.daemon import PATIENCE
 
@@ -306,7 +306,7 @@ def test_a_short_input_does_not_wait_for_the_end_of_a_long_one(stage: Stage) -> 
 def test_a_batch_whose_budget_is_used_up_is_deferred_and_none_of_it_lost(stage: Stage) -> None:
     stage.add_all()
     for handler in stage.handlers[:BATCH_SIZE]:
-        handler.cost = BUDGET // 2
+        handler.cost = DEFER_ABOVE // 2
         handler.send_from_peer()
     stage.wait_for("send", BATCH_SIZE)
     assert stage.numbers("serve") == list(range(BATCH_SIZE))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import socket
 import struct
+import termios
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import gevent
@@ -39,6 +42,11 @@ def paused(daemon: Daemon) -> Iterator[None]:
         yield
     finally:
         os.kill(daemon.process.pid, signal.SIGCONT)
+
+
+def has_arrived(peer: Peer) -> bool:
+    """Whether the other side has acknowledged all that *peer* has sent."""
+    return struct.unpack("i", fcntl.ioctl(peer.sock, termios.TIOCOUTQ, bytes(4))) == (0,)
 
 
 def watch_many(pair: Pair) -> None:
@@ -99,9 +107,9 @@ def test_a_long_pipeline_does_not_delay_a_short_one(daemon: Daemon) -> None:
     put = b"put 0 0 60 1\r\nx\r\n"
     with Peer(daemon) as first, Peer(daemon) as second, Peer(daemon) as short:
         with paused(daemon):
-            first.send(put * 1000)
-            second.send(put * 1000)
-            short.send(put)
+            for peer, count in ((first, 1000), (second, 1000), (short, 1)):
+                peer.send(put * count)
+                eventually(partial(has_arrived, peer), "the server's system has all of it")
         ids = [int(peer.read_line().split()[1]) for peer in (short, first, second)]
         assert ids[1] == 1
         assert ids[2] == 1 + len(PORTION)
