@@ -53,12 +53,17 @@ class BodyStream:
 
 
 class Listings:
-    """How many names there are in lists that are being sent."""
+    """The lists of names that are being sent.
 
-    __slots__ = ("names",)
+    names   in all of them.
+    limit   of names; a list that would exceed it is refused.
+    """
+
+    __slots__ = ("limit", "names")
 
     def __init__(self) -> None:
         self.names: int = 0
+        self.limit: int = MAX_LISTED_NAMES
 
 
 class NameList:
@@ -79,7 +84,7 @@ class NameList:
     def open(self) -> NameStream | None:
         """Return a stream of the list, or None if too many names are being sent already."""
         if not self._readers:
-            if self._listings.names + len(self.names) > MAX_LISTED_NAMES:
+            if self._listings.names + len(self.names) > self._listings.limit:
                 return None
             self._listings.names += len(self.names)
         self._readers += 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from greenstalk_server import streams
 from greenstalk_server.broker import SLICE
 from greenstalk_server.session import (
     COMMAND_SLICE,
@@ -157,9 +156,9 @@ def test_connections_that_list_the_same_tubes_share_one_list() -> None:
     assert first.broker.listings.names == 0
 
 
-def test_lists_are_refused_while_too_many_names_are_being_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "MAX_LISTED_NAMES", 2500)
+def test_lists_are_refused_while_too_many_names_are_being_sent() -> None:
     first = Talk()
+    first.broker.listings.limit = 2500
     first.send(b"".join([b"watch %0200d\r\n" % number for number in range(1000)]))
     talks = [Talk(first.broker) for _ in range(4)]
     for talk in talks[:2]:
