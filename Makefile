@@ -39,6 +39,7 @@ test: $(VENV)/.installed-dev  ## set up, then run every test
 	@$(call need,jq,jq)
 	@$(call need,promtool,prometheus)
 	@$(call need,haproxy,haproxy)
+	@$(call need,nginx,nginx)
 	@$(need_postgresql)
 	$(BIN)/python -m pytest -n 2 --no-loadscope-reorder --max-worker-restart 0
 
@@ -71,6 +72,7 @@ coverage: $(VENV)/.installed-dev  ## run every test, and show the lines that non
 	@$(call need,jq,jq)
 	@$(call need,promtool,prometheus)
 	@$(call need,haproxy,haproxy)
+	@$(call need,nginx,nginx)
 	@$(need_postgresql)
 	$(BIN)/coverage erase
 	$(BIN)/coverage run -m pytest
