@@ -36,8 +36,10 @@ test: $(VENV)/.installed-dev  ## set up, then run every test
 	@$(call need,stunnel,stunnel4)
 	@$(call need,faketime,faketime)
 	@$(call need,curl,curl)
+	@$(call need,jq,jq)
 	@$(call need,promtool,prometheus)
 	@$(call need,haproxy,haproxy)
+	@$(call need,nginx,nginx)
 	@$(need_postgresql)
 	$(BIN)/python -m pytest -n 2 --no-loadscope-reorder --max-worker-restart 0
 
@@ -67,8 +69,10 @@ coverage: $(VENV)/.installed-dev  ## run every test, and show the lines that non
 	@$(call need,stunnel,stunnel4)
 	@$(call need,faketime,faketime)
 	@$(call need,curl,curl)
+	@$(call need,jq,jq)
 	@$(call need,promtool,prometheus)
 	@$(call need,haproxy,haproxy)
+	@$(call need,nginx,nginx)
 	@$(need_postgresql)
 	$(BIN)/coverage erase
 	$(BIN)/coverage run -m pytest

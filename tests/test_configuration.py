@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -95,3 +96,15 @@ def test_the_file_on_the_page_is_taken(tmp_path: Path) -> None:
     path = tmp_path / "greenstalk.toml"
     path.write_text(example[1])
     assert isinstance(parse(["--config", str(path)], {}), Options)
+
+
+def test_the_page_shows_where_each_value_was_set(tmp_path: Path) -> None:
+    """With the file and the environment that the table on the page is about."""
+    blocks = re.findall(r"```(?:sh|text)\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    path = tmp_path / "greenstalk.toml"
+    path.write_text('data_dir = "/var/lib/greenstalk"\n\n[web]\nhost = "127.0.0.1"\npassword = "secret"\n')
+    command, shown = (block.replace("/etc/greenstalk.toml", str(path)) for block in blocks[:2])
+    done = run(*shlex.split(command)[1:], GREENSTALK_LISTEN="127.0.0.1")
+    assert done.returncode == 0, done.stderr
+    printed = [line.split() for line in done.stdout.splitlines()]
+    assert [row for row in map(str.split, shown.splitlines()) if row not in printed] == []

@@ -23,6 +23,7 @@ PAGES: Mapping[str, bool] = {
     "api.md": True,
     "metrics.md": False,
     "security.md": False,
+    "../README.md": True,
 }
 """By page: whether its commands expect the server of `make run`."""
 
@@ -39,8 +40,9 @@ def test_commands_of_a_page_run_and_print_what_it_shows(page: str, tmp_path: Pat
         printed = run(found, tmp_path, instead, GREENSTALK_LISTEN_PORT=ports["11300"], PORT=ports["8080"])
     else:
         with Daemon("-b", str(tmp_path), *LOOPBACK) as server:  # as `make run`, on ports that are free
-            web = urlsplit(server.dashboard).port
-            printed = run(found, tmp_path, {"127.0.0.1:11300": f"127.0.0.1:{server.port}", ":8080": f":{web}"})
+            web, queue = urlsplit(server.dashboard).port, f"127.0.0.1:{server.port}"
+            instead = {"127.0.0.1:11300": queue, ":8080": f":{web}", ".venv/bin/": ""}
+            printed = run(found, tmp_path, instead, GREENSTALKCTL_SERVER=queue)
     for example, text in zip(found, printed, strict=True):
         assert matches(example, text), f"line {example.line} printed {text}, and the page shows {example.shown}"
 

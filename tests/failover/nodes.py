@@ -100,8 +100,9 @@ class Node:
             return 0, ""
 
     def gauge(self, name: str) -> float:
-        """What its /metrics tell of *name*, which has no labels."""
-        (value,) = re.findall(rf"^greenstalk_{name} (\S+)$", self.ask("metrics")[1], re.MULTILINE)
+        """Return the value of the metric *name*, which has no labels."""
+        token = self._variables.get("GREENSTALK_METRICS_TOKEN", "")
+        (value,) = re.findall(rf"^greenstalk_{name} (\S+)$", self.ask("metrics", token)[1], re.MULTILINE)
         return float(value)
 
     @property

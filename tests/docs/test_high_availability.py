@@ -1,0 +1,330 @@
+"""docs/high-availability.md, followed with PostgreSQL and its synchronous standby, and two servers.
+
+The commands, configuration lines and queries run as written, with other addresses, ports and directories: both machines
+of PostgreSQL, and both servers, are processes on this machine. tests/deploy runs the block of HAProxy.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import psycopg
+import pytest
+
+from tests.daemon import REPOSITORY, Daemon, ask, environment
+from tests.deploy.pages import in_shell, path_with_commands
+from tests.failover.nodes import Node, Nodes, wait_until
+from tests.failover.test_roles import PUT
+from tests.postgresql.cluster import Cluster, bin_directory
+
+from .examples import examples
+
+PAGE = (REPOSITORY / "docs" / "high-availability.md").read_text()
+PASSWORD = "change-me"  # noqa: S105
+METRICS_TOKEN = "t0ken"  # noqa: S105
+LONGEST = 60.0
+"""Seconds that one block of commands may take."""
+
+SUDO = """\
+#!/bin/sh
+# The database administrator, who types the password twice.
+test "$1 $2" = "-u postgres" || exit 1
+shift 2
+if [ "$(id -u)" = 0 ]; then set -- setpriv --reuid=postgres --regid=postgres --clear-groups "$@"; fi
+printf '%s\\n%s\\n' "$TYPED" "$TYPED" | "$@"
+"""
+
+
+def block(kind: str, opening: str) -> str:
+    """Return the only block of *kind* in the page that begins with *opening*."""
+    found: list[str] = re.findall(rf"^```{kind}\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+    (text,) = [text for text in found if text.startswith(opening)]
+    return text
+
+
+CREATE = block("sh", "sudo -u postgres createuser greenstalk")
+SERVE = block("sh", "export DATABASE_URL=")
+MOVE = block("sh", "greenstalk-server journal export")
+BASE_BACKUP = block("sh", "sudo -u postgres pg_basebackup")
+BACKUP_TO = "/var/lib/postgresql/15/main"
+HANDOVER = block("sh", "greenstalk-server handover")
+COMMANDS = (CREATE, SERVE, MOVE, BASE_BACKUP, HANDOVER)
+
+SETTINGS, LET_IN = block("text", "# postgresql.conf; takes a restart").split("\n\n")
+LET_REPLICATE, WAIT_FOR_STANDBY = block("text", "# pg_hba.conf\nhost  replication").split("\n\n")
+WHO_LEADS, SESSIONS = block("sql", "SELECT name, holder_name").split("\n\n")
+CREATE_REPLICATOR = "sudo -u postgres createuser --replication --pwprompt replicator"
+SYNC_STATE = "SELECT application_name, sync_state FROM pg_stat_replication"
+RELEASE_LEAD = "UPDATE greenstalk_journal SET holder = NULL"
+TERMINATE = "SELECT pg_terminate_backend(PID)"
+
+
+class Backup(Cluster):
+    """The standby `db2`, made by the page's command; *shell* runs the command."""
+
+    def __init__(self, shell: Shell, upstream: Cluster) -> None:
+        self._shell: Shell = shell
+        self._upstream: Cluster = upstream
+        super().__init__(upstream=upstream)
+
+    def _run(self, program: str, *arguments: str) -> None:
+        if program == "pg_basebackup":
+            here = {"host=db1": f"host=127.0.0.1 port={self._upstream.port}", BACKUP_TO: str(self.directory / "data")}
+            self._shell.run(replaced(BASE_BACKUP, here), TYPED=PASSWORD)
+        else:
+            super()._run(program, *arguments)
+
+
+class Shell:
+    """bash in a directory of its own, where `sudo -u postgres` is the administrator of *cluster*."""
+
+    def __init__(self, directory: Path, cluster: Cluster) -> None:
+        self.work: Path = directory / "work"
+        self.work.mkdir()
+        self.path: str = f"{path_with_commands(directory / 'bin')}:{bin_directory()}"
+        sudo = directory / "bin" / "sudo"
+        sudo.write_text(SUDO)
+        sudo.chmod(0o755)
+        self._administrator: dict[str, str] = {"PGHOST": str(cluster.directory), "PGPORT": str(cluster.port)}
+
+    def run(self, commands: str, **variables: str) -> str:
+        """Run *commands*; return what they print, or fail if one fails."""
+        script = f"set -e\ncd {shlex.quote(str(self.work))}\n{commands}\necho; echo done"
+        out, err = in_shell(script, Path("/"), self.path, LONGEST, **self._administrator, **variables)
+        assert out.endswith("\ndone\n"), f"{commands}\n{out}{err}"
+        return out.removesuffix("\ndone\n")
+
+
+class Machine(Node):
+    """A server that the page's own commands start."""
+
+    def __init__(self, name: str, site: Site, logs: Path, **variables: str) -> None:
+        super().__init__(name, "", logs, GREENSTALK_METRICS_TOKEN=METRICS_TOKEN, PATH=site.shell.path, **variables)
+        self._variables |= {"GREENSTALK_LISTEN_PORT": str(self.port), "PORT": str(self.web_port)}
+        self._variables["PYTHONPATH"] = str(REPOSITORY)
+        self._site: Site = site
+
+    def command(self, *words: str) -> list[str]:
+        del words
+        script = self._site.local(SERVE).replace("greenstalk-server", "exec greenstalk-server")
+        return ["bash", "-euc", script]
+
+
+class Site(NamedTuple):
+    """PostgreSQL on `db1` and `db2`, set up by the page, and a shell of a machine that reaches them."""
+
+    db1: Cluster
+    db2: Backup
+    shell: Shell
+
+    def local(self, commands: str) -> str:
+        """Return *commands* with the addresses of this site, for the user of both servers."""
+        hosts = f"127.0.0.1:{self.db1.port},127.0.0.1:{self.db2.port}"
+        return replaced(commands, {"db1,db2": hosts, "10.0.0.5": "127.0.0.1"})
+
+    @property
+    def url(self) -> str:
+        (assignment,) = re.findall(r"DATABASE_URL=(\S+)", self.local(SERVE))
+        return str(assignment)
+
+    def two_servers(self, logs: Path, **variables: str) -> Nodes:
+        return Nodes([Machine(f"server-{name}", self, logs, **variables) for name in "ab"])
+
+
+def replaced(text: str, written: dict[str, str]) -> str:
+    """Return *text* with each key of *written* replaced; each is in it."""
+    for old, new in written.items():
+        assert old in text, f"{old} is not in {text}"
+        text = text.replace(old, new)
+    return text
+
+
+def let_in(cluster: Cluster, lines: str) -> None:
+    """Put *lines* of the page before all others of pg_hba.conf, with the address of this machine."""
+    file = cluster.directory / "data" / "pg_hba.conf"
+    file.write_text(re.sub(r"10\.0\.0\.\d+/32", "127.0.0.1/32", lines) + "\n" + file.read_text())
+
+
+def append_settings(cluster: Cluster, lines: str) -> None:
+    """Append *lines* to postgresql.conf, and reload it."""
+    with (cluster.directory / "data" / "postgresql.conf").open("a") as file:
+        file.write(f"{lines.rstrip()}\n")
+    with psycopg.connect(cluster.admin_url, autocommit=True) as connection:
+        connection.execute("SELECT pg_reload_conf()")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """Set up PostgreSQL by the page: the role and database, access, the standby, synchronous commits."""
+    with Cluster() as db1:
+        shell = Shell(tmp_path_factory.mktemp("site"), db1)
+        with psycopg.connect(db1.admin_url, autocommit=True) as connection:
+            connection.execute("DROP DATABASE greenstalk")  # the page makes it
+        shell.run(CREATE, TYPED=PASSWORD)
+        append_settings(db1, SETTINGS)
+        let_in(db1, LET_IN)
+        db1.stop()
+        db1.start()
+        shell.run(CREATE_REPLICATOR, TYPED=PASSWORD)
+        let_in(db1, LET_REPLICATE)
+        append_settings(db1, "")
+        with Backup(shell, db1) as db2:
+            append_settings(db1, WAIT_FOR_STANDBY)
+            wait_until(lambda: db1.ask(SYNC_STATE) == [("db2", "sync")], lambda: db1.log)
+            yield Site(db1, db2, shell)
+
+
+def put(node: Node) -> bytes:
+    with socket.create_connection(("127.0.0.1", node.port), LONGEST) as sock:
+        return ask(sock, PUT)
+
+
+def lead(site: Site, journal: str) -> tuple[object, ...]:
+    """Return what the page's query shows of who leads *journal*, without its name."""
+    (row,) = [row for row in site.db1.ask(WHO_LEADS) if row[0] == journal]
+    return row[1:]
+
+
+def look(*nodes: Node) -> str:
+    """Return the page's command that shows who is active, for *nodes*."""
+    (command,) = re.findall(r"`(curl -s http\S+; curl -s \S+)`", PAGE)
+    addresses = zip(("10.0.0.5:8080", "10.0.0.6:8080"), nodes, strict=True)
+    return replaced(command, {written: f"127.0.0.1:{node.web_port}" for written, node in addresses})
+
+
+def test_every_command_of_the_page_runs_here_or_says_why_not() -> None:
+    assert sorted(COMMANDS) == sorted([one.commands for one in examples(PAGE)])
+    for command in (CREATE_REPLICATOR, SYNC_STATE, RELEASE_LEAD, TERMINATE):
+        assert f"`{command}" in PAGE
+
+
+def test_servers_need_the_password_of_the_role(site: Site) -> None:
+    wrong = site.url.replace(PASSWORD, "wrong")
+    for url, code in ((site.url, 0), (wrong, 2)):
+        done = subprocess.run(["psql", "-qd", url, "-c", "SELECT 1"], capture_output=True, check=False)
+        assert done.returncode == code, done.stderr
+
+
+def test_two_servers_hand_over_and_the_queries_show_who_leads(site: Site, tmp_path: Path) -> None:
+    with site.two_servers(tmp_path) as nodes:
+        first = nodes.wait_for_roles()
+        (second,) = [node for node in nodes.nodes if node is not first]
+        assert put(first) == b"INSERTED 1"
+        assert [node.gauge("leader") for node in (first, second)] == [1, 0]
+        said = site.shell.run(look(first, second))
+        assert re.fullmatch(rf"ready\nstandby of .*:{first.port} is active, [0-9.]+ s behind\n", said)
+        holder_name, uuid, _epoch, _until, is_over = lead(site, "default")
+        assert str(holder_name).endswith(f":{first.port}")
+        assert is_over is False
+        named = {str(row[1]) for row in site.db1.ask(SESSIONS)}
+        purposes = {words[2] for words in map(str.split, named) if words[:2] == ["greenstalk-server", str(uuid)]}
+        assert {"lease", "append"} <= purposes <= {"lease", "append", "read", "side"}, named
+
+        site.shell.run(HANDOVER, DATABASE_URL=site.url)
+        assert nodes.wait_for_roles() is second
+        assert put(second) == b"INSERTED 2"
+        assert str(lead(site, "default")[0]).endswith(f":{second.port}")
+
+
+def test_jobs_of_a_directory_come_along(site: Site, tmp_path: Path) -> None:
+    directory = tmp_path / "directory"
+    directory.mkdir()
+    with Daemon("-l", "127.0.0.1", "-p", "0", "--no-web", "-b", str(directory)) as server:
+        assert server.ask(b"put 0 0 600 5\r\nhello\r\n") == b"INSERTED 1"
+    commands = replaced(MOVE, {"/var/lib/greenstalk": str(directory)})
+    variables = {"DATABASE_URL": site.url, "GREENSTALK_JOURNAL_NAME": "moved"}
+    site.shell.run(commands, **variables)
+    back = site.shell.run('greenstalk-server journal export "$DATABASE_URL"', **variables)
+    assert '"id":1,"tube":"default"' in back
+
+
+def test_a_lost_synchronous_standby_shows_as_syncrep_and_can_be_given_up(site: Site, tmp_path: Path) -> None:
+    with site.two_servers(tmp_path, GREENSTALK_JOURNAL_NAME="syncrep") as nodes:
+        nodes.wait_for_roles()
+        site.db2.stop()
+        try:
+            answers: list[bytes] = []
+            producer = threading.Thread(target=lambda: answers.append(put_until_acknowledged(nodes)), daemon=True)
+            producer.start()
+            wait_until(lambda: "SyncRep" in {row[4] for row in site.db1.ask(SESSIONS)}, lambda: site.db1.log)
+            assert not answers
+            append_settings(site.db1, "synchronous_standby_names = ''")
+            producer.join(LONGEST)
+            assert [answer.split()[0] for answer in answers] == [b"INSERTED"]
+        finally:
+            site.db2.start()
+            append_settings(site.db1, WAIT_FOR_STANDBY)
+        wait_until(lambda: site.db1.ask(SYNC_STATE) == [("db2", "sync")], lambda: site.db1.log)
+
+
+def put_until_acknowledged(nodes: Nodes) -> bytes:
+    """Put a job at whichever server serves, and again when the connection is closed; return the reply."""
+    deadline = time.monotonic() + LONGEST
+    while time.monotonic() < deadline:
+        for node in nodes.nodes:
+            try:
+                if reply := put(node):
+                    return reply
+            except OSError:
+                continue
+        time.sleep(0.05)
+    return b""
+
+
+def test_the_session_that_locks_a_table_is_found_and_terminated(site: Site, tmp_path: Path) -> None:
+    with site.two_servers(tmp_path, GREENSTALK_JOURNAL_NAME="locked") as nodes:
+        nodes.wait_for_roles()
+        lock = "BEGIN; LOCK TABLE greenstalk_journal; SELECT 'locked'; SELECT pg_sleep(600)"
+        command = ["psql", "-AtqXd", site.db1.url, *(word for part in lock.split("; ") for word in ("-c", part))]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()) as other:
+            try:
+                assert other.stdout is not None
+                assert other.stdout.readline() == b"locked\n"
+                wait_until(lambda: blockers(site) != set(), lambda: str(site.db1.ask(SESSIONS)))
+                (pid,) = blockers(site)
+                (session,) = [row for row in site.db1.ask(SESSIONS) if row[0] == pid]
+                assert session[1] == "psql"
+                assert site.db1.ask(TERMINATE.replace("PID", str(pid))) == [(True,)]
+                assert other.wait(LONGEST) != 0
+            finally:
+                other.kill()
+        assert put(nodes.wait_for_roles()).startswith(b"INSERTED")
+
+
+def blockers(site: Site) -> set[int]:
+    """Return the process ids that the page's query names as blocking servers' sessions; ours may block each other."""
+    rows = site.db1.ask(SESSIONS)
+    ours = {row[0] for row in rows if str(row[1]).startswith("greenstalk-server")}
+    named = {pid for row in rows if row[0] in ours and isinstance(row[5], list) for pid in row[5]}
+    return named - ours
+
+
+def test_a_lead_with_a_long_lease_can_be_released_when_its_holder_is_down(site: Site, tmp_path: Path) -> None:
+    variables = {"GREENSTALK_JOURNAL_NAME": "released", "GREENSTALK_LEASE_SECONDS": "600"}
+    with site.two_servers(tmp_path, **variables) as nodes:
+        first = nodes.wait_for_roles()
+        (second,) = [node for node in nodes.nodes if node is not first]
+        first.signal(signal.SIGKILL)
+        holder_name, *_, is_over = lead(site, "released")
+        assert is_over is False and str(holder_name).endswith(f":{first.port}")
+        site.db1.ask(f"{RELEASE_LEAD} WHERE name = 'released'")
+        wait_until(lambda: second.role == "active", lambda: second.said)
+        assert put(second) == b"INSERTED 1"
+
+
+def test_the_table_of_alerts_has_the_rules_of_the_file() -> None:
+    rules = (REPOSITORY / "docs" / "prometheus-alerts.yml").read_text().partition("greenstalk-high-availability")[2]
+    rows = re.findall(r"^\| `(Greenstalk\w+)` \| (.*?) \|", PAGE, re.MULTILINE)
+    assert [name for name, _ in rows] == re.findall(r"alert: (\w+)", rules)
+    for _, condition in rows:
+        for expression in re.findall(r"`([^`]+)`", condition):
+            assert f"expr: {expression}\n" in rules

@@ -1,0 +1,68 @@
+"""Commands of docs/backup.md and docs/upgrade.md for a machine with cron or systemd, run with other directories."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from tests.daemon import REPOSITORY, Daemon
+from tests.deploy.pages import in_shell, path_with_commands
+
+LONGEST = 60.0
+"""Seconds that commands may take."""
+
+PUT = b"put 0 0 60 5\r\nhello\r\n"
+
+
+def shell(commands: str, directory: Path) -> tuple[str, str]:
+    """Run *commands* with bash in *directory*; return stdout and stderr."""
+    return in_shell(commands, directory, path_with_commands(directory / "bin"), LONGEST)
+
+
+def test_the_line_for_cron_exports_and_removes_old_files(tmp_path: Path) -> None:
+    page = (REPOSITORY / "docs" / "backup.md").read_text()
+    (line,) = re.findall(r"^17 3 \* \* \* greenstalk (.*)$", page, re.MULTILINE)
+    queue, backups = tmp_path / "queue", tmp_path / "backups"
+    for directory in (queue, backups):
+        directory.mkdir()
+    command = line.replace(r"\%", "%").replace("/var/lib/greenstalk", str(queue))
+    command = command.replace("/var/backups/greenstalk", str(backups))
+    assert "%" not in line.replace(r"\%", "")  # cron ends the command at one
+    with Daemon("-l", "127.0.0.1", "-p", "0", "--no-web", "-b", str(queue)) as server:
+        assert server.ask(PUT) == b"INSERTED 1"
+        out, err = shell(f"touch -d '16 days ago' backups/old.jsonl; {command}; ls {backups}", tmp_path)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d\.jsonl\n", out)
+    assert err == ""
+    assert '"body":"hello"' in (backups / out.strip()).read_text()
+
+
+@pytest.mark.parametrize(
+    ("variables", "printed"),
+    [
+        ("GREENSTALK_LOG_FORMAT=json\nGREENSTALK_WEB_PASSWORD='two words & $more'\n", "is valid\nrestarted\n"),
+        ("GREENSTALK_LOG_FORMAT=xml\n", ""),
+    ],
+)
+def test_an_upgrade_restarts_the_server_only_if_the_check_succeeds(
+    variables: str, printed: str, tmp_path: Path
+) -> None:
+    """Without another user, and with a message in the place of the restart by systemd."""
+    page = (REPOSITORY / "docs" / "upgrade.md").read_text()
+    (command,) = re.findall(r"^(\( set -a; .*?restart greenstalk-server)$", page, re.DOTALL | re.MULTILINE)
+    (tmp_path / "queue").mkdir()
+    (tmp_path / "file.env").write_text(variables)
+    for written, here in {
+        "runuser -u greenstalk -- /opt/greenstalk/bin/greenstalk-server": "greenstalk-server",
+        "/etc/greenstalk-server.env": shlex.quote(str(tmp_path / "file.env")),
+        "/var/lib/greenstalk": shlex.quote(str(tmp_path / "queue")),
+        "systemctl restart greenstalk-server": "echo restarted",
+        "-b ": "-l 127.0.0.1 -p 0 --web-port 0 -b ",
+    }.items():
+        assert command.count(written) == 1
+        command = command.replace(written, here)
+    out, err = shell(command, tmp_path)
+    assert out.endswith(printed) and bool(out) == bool(printed)
+    assert bool(err) != bool(printed), err
