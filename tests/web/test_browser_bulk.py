@@ -199,14 +199,21 @@ def put_many(daemon: Daemon, tube: str, count: int) -> None:
 
 @contextmanager
 def kept_busy(daemon: Daemon) -> Iterator[None]:
-    """Send commands one after the other, so that long work on the server yields to them most of the time."""
+    """Keep the server busy with commands, so that long work on it yields to them most of the time.
+
+    Thousands are always on their way, so that it is busy even while this thread has no CPU.
+    """
     is_over = threading.Event()
+    count = 2000
 
     def ask() -> None:
         with socket.create_connection(("127.0.0.1", daemon.port)) as sock, sock.makefile("rb") as replies:
+            for _ in range(10):
+                sock.sendall(b"list-tube-used\r\n" * count)
             while not is_over.is_set():
-                sock.sendall(b"list-tube-used\r\n")
-                replies.readline()
+                for _ in range(count):
+                    replies.readline()
+                sock.sendall(b"list-tube-used\r\n" * count)
 
     asking = threading.Thread(target=ask)
     asking.start()
@@ -300,12 +307,14 @@ def test_progress_is_live_and_cancel_ends_it_while_workers_go_on(
         choose(tab, "Bury")
         tab.page.get_by_label("All ready jobs").check()
         press(tab, "Preview")
-        press(tab, f"Bury {MANY:,} jobs")
-        address = tab.page.url
-        other.page.goto(address)
-        other.page.wait_for_selector("text=/about .* left/")
-        press(tab, "Cancel")
-        wait_done(tab)
+        with kept_busy(daemon):
+            press(tab, f"Bury {MANY:,} jobs")
+            address = tab.page.url
+            other.page.goto(address)
+            other.page.wait_for_selector("text=/about .* left/")
+            expect(tab.page.locator(".task-counts")).to_contain_text(re.compile(r"[1-9][\d,]* buried"))
+            press(tab, "Cancel")
+            wait_done(tab)
         buried = clients.states()[3]
         assert 0 < buried < MANY
         for page in (tab.page, other.page):

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from flask.testing import FlaskClient
 
+from web.api import server
 from web.api.frame import LEAST_REQUEST, SMALL_REQUEST, request_at_most
-from web.overview import Lookout
 
 from ..conftest import Queue
 from .conftest import ROOT, TOKEN, Program, bearer, problem
@@ -154,7 +154,7 @@ def test_failure_is_a_problem_and_a_log_entry(
     def fail(*_: object) -> None:
         raise RuntimeError("the secret inside")
 
-    monkeypatch.setattr(Lookout, "stats", fail)
+    monkeypatch.setattr(server, "server_stats", fail)
     assert "secret" not in json.dumps(problem(program.ask("GET", "/server"), 500))
     assert "the secret inside" in caplog.text
 
