@@ -161,7 +161,7 @@ def _import(imported: ImportedJob, burial: int, broker: Broker, binlog: Binlog, 
     else:
         job.state = READY
     if not binlog.put(job):
-        raise StartError("no room on the disk to import beanstalkd's jobs", EXIT_BINLOG)
+        raise StartError(f"cannot import beanstalkd's jobs: {binlog.refusal}", EXIT_BINLOG)
     broker.jobs[job.id] = job
     if binlog.pending_bytes > IMPORT_BATCH:
         write_out(binlog)
