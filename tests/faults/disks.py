@@ -33,6 +33,17 @@ def tmpfs(path: Path, size: int, *options: str) -> Iterator[Path]:
         yield disk
 
 
+@contextmanager
+def ext4(path: Path, size: int) -> Iterator[Path]:
+    """An ext4 disk at *path*, made of *size* bytes."""
+    image = path.with_name(f"{path.name}.image")
+    with image.open("wb") as file:
+        file.truncate(size)
+    _run("mkfs.ext4", "-q", "-O", "^has_journal", "-m", "0", "-N", "256", str(image))
+    with mounted(path, "-o", "loop", str(image)) as disk:
+        yield disk
+
+
 def fill(path: Path) -> None:
     """Write to the file *path* until its disk is full."""
     with path.open("ab", buffering=0) as file, suppress(OSError):

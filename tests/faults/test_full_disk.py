@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
-from tests.faults.disks import fill
+import pytest
+
+from tests.crash.rounds import Rounds
+from tests.faults.disks import ext4, fill, tmpfs
 from tests.faults.serving import OUT_OF_MEMORY, id_of, jobs, put, put_until_full, readiness, serving, states
 from tests.server.peer import Peer, eventually
+
+SEGMENT_SIZES = (65_536, 262_144, 1_048_576, 10_485_760)
+"""Values of -s: from a ninth of the smallest disk to more than the largest."""
+
+ROUNDS = 3
+LONGEST_WAIT = 5.0
+"""Seconds within which every command is answered, on a slow machine."""
 
 MANY = 5000
 """Rounds of a loop that writes several times what the disk holds, if nothing is compacted."""
@@ -119,3 +132,41 @@ def test_a_server_starts_on_a_full_disk(small_disk: Path) -> None:
         assert list(jobs(peer, ids)) == ids
         assert peer.ask(b"delete %d" % ids[0]) == b"DELETED"
         assert peer.ask(b"kick 1") == b"KICKED 0"
+
+
+@pytest.mark.parametrize("size", [600_000, 1_100_000, 2_000_000, 4_400_000])
+@pytest.mark.parametrize("disk", [tmpfs, ext4], ids=["tmpfs", "ext4"])
+def test_a_small_disk_under_load_loses_nothing_and_answers_every_command(
+    tmp_path: Path, disk: Callable[[Path, int], AbstractContextManager[Path]], size: int
+) -> None:
+    with disk(tmp_path / "disk", size) as directory:
+        journal = directory / "journal"
+        journal.mkdir()
+        syncing = (["-f", "0"], ["-f", "50"], ["-F"])
+        rounds = Rounds(journal, size, *syncing, segment_sizes=SEGMENT_SIZES, is_disk_small=True)
+        for number in range(1, ROUNDS + 1):
+            report = rounds.run(is_whole=number == ROUNDS)
+            print(report)
+            assert report.longest_wait < LONGEST_WAIT
+        assert report.refused > 0 or size > 2_000_000
+
+
+def test_more_releases_at_a_time_than_the_disk_has_room_for_are_answered(small_disk: Path) -> None:
+    """Each writes a record of 83 bytes and one of 50 for the reservation: together more than is free."""
+    with serving(small_disk, "-f", "0") as server, contextlib.ExitStack() as stack:
+        peers = [stack.enter_context(Peer(server)) for _ in range(8)]
+        ids = put_until_full(peers[0], 10)
+        for turn in range(5):
+            for at, peer in enumerate(peers):
+                some = ids[at::8][:400]
+                peer.send(b"".join(b"reserve-job %d\r\nrelease %d %d 0\r\n" % (id, id, turn) for id in some))
+            for at, peer in enumerate(peers):
+                for id in ids[at::8][:400]:
+                    assert peer.read_line() == b"RESERVED %d 10" % id
+                    peer.read(12)
+                    assert peer.read_line() == b"RELEASED"
+        assert readiness(server) == (200, "ready\n")
+        server.stop(signal.SIGKILL)
+    with serving(small_disk, "-f", "0") as server, Peer(server) as peer:
+        assert list(jobs(peer, ids)) == ids
+        assert [peer.stats(b"stats-job %d" % id)["pri"] for id in ids[:400]] == ["4"] * 400

@@ -52,7 +52,7 @@ def test_power_lost_at_any_call_gives_no_id_again(seed: int, sync_interval: int 
             assert after.next_id > acknowledged(bench)
 
     disk.before = check
-    for _ in range(60):
+    for _ in range(80):
         bench.turn()
     assert bench.binlog.stats().records_migrated > 0
     assert acknowledged(bench) > 4 * SOME_BLOCK
