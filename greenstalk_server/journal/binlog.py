@@ -1028,14 +1028,15 @@ class Binlog:
         segment = Segment(self._next_number, self._max_size)
         self._next_number += 1
         free = self._files.free() - self._compaction_room()
-        segment.capacity = min(self._max_size, max(SMALLEST_FIRST_SEGMENT, free // BLOCK * BLOCK))
+        smallest = min(max(self._shown_max_size, SMALLEST_SEGMENT), SMALLEST_FIRST_SEGMENT)
+        segment.capacity = max(smallest, min(self._max_size, free // BLOCK * BLOCK))
         while segment.handle is None:
             try:
                 create(self._files, segment)
             except OSError:
-                if segment.capacity <= min(self._max_size, SMALLEST_FIRST_SEGMENT):
+                if segment.capacity <= smallest:
                     raise
-                segment.capacity = max(segment.capacity // 2, SMALLEST_SEGMENT)
+                segment.capacity = max(segment.capacity // 2, smallest)
         self._ahead.append(segment)
 
     def _grow_ahead(self, size: int) -> bool:

@@ -436,6 +436,19 @@ def test_an_error_of_upkeep_is_reported_once_as_what_it_is(
     assert yard.add(1500)
 
 
+def test_an_error_that_has_no_number_keeps_its_text() -> None:
+    """That of a database: as one of a file it would read `[Errno None] None`."""
+
+    def refuse(call: str) -> None:
+        raise OSError("PostgreSQL: not now")
+
+    yard = Yard()
+    yard.add(1)
+    yard.disk.before = refuse
+    yard.commit()
+    assert yard.binlog.trouble == "PostgreSQL: not now"
+
+
 def test_records_for_which_no_segment_can_be_allocated_are_rewritten_and_the_rest_counts() -> None:
     """Nothing is in doubt then: what the batch wrote before is on disk, and service does not stop."""
     disk = Disk()
