@@ -23,7 +23,7 @@ def mounted(path: Path, *arguments: str) -> Iterator[Path]:
     try:
         yield path
     finally:
-        _run("umount", str(path))
+        _unmount(path)
 
 
 @contextmanager
@@ -77,7 +77,7 @@ class FailingDisk:
             try:
                 yield self
             finally:
-                _run("umount", str(self.path))
+                _unmount(self.path)
 
     def break_down(self) -> None:
         """Fail from now on."""
@@ -104,6 +104,11 @@ def _mount(path: Path, *arguments: str) -> None:
             f"this test mounts a disk of its own: it must run as root, where mounting is permitted (in a container:"
             f" CAP_SYS_ADMIN and, for a failing disk, /dev/loop-control). {error}"
         )
+
+
+def _unmount(path: Path) -> None:
+    """Unmount *path*; if a process that a failed test left still uses it, once that has ended."""
+    _run("umount", "--lazy", str(path))
 
 
 def _run(program: str, *arguments: str) -> None:
