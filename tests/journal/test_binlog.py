@@ -478,3 +478,23 @@ def test_finished_segments_are_removed_between_two_syncs() -> None:
         bench.binlog.compact(SMALL)
         bench.keep_up()
         assert bench.disk.used <= 5 * SMALL
+
+
+def test_segments_that_are_never_synced_are_removed_though_no_record_follows() -> None:
+    """A removal needs a later segment on disk, for which a batch without records is synced; else puts stay refused."""
+    disk = Disk()
+    disk.capacity = 20 * SEGMENT
+    bench = Bench(disk, seeded(0), max_size=SEGMENT, sync_interval=None)
+    while bench.put(500, 0):
+        assert bench.commit()
+        bench.keep_up()
+    for id in list(bench.broker.jobs):
+        assert bench.broker.delete(None, id, bench.now)
+    for _ in range(4):
+        if bench.binlog.has_records:
+            assert bench.commit()
+        assert not bench.binlog.compact(2**20)
+        bench.keep_up()
+    assert not bench.binlog.has_records
+    assert len(disk.list()) <= 3
+    assert bench.put(500, 0)
