@@ -99,12 +99,11 @@ class Committer:
         """Write and sync what there is, release who waits, end. Switches, and if that takes a disk blocks at last."""
         with self._disk:  # so nothing is under way in the thread
             gevent.killall(self._greenlets)
-            if self.binlog.trouble is not None:
-                self._record_anew()
-            self.binlog.release_ids()
             run = self._run_in_thread if self.binlog.is_remote else Batch.run
-            if not self._write(run, is_synced=self.binlog.sync_interval is not None):
+            if not self._write_all(run):
                 log.error("journal: stopped with changes that are not on disk; none of them was acknowledged")
+            elif self.binlog.release_ids():
+                self._write_released_ids()
         self._thread.stop()
 
     def hold(self, holder: Holder) -> None:
@@ -126,7 +125,7 @@ class Committer:
         if not is_quick or self._holders or self._disk.locked():
             return False
         binlog = self.binlog
-        if binlog.sync_interval != 0 or binlog.is_remote or binlog.trouble is not None or binlog.is_full:
+        if binlog.sync_interval != 0 or binlog.is_remote or binlog.wants_rewrite or binlog.is_full:
             return False
         return self._write(self._run_timed, is_synced=True)
 
@@ -147,49 +146,85 @@ class Committer:
             self._wanted.clear()
             if not self._commit():
                 self._wanted.set()
-                gevent.sleep(RETRY_EVERY)
+                if self.binlog.trouble is not None:
+                    gevent.sleep(RETRY_EVERY)
 
     def _commit(self) -> bool:
-        """Commit what there is, where it stalls nobody; False if the disk failed. Switches if it blocks."""
+        """Commit what there is, where it stalls nobody; False if that has to be tried again. Switches if it blocks."""
         binlog = self.binlog
-        is_synced = binlog.sync_interval == 0
-        self._await_room()
-        if binlog.trouble is None:
+        is_large = binlog.is_over_bound
+        is_synced = binlog.sync_interval == 0 or (is_large and binlog.sync_interval is not None)
+        self._await_room(is_large)
+        if not binlog.wants_rewrite:
             if not binlog.has_records:  # a new segment's header waits for the first record
                 self._release(self._take_holders())
                 return True
-            if not is_synced and not binlog.is_changing_files:
+            if not is_synced and not is_large and not binlog.is_changing_files:
                 return self._write(Batch.run, is_synced)
         with self._disk:
-            if binlog.trouble is not None:
-                self._record_anew()
-            return self._write(self._run_in_thread, is_synced)
+            return self._rewrite() and self._write(self._run_in_thread, is_synced)
 
-    def _record_anew(self) -> None:
-        """Have the binlog record anew what a failure has left in doubt. Switches if bodies have to be read back."""
-        while (read := self.binlog.read_to_record_anew()) is not None:
+    def _rewrite(self) -> bool:
+        """Have the binlog record the next step of a rewrite, if it wants one; False if there is no room. Switches."""
+        binlog = self.binlog
+        if not binlog.wants_rewrite:
+            return True
+        while (read := binlog.read_for_rewrite()) is not None:
             get_hub().threadpool.apply(read.run)
-            self.binlog.have_read(read)
-        self.binlog.record_anew()
+            binlog.have_read(read)
+        while not binlog.rewrite():
+            read = binlog.read_for_compaction()
+            if read is None:
+                return False
+            get_hub().threadpool.apply(read.run)
+            binlog.have_read(read)
+        return True
 
-    def _await_room(self) -> None:
-        """On a full disk, let go what can before more is written: the room left takes one segment's copy. Switches."""
-        if self.binlog.is_full and self.binlog.wants_upkeep:
+    def _write_all(self, run: Callable[[Batch], None]) -> bool:
+        """Write and sync all there is, in as many steps as it takes; False if the disk fails. Only for `stop`."""
+        binlog = self.binlog
+        while True:
+            is_rewrite = binlog.wants_rewrite
+            is_written = self._rewrite() and self._write(run, is_synced=binlog.sync_interval is not None)
+            if not binlog.wants_rewrite or (is_rewrite and not is_written):
+                return is_written
+            upkeep = binlog.upkeep()
+            if upkeep is not None:
+                upkeep.run()
+                binlog.kept(upkeep)
+
+    def _write_released_ids(self) -> None:
+        """Write that ids set aside were not given. Only for `stop`: a failure loses no job, so nothing is rewritten."""
+        try:
+            self.binlog.take(is_synced=self.binlog.sync_interval is not None).run()
+        except OSError as error:
+            log.warning("journal: cannot record the next id: %s; the next start skips ids", error)
+
+    def _await_room(self, is_large: bool) -> None:
+        """Wait until segments are removed, if the disk is full or the directory *is_large*. Switches."""
+        if (self.binlog.is_full or is_large) and self.binlog.wants_upkeep:
             self._upkeep_done.clear()
             self._upkeep_wanted.set()
             self._upkeep_done.wait(RETRY_EVERY)
 
     def _write(self, run: Callable[[Batch], None], is_synced: bool) -> bool:
-        """Run a batch, and release who waited for it; False if the disk failed. Switches if *run* does."""
+        """Run a batch, and release who waited for it; False if it failed. Switches if *run* does.
+
+        A step of a rewrite that is not the last releases nobody.
+        """
         holders = self._take_holders()
         batch = self.binlog.take(is_synced)
         try:
             run(batch)
         except OSError as error:
-            self.binlog.failed(error)
+            self.binlog.failed(error, batch)
             self._holders = holders + self._holders
             return False
         self.binlog.done(batch)
+        if self.binlog.wants_rewrite:
+            self._holders = holders + self._holders
+            self._wanted.set()
+            return True
         self._release(holders)
         if self.binlog.has_unsynced:
             self._sync_wanted.set()
@@ -203,6 +238,8 @@ class Committer:
         binlog = self.binlog
         churned = batch.size - self._copied + binlog.bytes_died - self._died
         budget = COMPACTION_WHEN_FULL if binlog.is_full else COMPACTION_SHARE * churned
+        if binlog.is_over_bound:
+            budget = COMPACTION_AT_MOST
         before = binlog.pending_bytes
         is_behind = binlog.compact(min(budget, COMPACTION_AT_MOST))
         self._copied = binlog.pending_bytes - before  # they come with the next batch, and are not to count

@@ -41,9 +41,10 @@ def recover(files: Files, broker: Broker, binlog: Binlog, now: int, is_strict: b
         recovery = replay_all(files, Recovery(broker.tube, broker.jobs, memory=memory))
         refuse_unfit(recovery, is_strict)
         _tidy(files, recovery)
-        go_on(recovery, broker, binlog, now)
+        _begin(recovery, broker, binlog, now)
+        write_out(binlog)  # the header alone, which has room: it sets ids aside, so that no put waits for a sync
+        _record_returns(recovery, binlog)
         next_id = max(recovery.next_id, _import_all(files, broker, binlog, now))
-        write_out(binlog)  # so that the first ids are set aside on disk, and no put waits for that
     except OSError as error:
         reason = f"{error.filename}: {error.strerror}" if error.filename is not None else str(error)
         raise StartError(f"journal: {reason}", EXIT_BINLOG) from error
@@ -63,10 +64,20 @@ def refuse_unfit(recovery: Recovery, is_strict: bool) -> None:
 
 def go_on(recovery: Recovery, broker: Broker, binlog: Binlog, now: int) -> None:
     """Settle *recovery*, which *broker*'s tables were filled by, and have *binlog* go on where it ends."""
+    _begin(recovery, broker, binlog, now)
+    _record_returns(recovery, binlog)
+
+
+def _begin(recovery: Recovery, broker: Broker, binlog: Binlog, now: int) -> None:
+    """Settle *recovery*, and have *binlog* begin a segment."""
     recovery.settle(now)
     if recovery.is_import_open:
         log.warning("journal: an import was cut short, and none of its jobs counts")
     binlog.begin(recovery, broker.jobs, broker.tubes, broker.bodies)
+
+
+def _record_returns(recovery: Recovery, binlog: Binlog) -> None:
+    """Record which reservations *recovery* has ended. On a full disk that may need more room than the first segment."""
     for job in recovery.returned:
         if job.state == READY:
             binlog.lapse(job)
@@ -170,7 +181,7 @@ def _import(imported: ImportedJob, burial: int, broker: Broker, binlog: Binlog, 
     else:
         job.state = READY
     if not binlog.put(job):
-        raise StartError("no room on the disk to import beanstalkd's jobs", EXIT_BINLOG)
+        raise StartError(f"cannot import beanstalkd's jobs: {binlog.refusal}", EXIT_BINLOG)
     broker.jobs[job.id] = job
     if binlog.pending_bytes > IMPORT_BATCH:
         write_out(binlog)

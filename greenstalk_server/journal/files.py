@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -31,7 +32,10 @@ class Files(Protocol):
         """*size* bytes of the file *name* from *offset* on, or as many as there are."""
 
     def create(self, name: str, size: int) -> int:
-        """Make the file *name*, *size* bytes of zeros with room on disk for them, and open it; all or nothing."""
+        """Create the file *name*, *size* bytes of zeros allocated on disk, and open it.
+
+        After an error a blank file of that name may remain, which is for the caller to remove.
+        """
 
     def free(self) -> int:
         """How many bytes of the disk are free."""
@@ -88,7 +92,8 @@ class Directory:
             os.posix_fallocate(handle, 0, size)
         except OSError as error:
             os.close(handle)
-            path.unlink()
+            with suppress(OSError):
+                path.unlink()
             raise OSError(error.errno, error.strerror, str(path)) from error
         return handle
 

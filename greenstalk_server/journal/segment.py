@@ -26,8 +26,10 @@ def numbers(names: list[str]) -> list[int]:
 class Segment:
     """One segment.
 
-    handle      the open file, or None if there is no file yet, or no more.
-    capacity    bytes the file has room for.
+    handle      the open file, or None if there is none yet, or it is closed.
+    has_file    a file of its name may exist.
+    capacity    bytes of records it may hold.
+    allocated   bytes that its file has room for.
     first_sequence  as in its header.
     used        bytes of its records, written or not.
     written     bytes that are in the file.
@@ -35,26 +37,36 @@ class Segment:
     ids         the jobs it has a JOB record of; `cursor` of them have been looked at by compaction.
     starts      where those records begin, if bodies may have to be read back.
     has_repeats it has two JOB records of one job.
-    live_count  how many jobs have their newest JOB record in it.
+    live_bytes  of JOB records in it that are the newest of their jobs.
+    copied      bytes of JOB records that compaction has copied out of it.
+    pending_copies  bytes of copies by compaction among `chunks`.
+    last_sequence   number of its last record, once another segment has begun.
     is_listed   its name in the directory is known to be on disk.
+    is_begun    a write to it was attempted.
     is_proven   a batch on it has worked, so something may have been promised on it.
     touched     the jobs of all its records, until it is known to be on disk whole; then None.
     touched_tubes  names of the tubes whose pause, or its end, is in it.
     """
 
     __slots__ = (
+        "allocated",
         "capacity",
         "chunks",
+        "copied",
         "cursor",
         "encoder",
         "first_sequence",
         "handle",
+        "has_file",
         "has_repeats",
         "ids",
+        "is_begun",
         "is_listed",
         "is_proven",
-        "live_count",
+        "last_sequence",
+        "live_bytes",
         "number",
+        "pending_copies",
         "starts",
         "touched",
         "touched_tubes",
@@ -65,8 +77,11 @@ class Segment:
     def __init__(self, number: int, capacity: int) -> None:
         self.number: int = number
         self.capacity: int = capacity
+        self.allocated: int = 0
         self.handle: int | None = None
+        self.has_file: bool = False
         self.first_sequence: int = 0
+        self.last_sequence: int = 0
         self.used: int = 0
         self.written: int = 0
         self.chunks: list[bytes] = []
@@ -74,12 +89,22 @@ class Segment:
         self.starts: array[int] = array("Q")
         self.has_repeats: bool = False
         self.cursor: int = 0
-        self.live_count: int = 0
+        self.live_bytes: int = 0
+        self.copied: int = 0
+        self.pending_copies: int = 0
         self.is_listed: bool = False
+        self.is_begun: bool = False
         self.is_proven: bool = False
         self.touched: array[int] | None = array("Q")
         self.touched_tubes: set[bytes] = set()
         self.encoder: record.Encoder = record.Encoder(b"\0\0\0\0")
+
+    def unused(self) -> Segment:
+        """A segment with the file of this one, to which nothing was written."""
+        segment = Segment(self.number, self.capacity)
+        segment.handle, segment.has_file, segment.is_listed = self.handle, self.has_file, self.is_listed
+        segment.capacity = segment.allocated = self.allocated
+        return segment
 
     def begin(self, salt: bytes, first_sequence: int, next_id: int) -> None:
         """Make it ready for records, the header first."""
@@ -105,11 +130,11 @@ class Segment:
         self.add_bare(data)
 
     def __repr__(self) -> str:
-        return f"<Segment {self.number} used={self.used} written={self.written} live={self.live_count}>"
+        return f"<Segment {self.number} used={self.used} written={self.written} live={self.live_bytes}>"
 
 
 class Limbo(Segment):
-    """What stands in for a segment while the disk fails: it keeps only which jobs its records are about."""
+    """Takes the place of a segment until a rewrite: it keeps only which jobs its records are about."""
 
     __slots__ = ()
 

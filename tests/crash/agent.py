@@ -105,7 +105,7 @@ class Agent:
     def _next_batch(self) -> list[Sent]:
         size = self._rng.randint(1, self._batch)
         with self._ledger.lock:
-            is_crowded = len(self._ledger.jobs) > LIVE_AT_MOST
+            is_crowded = len(self._ledger.jobs) > LIVE_AT_MOST and not self._ledger.is_disk_small
             kind = self._rng.choices(("put", "reserve", "settle"), (0 if is_crowded else 3, 3, 3))[0]
             if kind == "put":
                 return [sent for _ in range(size) for sent in self._put()]
@@ -115,10 +115,12 @@ class Agent:
 
     def _exchange(self, batch: list[Sent]) -> None:
         """Send *batch*, and hand each reply to the command it is to."""
+        began = time.monotonic()
         self._sock.sendall(b"".join([sent.request for sent in batch]))
         for sent in batch:
             reply = self._read_reply()
             with self._ledger.lock:
+                self._ledger.longest_wait = max(self._ledger.longest_wait, time.monotonic() - began)
                 if not sent.answered(reply):
                     self._ledger.wrong.append(f"{sent.request[:60]!r} was answered {reply[:60]!r}")
                 self._ledger.acknowledged += 1
@@ -160,6 +162,10 @@ class Agent:
 
         def answered(line: bytes) -> bool:
             word, _, id = line.partition(b" ")
+            if word == b"OUT_OF_MEMORY" and self._ledger.is_disk_small:
+                del self._ledger.jobs[token]
+                self._ledger.refused += 1
+                return True
             if word != b"INSERTED":
                 return False
             self._ledger.name(job, int(id))

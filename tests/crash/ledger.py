@@ -92,9 +92,14 @@ class Ledger:
     tokens      of every id that any reply ever named: an id is one job's for all time.
     gone        the ids whose delete was acknowledged.
     wrong       what should not be, a line each.
+    refused     puts that were answered OUT_OF_MEMORY, which only a small disk permits.
+    longest_wait    seconds between sending a batch of commands and the last of its replies, at most.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_disk_small: bool = False) -> None:
+        self.is_disk_small: bool = is_disk_small
+        self.refused: int = 0
+        self.longest_wait: float = 0.0
         self.lock: threading.Lock = threading.Lock()
         self.jobs: dict[bytes, Known] = {}
         self.tokens: dict[int, bytes] = {}

@@ -23,13 +23,24 @@ def mounted(path: Path, *arguments: str) -> Iterator[Path]:
     try:
         yield path
     finally:
-        _run("umount", str(path))
+        _unmount(path)
 
 
 @contextmanager
 def tmpfs(path: Path, size: int, *options: str) -> Iterator[Path]:
     """A disk of *size* bytes at *path*."""
     with mounted(path, "-t", "tmpfs", "-o", ",".join([f"size={size}", *options]), "tmpfs") as disk:
+        yield disk
+
+
+@contextmanager
+def ext4(path: Path, size: int) -> Iterator[Path]:
+    """An ext4 disk at *path*, made of *size* bytes."""
+    image = path.with_name(f"{path.name}.image")
+    with image.open("wb") as file:
+        file.truncate(size)
+    _run("mkfs.ext4", "-q", "-O", "^has_journal", "-m", "0", "-N", "256", str(image))
+    with mounted(path, "-o", "loop", str(image)) as disk:
         yield disk
 
 
@@ -66,7 +77,7 @@ class FailingDisk:
             try:
                 yield self
             finally:
-                _run("umount", str(self.path))
+                _unmount(self.path)
 
     def break_down(self) -> None:
         """Fail from now on."""
@@ -93,6 +104,11 @@ def _mount(path: Path, *arguments: str) -> None:
             f"this test mounts a disk of its own: it must run as root, where mounting is permitted (in a container:"
             f" CAP_SYS_ADMIN and, for a failing disk, /dev/loop-control). {error}"
         )
+
+
+def _unmount(path: Path) -> None:
+    """Unmount *path*; if a process that a failed test left still uses it, once that has ended."""
+    _run("umount", "--lazy", str(path))
 
 
 def _run(program: str, *arguments: str) -> None:

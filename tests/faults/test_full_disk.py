@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
-from tests.faults.disks import fill
+import pytest
+
+from tests.crash.rounds import Rounds
+from tests.faults.disks import ext4, fill, tmpfs
 from tests.faults.serving import OUT_OF_MEMORY, id_of, jobs, put, put_until_full, readiness, serving, states
 from tests.server.peer import Peer, eventually
+
+SEGMENT_SIZES = (65_536, 262_144, 1_048_576, 10_485_760)
+"""Values of -s: from a ninth of the smallest disk to more than the largest."""
+
+ROUNDS = 3
+LONGEST_WAIT = 5.0
+"""Seconds within which every command is answered, on a slow machine."""
+
+syncing = pytest.mark.parametrize("flags", [("-f", "0"), ("-f", "50"), ("-F",)], ids=" ".join)
 
 MANY = 5000
 """Rounds of a loop that writes several times what the disk holds, if nothing is compacted."""
@@ -60,8 +75,9 @@ def test_release_and_bury_go_on_for_as_long_as_you_like(small_disk: Path) -> Non
         assert list(jobs(peer, ids)) == ids
 
 
-def test_put_works_again_once_jobs_are_deleted(small_disk: Path) -> None:
-    with serving(small_disk, "-f", "0") as server, Peer(server) as peer:
+@syncing
+def test_put_works_again_once_jobs_are_deleted(small_disk: Path, flags: Sequence[str]) -> None:
+    with serving(small_disk, *flags) as server, Peer(server) as peer:
         ids = put_until_full(peer, 1000)
         gone = ids[::2]
         for id in gone:
@@ -76,8 +92,22 @@ def test_put_works_again_once_jobs_are_deleted(small_disk: Path) -> None:
 
         eventually(is_put, "half of the room that was made is used")
         server.stop(signal.SIGKILL)
-    with serving(small_disk, "-f", "0") as server, Peer(server) as peer:
+    with serving(small_disk, *flags) as server, Peer(server) as peer:
         assert list(jobs(peer, [*ids, *more])) == [*ids[1::2], *more]
+
+
+@syncing
+def test_put_works_again_once_all_jobs_are_deleted(small_disk: Path, flags: Sequence[str]) -> None:
+    """No record is left to be copied then, whose sync would let the old segments go."""
+    with serving(small_disk, *flags) as server, Peer(server) as peer:
+        ids = put_until_full(peer, 1000)
+        peer.send(b"".join(b"delete %d\r\n" % id for id in ids))
+        assert {peer.read_line() for _ in ids} == {b"DELETED"}
+        eventually(lambda: put(peer, bytes(1000)) != OUT_OF_MEMORY, "a put is accepted")
+        more = [id_of(put(peer, bytes(1000))) for _ in range(len(ids) // 2)]
+        server.stop(signal.SIGKILL)
+    with serving(small_disk, *flags) as server, Peer(server) as peer:
+        assert list(jobs(peer, [*ids, *more])) == more
 
 
 def test_put_works_again_once_somebody_else_makes_room(small_disk: Path) -> None:
@@ -119,3 +149,84 @@ def test_a_server_starts_on_a_full_disk(small_disk: Path) -> None:
         assert list(jobs(peer, ids)) == ids
         assert peer.ask(b"delete %d" % ids[0]) == b"DELETED"
         assert peer.ask(b"kick 1") == b"KICKED 0"
+
+
+@syncing
+def test_a_server_starts_on_a_full_disk_though_more_reservations_ended_than_the_first_segment_holds(
+    small_disk: Path, flags: Sequence[str]
+) -> None:
+    with serving(small_disk, *flags) as server, Peer(server) as peer:
+        *ids, last = put_until_full(peer, 10)[:2001]
+        for start in range(0, len(ids), 100):
+            some = ids[start : start + 100]
+            peer.send(b"".join(b"reserve-job %d\r\n" % id for id in some))
+            for id in some:
+                assert peer.read_line() == b"RESERVED %d 10" % id
+                peer.read(12)
+        assert peer.ask(b"delete %d" % last) == b"DELETED"  # after which all records before it are in files
+        server.stop(signal.SIGKILL)
+    with serving(small_disk, *flags) as server, Peer(server) as peer:
+        assert set(states(peer, ids)) == {"ready"}
+        assert [peer.ask(b"delete %d" % id) for id in ids[:50]] == [b"DELETED"] * 50
+        server.stop(signal.SIGKILL)
+    with serving(small_disk, *flags) as server, Peer(server) as peer:
+        assert list(jobs(peer, ids[:100])) == ids[50:100]
+
+
+@syncing
+def test_a_stop_on_a_full_disk_loses_nothing(small_disk: Path, flags: Sequence[str]) -> None:
+    """Even if another program has taken the room that is kept for compaction."""
+    with serving(small_disk, *flags) as server, Peer(server) as peer:
+        ids = put_until_full(peer, 10)
+        some = ids[:1000]
+        peer.send(b"".join(b"reserve-job %d\r\nrelease %d 7 0\r\n" % (id, id) for id in some))
+        for id in some:
+            assert peer.read_line() == b"RESERVED %d 10" % id
+            peer.read(12)
+            assert peer.read_line() == b"RELEASED"
+        fill(small_disk / "filler")
+        status, said = server.stop()
+        assert status == 0
+        assert "Traceback" not in said
+    (small_disk / "filler").unlink()
+    with serving(small_disk, *flags) as server, Peer(server) as peer:
+        assert list(jobs(peer, ids)) == ids
+        assert {peer.stats(b"stats-job %d" % id)["pri"] for id in some} == {"7"}
+
+
+@pytest.mark.parametrize("size", [600_000, 1_100_000, 2_000_000, 4_400_000])
+@pytest.mark.parametrize("disk", [tmpfs, ext4], ids=["tmpfs", "ext4"])
+def test_a_small_disk_under_load_loses_nothing_and_answers_every_command(
+    tmp_path: Path, disk: Callable[[Path, int], AbstractContextManager[Path]], size: int
+) -> None:
+    with disk(tmp_path / "disk", size) as directory:
+        journal = directory / "journal"
+        journal.mkdir()
+        syncing = (["-f", "0"], ["-f", "50"], ["-F"])
+        rounds = Rounds(journal, size, *syncing, segment_sizes=SEGMENT_SIZES, is_disk_small=True)
+        for number in range(1, ROUNDS + 1):
+            report = rounds.run(is_whole=number == ROUNDS)
+            print(report)
+            assert report.longest_wait < LONGEST_WAIT
+        assert report.refused > 0 or size > 2_000_000
+
+
+def test_more_releases_at_a_time_than_the_disk_has_room_for_are_answered(small_disk: Path) -> None:
+    """Each writes a record of 83 bytes and one of 50 for the reservation: together more than is free."""
+    with serving(small_disk, "-f", "0") as server, contextlib.ExitStack() as stack:
+        peers = [stack.enter_context(Peer(server)) for _ in range(8)]
+        ids = put_until_full(peers[0], 10)
+        for turn in range(5):
+            for at, peer in enumerate(peers):
+                some = ids[at::8][:400]
+                peer.send(b"".join(b"reserve-job %d\r\nrelease %d %d 0\r\n" % (id, id, turn) for id in some))
+            for at, peer in enumerate(peers):
+                for id in ids[at::8][:400]:
+                    assert peer.read_line() == b"RESERVED %d 10" % id
+                    peer.read(12)
+                    assert peer.read_line() == b"RELEASED"
+        assert readiness(server) == (200, "ready\n")
+        server.stop(signal.SIGKILL)
+    with serving(small_disk, "-f", "0") as server, Peer(server) as peer:
+        assert list(jobs(peer, ids)) == ids
+        assert [peer.stats(b"stats-job %d" % id)["pri"] for id in ids[:400]] == ["4"] * 400

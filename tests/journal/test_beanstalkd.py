@@ -7,6 +7,7 @@ and peek, and the order in which it has the buried ones.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import signal
@@ -22,11 +23,15 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from greenstalk_server.exits import StartError
 from greenstalk_server.job import BURIED, DELAYED, READY, RESERVED, SECOND, STATE_NAMES
 from greenstalk_server.journal.beanstalkd import Binlog, ImportedJob, find
 from greenstalk_server.tube import is_tube_name
 from tests.conformance.servers import Server, peer
 from tests.conformance.wire import Connection
+from tests.core.world import START
+from tests.journal.disk import Chance, Disk, Fault, nothing, seeded
+from tests.journal.workload import recovered
 
 V5, V7 = 5, 7
 LENGTH = {V5: struct.Struct("<Q"), V7: struct.Struct("<i")}
@@ -667,3 +672,24 @@ def test_beanstalkd_reads_files_made_by_hand_as_we_do(tmp_path: Path, version: i
     binlog = assert_as_beanstalkd_has_it(directory, tmp_path / "copy")
     assert list(binlog.jobs) == [1, 2, 9, 4, 5, 7, 8]
     assert len(binlog.damage) == len(binlog.skipped) == len(binlog.unended) == 1
+
+
+# An import that fails
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        ("create", "cannot import beanstalkd's jobs: cannot allocate journal.2: .*Input/output error"),
+        ("write", "journal: .*: Input/output error"),
+    ],
+)
+def test_an_import_that_fails_gives_the_reason_and_leaves_the_files(call: str, said: str) -> None:
+    files = {"binlog.1": start(7) + b"".join([full(7, made(id, bytes(1000))) for id in range(1, 20)])}
+    disk = Disk(dict(files))
+    disk.before = Fault(2, errno.EIO, is_lasting=True, calls=(call,))
+    with pytest.raises(StartError, match=said):
+        recovered(disk, START)
+    assert disk.read("binlog.1") == files["binlog.1"]
+    disk.before = nothing
+    assert len(recovered(disk.crash(Chance(seeded(0), 1.0)), START).jobs) == 19

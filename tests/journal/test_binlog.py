@@ -11,7 +11,7 @@ from greenstalk_server.client import Client
 from greenstalk_server.job import BURIED, SECOND
 from greenstalk_server.journal.segment import name_of, numbers
 from tests.core.world import START
-from tests.journal.disk import Chance, Disk, seeded
+from tests.journal.disk import Chance, Disk, Fault, nothing, seeded
 from tests.journal.workload import SMALL, Bench, recovered
 
 SEGMENT = 16384
@@ -369,3 +369,132 @@ def test_every_sync_that_works_is_counted_once_with_what_it_took(sync_interval: 
     assert disk.syncs - counted < 10, "one that worked before another of its batch failed is not told of"
     assert sum(count << length >> 1 for length, count in stats.syncs.items()) <= stats.sync_time
     assert stats.sync_time < sum(count << length for length, count in stats.syncs.items())
+
+
+# Failures of upkeep
+
+
+class Leaving(Disk):
+    """A disk that fails to allocate files, and leaves them blank, while `code` is set; nor does it remove any."""
+
+    code = 0
+
+    def create(self, name: str, size: int) -> int:
+        if self.code:
+            super().close(super().create(name, 0))
+            raise OSError(self.code, "cannot allocate", name)
+        return super().create(name, size)
+
+    def remove(self, name: str) -> None:
+        if self.code:
+            raise OSError(self.code, "cannot remove", name)
+        super().remove(name)
+
+
+def test_a_blank_file_that_a_failed_allocation_leaves_is_removed_and_no_damage() -> None:
+    disk = Leaving()
+    yard = Yard(disk, SMALL)
+    for turn in range(40):
+        disk.code = errno.EIO if turn in (5, 6, 7, 20) else 0
+        id = yard.broker.allocate_id()
+        if yard.broker.put(yard.client, id, 1, 0, SECOND, bytes(1500), yard.now):
+            assert yard.broker.delete(None, id, yard.now)
+        yard.commit()
+        yard.binlog.compact(SMALL)
+        yard.keep_up()
+        yard.check_after_crash(disk.crash(Chance(seeded(turn), 1.0)))
+    yard.settle()
+    assert [name for name in disk.list() if not disk.read(name)] == []
+    assert len(disk.list()) <= 3
+
+
+@pytest.mark.parametrize(
+    ("call", "said"), [("create", "cannot allocate journal."), ("remove", "cannot remove journal.")]
+)
+def test_an_error_of_upkeep_is_reported_once_as_what_it_is(
+    call: str, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    yard = Yard(max_size=SMALL)
+    for _ in range(10):
+        assert yard.broker.delete(None, yard.add(500), yard.now)
+        yard.tend()
+    yard.disk.before = Fault(1, errno.EIO, is_lasting=True, calls=(call,))
+    for _ in range(6):
+        id = yard.broker.allocate_id()
+        if yard.broker.put(yard.client, id, 1, 0, SECOND, bytes(1500), yard.now):
+            assert yard.broker.delete(None, id, yard.now)
+        yard.commit()
+        yard.binlog.compact(SMALL)
+        yard.keep_up()
+    errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert [said in error and "Input/output error" in error for error in errors if "cannot" in error] == [True]
+    assert not any("full" in error for error in errors)
+    assert not yard.binlog.is_full
+    yard.disk.before = nothing
+    yard.settle()
+    assert "files can be made and removed again" in caplog.text
+    assert yard.add(1500)
+
+
+def test_an_error_that_has_no_number_keeps_its_text() -> None:
+    """That of a database: as one of a file it would read `[Errno None] None`."""
+
+    def refuse(call: str) -> None:
+        raise OSError("PostgreSQL: not now")
+
+    yard = Yard()
+    yard.add(1)
+    yard.disk.before = refuse
+    yard.commit()
+    assert yard.binlog.trouble == "PostgreSQL: not now"
+
+
+def test_records_for_which_no_segment_can_be_allocated_are_rewritten_and_the_rest_counts() -> None:
+    """Nothing is in doubt then: what the batch wrote before is on disk, and service does not stop."""
+    disk = Disk()
+    disk.capacity = 20 * SEGMENT
+    yard = Yard(disk)
+    fill(yard, 0)
+    on_disk = yard.binlog.safe
+    for _ in range(8):
+        for id in list(yard.broker.jobs):
+            assert yard.broker.reserve_job(yard.client, id, yard.now)
+            assert yard.broker.release(yard.client, id, 7, 0, yard.now)
+        assert yard.commit()
+        assert yard.binlog.trouble is None
+        assert yard.binlog.safe >= yard.binlog.promised > on_disk
+    yard.check_after_crash(disk.crash(Chance(seeded(0), 0.0)))
+
+
+# Removal between syncs
+
+
+def test_finished_segments_are_removed_between_two_syncs() -> None:
+    """A segment is synced when it is full: so what it replaces need not wait for the next sync."""
+    bench = Bench(Disk(), seeded(0), sync_interval=SECOND)
+    for _ in range(200):
+        assert bench.broker.delete(None, bench.put(1500, 0), bench.now)
+        assert bench.commit()
+        bench.binlog.compact(SMALL)
+        bench.keep_up()
+        assert bench.disk.used <= 5 * SMALL
+
+
+def test_segments_that_are_never_synced_are_removed_though_no_record_follows() -> None:
+    """A removal needs a later segment on disk, for which a batch without records is synced; else puts stay refused."""
+    disk = Disk()
+    disk.capacity = 20 * SEGMENT
+    bench = Bench(disk, seeded(0), max_size=SEGMENT, sync_interval=None)
+    while bench.put(500, 0):
+        assert bench.commit()
+        bench.keep_up()
+    for id in list(bench.broker.jobs):
+        assert bench.broker.delete(None, id, bench.now)
+    for _ in range(4):
+        if bench.binlog.has_records:
+            assert bench.commit()
+        assert not bench.binlog.compact(2**20)
+        bench.keep_up()
+    assert not bench.binlog.has_records
+    assert len(disk.list()) <= 3
+    assert bench.put(500, 0)

@@ -296,7 +296,7 @@ def test_a_failure_reads_back_no_more_than_memory_bears(monkeypatch: pytest.Monk
     for id in range(1, 61):
         assert bench.broker.kick_job(id, bench.now)
     bench.commit()
-    monkeypatch.setattr(binlog, "ANEW_AT_MOST", 9000)
+    monkeypatch.setattr(binlog, "REWRITE_BODIES", 9000)
     bench.binlog.failed(OSError(errno.EIO, "Input/output error"))
     assert bench.commit()
     assert len(on_disk(bench)) == 50

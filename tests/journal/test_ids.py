@@ -52,10 +52,48 @@ def test_power_lost_at_any_call_gives_no_id_again(seed: int, sync_interval: int 
             assert after.next_id > acknowledged(bench)
 
     disk.before = check
-    for _ in range(60):
+    for _ in range(80):
         bench.turn()
     assert bench.binlog.stats().records_migrated > 0
     assert acknowledged(bench) > 4 * SOME_BLOCK
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("sync_interval", [0, SECOND // 20, None], ids=["-f 0", "-f 50", "-F"])
+@pytest.mark.parametrize("seed", range(2))
+def test_power_lost_on_a_full_disk_gives_no_id_again(seed: int, sync_interval: int | None) -> None:
+    """Records that do not fit are rewritten, and each removal leaves a segment on disk that has the next id."""
+    random = seeded(seed)
+    disk = Disk()
+    disk.capacity = (12, 20)[seed] * 16384
+    bench = Bench(disk, random, max_size=16384, sync_interval=sync_interval)
+
+    def check(call: str) -> None:
+        if random.random() < 0.01 or call == "remove":
+            after = recovered(disk.crash(Chance(random, random.choice(KEPT))), bench.now, is_strict=False)
+            assert after.next_id > acknowledged(bench)
+
+    disk.before = check
+    for turn in range(4):
+        while bench.put(200, 0):
+            assert bench.commit()
+            bench.keep_up()
+        for id in list(bench.broker.jobs):
+            client = random.choice(bench.clients)
+            bench.broker.cancel_wait(client)
+            if bench.broker.reserve_job(client, id, bench.now):
+                assert bench.broker.release(client, id, turn, 0, bench.now)
+        assert bench.commit(30)
+        for id in list(bench.broker.jobs)[::3]:
+            assert bench.broker.delete(None, id, bench.now) or bench.broker.jobs[id].holder is not None
+        for _ in range(8):
+            bench.compact()
+            bench.keep_up()
+            assert bench.commit()
+            bench.sync()
+    assert bench.refused > 0
+    assert bench.binlog.trouble is None
+    assert acknowledged(bench) > 200
 
 
 def put(bench: Bench, count: int) -> None:

@@ -21,6 +21,8 @@ from tests.journal.workload import Bench
 KEPT = (0.0, 0.5, 0.9, 1.0)
 """Shares of the unsynced that survive."""
 
+SEGMENT = 16384
+
 PATIENCE = 10
 """Turns within which service resumes once the disk is well."""
 
@@ -141,3 +143,35 @@ def resume(bench: Bench) -> None:
     assert bench.commit()
     assert bench.sync()
     assert bench.safe >= bench.binlog.promised
+
+
+# A full disk
+
+
+@sync_intervals
+@pytest.mark.parametrize("seed", range(3))
+def test_power_lost_on_a_full_disk_loses_nothing_acknowledged(seed: int, sync_interval: int) -> None:
+    """More records come at a time than there is room for, also between the steps of a rewrite."""
+    random = seeded(seed)
+    disk = Disk()
+    disk.capacity = (12, 20, 30)[seed] * SEGMENT
+    bench = Bench(disk, random, sync_interval=sync_interval, max_size=SEGMENT)
+    for turn in range(8):
+        while bench.put(50, 0):
+            assert bench.commit()
+            bench.keep_up()
+        for id in list(bench.broker.jobs):
+            client = random.choice(bench.clients)
+            bench.broker.cancel_wait(client)
+            if bench.broker.reserve_job(client, id, bench.now):
+                assert bench.broker.release(client, id, turn, 0, bench.now)
+        assert bench.commit(30)
+        for _ in range(3):
+            bench.compact()
+            bench.keep_up()
+            assert bench.commit()
+        bench.sync()
+        bench.check_told()
+        bench.check_after_crash(disk.crash(Chance(random, random.choice(KEPT))))
+    assert bench.refused > 0
+    assert bench.binlog.trouble is None

@@ -115,11 +115,13 @@ class History:
     A job that is gone looks None; a pause is its end, 0 if there is none.
 
     has_been_full   the disk was, and the oldest events of a job may be missing since.
+    has_been_shortened  a rewrite had no room for jobs whole, and any but the newest event may be missing since.
     """
 
     jobs: dict[int, list[tuple[int, Look | None]]] = field(default_factory=dict)
     pauses: dict[bytes, list[tuple[int, int]]] = field(default_factory=dict)
     has_been_full: bool = False
+    has_been_shortened: bool = False
 
     def begin(self, broker: Broker, sequence: int) -> None:
         """Take what *broker* has recovered as recorded under *sequence*, but for what the start itself has recorded."""
@@ -156,9 +158,14 @@ class History:
 
     def _was_forgotten(self, found: Look | None, possible: list[Look | None]) -> bool:
         """Whether *found* is a possible look but for its oldest events, which were left out when the disk was full."""
-        return self.has_been_full and any(
-            found is not None and look is not None and look.forgetting(found.events) == found for look in possible
-        )
+        if not self.has_been_full or found is None:
+            return False
+        looks = [look for look in possible if look is not None]
+        if self.has_been_shortened:
+            size = life.EVENT.size
+            last = found.events[-size:]
+            return found in [replace(look, events=found.events) for look in looks if last in (b"", look.events[-size:])]
+        return any(look.forgetting(found.events) == found for look in looks)
 
     def latest(self, id: int) -> Look | None:
         """How the job *id* was recorded last."""
@@ -214,6 +221,10 @@ class Witness(Binlog):
             look = replace(look, body=before.body)
         self.history.jobs.setdefault(id, []).append((self._sequence, look))
 
+    def _add_change(self, job: Job) -> None:
+        super()._add_change(job)
+        self.history.has_been_shortened |= job.body is not None
+
     def _note_full(self, error: OSError) -> None:
         super()._note_full(error)
         self.history.has_been_full = True
@@ -261,20 +272,33 @@ class Bench:
 
     def commit(self, commands: int = 0) -> bool:
         """Write and sync all there is, with so many *commands* meanwhile; False if the disk failed."""
-        if self.binlog.trouble is not None:
-            while (read := self.binlog.read_to_record_anew()) is not None:
-                self.take_in(read)
-            self.binlog.record_anew()
+        if self.binlog.wants_rewrite and not self._rewrite():
+            return False
         batch = self.binlog.take(is_synced=self.binlog.sync_interval == 0)
         self.work(commands)
         try:
             batch.run()
         except OSError as error:
-            self.binlog.failed(error)
-            return False
-        self.binlog.done(batch)
+            self.binlog.failed(error, batch)
+            if self.binlog.trouble is not None:
+                return False
+        else:
+            self.binlog.done(batch)
+        if self.binlog.wants_rewrite:
+            self.keep_up(commands)
+            return self.commit(commands)
         if batch.is_synced:
             self.safe = batch.sequence
+        return True
+
+    def _rewrite(self) -> bool:
+        """Record the next step of a rewrite; False if there is no room for it."""
+        while (read := self.binlog.read_for_rewrite()) is not None:
+            self.take_in(read)
+        while not self.binlog.rewrite():
+            if (read := self.binlog.read_for_compaction()) is None:
+                return False
+            self.take_in(read)
         return True
 
     def sync(self) -> bool:

@@ -188,7 +188,7 @@ def test_nothing_is_appended_or_removed_while_an_append_is_in_doubt_and_the_epoc
         assert [str(error) for error in refused] == ["PostgreSQL: not now"]
         remover = in_thread(lambda: one.rows.remove(name_of(9)))
         one.binlog.failed(refused[0])
-        one.binlog.record_anew()
+        assert one.binlog.rewrite()
         with pytest.raises(Refused, match="not now"):
             write_out(one.binlog)
         remover.join(0.3)
@@ -196,7 +196,7 @@ def test_nothing_is_appended_or_removed_while_an_append_is_in_doubt_and_the_epoc
     finally:
         cluster.ask("DROP FUNCTION refuse CASCADE")
     one.binlog.failed(refused[0])
-    one.binlog.record_anew()
+    assert one.binlog.rewrite()
     one.commit()
     remover.join(PATIENCE)
     assert not remover.is_alive()
