@@ -17,7 +17,7 @@ class PageTemplate(Template):
 
     def render(self, *args: Any, **values: Any) -> str:
         """Return the page as text, as Template.render does."""
-        return self.environment.concat(self.generate(*args, **values))  # type: ignore[attr-defined, no-any-return]
+        return self.environment.concat(self.generate(*args, **values))
 
     def generate(self, *args: Any, **values: Any) -> Iterator[str]:
         """Yield the page piece by piece, as Template.generate does."""
