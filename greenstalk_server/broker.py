@@ -142,7 +142,7 @@ class Broker:
         self.farewell: Callable[[Tube], None] = _no_farewell
         self.timed_out: Callable[[Client, Job], None] = _no_complaint
         self._names: NameList | None = None
-        self._leaving: dict[Client, None] = {}  # closed, with jobs or watches that later ticks end
+        self._leaving: dict[Client, None] = {}  # closed, with jobs or watches that later ticks end, or the stop
         self._burials: int = 0
         self._waits: int = 0
         self._last_client: int = 0
@@ -730,9 +730,10 @@ class Broker:
     def _part(self, client: Client, limit: int, now: int) -> None:
         """Requeue up to *limit* jobs that the closed *client* held, and end up to *limit* of its watches.
 
-        Does nothing while the server stops.
+        While the server stops, the client keeps both.
         """
         if self.is_stopping:
+            self._leaving[client] = None
             return
         for job in list(islice(client.reserved.values(), limit)):
             self._remove_reserved(job)
