@@ -889,7 +889,8 @@ class Broker:
                 assert job.key == NO_KEY and job.holder is not None and job.holder.reserved[job.id] is job
                 assert job.former_state in (0, BURIED, DELAYED)
                 timer_at = job.holder.timer_at  # of one that has gone, when the next of what it held is given back
-                assert timer_at > 0 and (timer_at <= job.deadline or job.holder.is_closed)
+                is_left_to_next_start = self.is_stopping and job.holder.is_closed
+                assert is_left_to_next_start or (timer_at > 0 and (timer_at <= job.deadline or job.holder.is_closed))
         assert places == dict.fromkeys(self.jobs, 1)
         assert self.totals.urgent == sum(tube.urgent_count for tube in self.tubes.values())
         assert self.totals.reserved == sum(job.state == RESERVED for job in self.jobs.values())

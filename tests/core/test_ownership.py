@@ -126,4 +126,6 @@ def test_invariants_hold_when_clients_leave_while_the_server_stops() -> None:
     broker.stop()
     broker.disconnect(worker, START)
     broker.check()
+    broker.tick(START + 2 * SECOND)
+    broker.check()
     assert broker.jobs[id].state == RESERVED
