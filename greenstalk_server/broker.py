@@ -142,7 +142,7 @@ class Broker:
         self.farewell: Callable[[Tube], None] = _no_farewell
         self.timed_out: Callable[[Client, Job], None] = _no_complaint
         self._names: NameList | None = None
-        self._leaving: dict[Client, None] = {}  # closed, with jobs or watches that later ticks end
+        self._leaving: dict[Client, None] = {}  # closed, with jobs or watches that later ticks end, or the stop
         self._burials: int = 0
         self._waits: int = 0
         self._last_client: int = 0
@@ -730,9 +730,10 @@ class Broker:
     def _part(self, client: Client, limit: int, now: int) -> None:
         """Requeue up to *limit* jobs that the closed *client* held, and end up to *limit* of its watches.
 
-        Does nothing while the server stops.
+        While the server stops, the client keeps both.
         """
         if self.is_stopping:
+            self._leaving[client] = None
             return
         for job in list(islice(client.reserved.values(), limit)):
             self._remove_reserved(job)
@@ -888,7 +889,8 @@ class Broker:
                 assert job.key == NO_KEY and job.holder is not None and job.holder.reserved[job.id] is job
                 assert job.former_state in (0, BURIED, DELAYED)
                 timer_at = job.holder.timer_at  # of one that has gone, when the next of what it held is given back
-                assert timer_at > 0 and (timer_at <= job.deadline or job.holder.is_closed)
+                is_left_to_next_start = self.is_stopping and job.holder.is_closed
+                assert is_left_to_next_start or (timer_at > 0 and (timer_at <= job.deadline or job.holder.is_closed))
         assert places == dict.fromkeys(self.jobs, 1)
         assert self.totals.urgent == sum(tube.urgent_count for tube in self.tubes.values())
         assert self.totals.reserved == sum(job.state == RESERVED for job in self.jobs.values())

@@ -1,12 +1,14 @@
-"""The manners of the garbage collector and of malloc with a million jobs.
+"""Garbage-collector and malloc tuning for a process with millions of jobs.
 
-Jobs are not the collector's concern (see untracked). All else it looks at while that is young, as always; but never at
-everything: that would be what has been there from the start, 20 ms. So what is old is frozen once it is much, as what
-is there at the start is, and not looked at again: a cycle in there would stay for good. What is old and not much is
-looked at now and then, since each request over HTTP leaves cycles, and a stream of events may last for days.
+The collector does not track jobs (see untracked). It collects young objects as usual, but never all objects: those that
+exist since the start alone take 20 ms. So the objects that exist at the start are frozen, and so are old objects when
+there are many of them. A frozen object is still freed when its last reference goes, but the collector ignores it, and
+garbage in a cycle with it is never freed. Therefore old objects are collected once more before they are frozen: each
+HTTP request leaves cyclic garbage, which would stay for the life of the process. Old objects that are few are collected
+every few seconds.
 
-What glibc's malloc has been given back stays with the process, as far as something above it is in use, until
-it is asked to trim its heap.
+glibc's malloc does not return free memory to the system while something above it in the heap is in use, until it is
+told to trim the heap.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
+from gevent import get_hub
+
 YOUNGEST: Final = 3_000
 """Allocations between two collections of the youngest generation."""
 
@@ -27,7 +31,7 @@ MIDDLE: Final = 1
 NEVER: Final = 1_000_000_000
 
 OLD_AT_MOST: Final = 10_000
-"""Objects that are old and not frozen: to look at them takes about 2 ms."""
+"""Old objects that are not frozen; collecting them takes about 2 ms."""
 
 LONG: Final = 0.02
 """Seconds of CPU time that it may take; what takes longer is frozen. Not of time: on a busy machine all would be."""
@@ -42,11 +46,14 @@ def collect_nothing() -> None:
 
 
 def keep_collections_short() -> None:
-    """Freeze what is there, and from now on what is old, once it is much. Call once, when all is set up."""
+    """Freeze all objects, and from now on old objects when there are many.
+
+    Call once, in the hub's thread, when the server is set up.
+    """
     gc.freeze()
     gc.enable()
     gc.set_threshold(YOUNGEST, MIDDLE, NEVER)
-    gc.callbacks.append(_freeze_the_old)
+    gc.callbacks.append(_Freezer())
 
 
 def collect_old() -> None:
@@ -57,8 +64,25 @@ def collect_old() -> None:
         gc.freeze()
 
 
-def _freeze_the_old(phase: str, info: dict[str, Any]) -> None:
-    if phase == "stop" and info["generation"] == 1 and len(gc.get_objects(2)) > OLD_AT_MOST:
+class _Freezer:
+    """A callback of the collector that freezes old objects when there are more than `OLD_AT_MOST`.
+
+    A collection cannot begin within another, so the hub collects and freezes in its next iteration. The collection
+    that ends may have run in any thread.
+    """
+
+    def __init__(self) -> None:
+        self._call_in_hub: Any = get_hub().loop.run_callback_threadsafe
+        self._is_due: bool = False
+
+    def __call__(self, phase: str, info: dict[str, Any]) -> None:
+        if phase == "stop" and info["generation"] == 1 and not self._is_due and len(gc.get_objects(2)) > OLD_AT_MOST:
+            self._is_due = True
+            self._call_in_hub(self._freeze)
+
+    def _freeze(self) -> None:
+        self._is_due = False
+        gc.collect()
         gc.freeze()
 
 

@@ -36,6 +36,7 @@ from web.live import LiveHub
 from web.metrics import Metrics
 from web.notices import notice
 from web.options import WebOptions
+from web.page_template import PageTemplate
 from web.proxies import Prefix, TrustedProxies
 from web.request_times import RequestTimes
 from web.samples import Samples
@@ -73,6 +74,7 @@ def create_app(
     app.config["MAX_CONTENT_LENGTH"] = MAX_REQUEST_BODY + 2 * min(broker.max_job_size, MAX_PUT)
     app.config["MAX_FORM_MEMORY_SIZE"] = app.config["MAX_CONTENT_LENGTH"]
     app.json.sort_keys = False  # type: ignore[attr-defined]  # an attribute of Flask's own provider
+    app.jinja_env.template_class = PageTemplate
     app.jinja_env.undefined = StrictUndefined
     app.jinja_env.globals["zip"] = zip
     app.jinja_env.finalize = text.finalize

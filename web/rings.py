@@ -1,7 +1,8 @@
 """What is remembered of one tube, or of the whole server: points of its series in rings of fixed size.
 
 A ring is an `array` of float32, made when its series is first something else than nothing. All rings of a span turn
-together: a point has the same place in each, and which points are known at all is noted once, in a Calendar.
+together: a point has the same place in each, and which points are known at all is noted once, in a Calendar. While
+fewer than `MAX_ROWS` points have a value, they are kept as rows instead: a tube that is used once takes 2 KB.
 
 Pure: no clock, no broker.
 """
@@ -44,6 +45,9 @@ class Span(NamedTuple):
 HOUR: Final = Span("hour", 10, 360)
 DAY: Final = Span("day", 300, 288)
 SPANS: Final = {span.name: span for span in (HOUR, DAY)}
+
+MAX_ROWS: Final = 12
+"""Points kept as rows, which take less memory than rings; 2.5 KB."""
 
 PER_DAY_POINT: Final = DAY.step // HOUR.step
 """Points of the hour that make one of the day. They divide the hour, so they stand in one piece in its ring."""
@@ -88,6 +92,55 @@ class Calendar:
         return self._known[at : at + count]
 
 
+class Points:
+    """The points of every series of one tube in one span."""
+
+    __slots__ = ("_rings", "_rows", "_span")
+
+    def __init__(self, span: Span) -> None:
+        self._span: Span = span
+        self._rows: dict[int, array[float]] | None = {}  # values in the order of SERIES, by place; None once too many
+        self._rings: list[array[float] | None] = []  # in the order of SERIES, once there are no rows
+
+    def write(self, point: int, values: Sequence[float]) -> None:
+        """Note *values*, in the order of SERIES."""
+        at = point % self._span.points
+        if self._rows is None:
+            self._write_rings(at, values)
+        elif all(map(_is_blank, values, _BLANKS)):
+            self._rows.pop(at, None)
+        else:
+            self._rows[at] = array("f", values)
+            if len(self._rows) > MAX_ROWS:
+                self._make_rings(self._rows)
+
+    def ring(self, series: int) -> array[float] | None:
+        """The ring of the series number *series*, not to be changed; None if it was blank all along."""
+        if self._rows is None:
+            return self._rings[series]
+        if not self._rows:
+            return None
+        ring = array("f", [_BLANKS[series]]) * self._span.points
+        for at, row in self._rows.items():
+            ring[at] = row[series]
+        return ring
+
+    def _make_rings(self, rows: dict[int, array[float]]) -> None:
+        self._rows = None
+        self._rings = [None] * len(SERIES)
+        for at, row in rows.items():
+            self._write_rings(at, row)
+
+    def _write_rings(self, at: int, values: Sequence[float]) -> None:
+        for series, value in enumerate(values):
+            ring = self._rings[series]
+            if ring is not None:
+                ring[at] = value
+            elif not _is_blank(value, _BLANKS[series]):
+                ring = self._rings[series] = array("f", [_BLANKS[series]]) * self._span.points
+                ring[at] = value
+
+
 class Rings:
     """The series of one tube: those of the last hour and those of the last day."""
 
@@ -96,37 +149,33 @@ class Rings:
     def __init__(self, since: int) -> None:
         """*since* is the first point of the hour that is known."""
         self.since: int = since
-        self._hour: list[array[float] | None] = [None] * len(SERIES)
-        self._day: list[array[float] | None] = [None] * len(SERIES)
+        self._hour: Points = Points(HOUR)
+        self._day: Points = Points(DAY)
 
     def write_hour(self, point: int, values: Sequence[float]) -> None:
         """Note *values*, in the order of SERIES."""
-        _write(self._hour, HOUR, point, values)
+        self._hour.write(point, values)
 
     def write_day(self, point: int, known: bytearray, rest: Sequence[float]) -> None:
         """Note a point of the day: rates are means of the *known* points of the hour, and *rest* the others' values."""
-        _write(self._day, DAY, point, [*self._mean_rates(point, known), *rest])
+        self._day.write(point, [*self._mean_rates(point, known), *rest])
 
     def _mean_rates(self, point: int, known: bytearray) -> list[float]:
         at, count = point * PER_DAY_POINT % HOUR.points, max(1, sum(known))
-        rings = self._hour[: len(RATES)]
+        rings = map(self._hour.ring, range(len(RATES)))
         return [0.0 if ring is None else sum(compress(ring[at : at + PER_DAY_POINT], known)) / count for ring in rings]
 
     def read(self, calendar: Calendar, series: int, points: int) -> list[float]:
         """The last *points* of the series number *series*, oldest first; NaN where it is unknown."""
-        rings, since = (self._hour, self.since) if calendar.span is HOUR else (self._day, self.since // PER_DAY_POINT)
-        return calendar.read(rings[series], since, _BLANKS[series], points)
+        if calendar.span is HOUR:
+            ring, since = self._hour.ring(series), self.since
+        else:
+            ring, since = self._day.ring(series), self.since // PER_DAY_POINT
+        return calendar.read(ring, since, _BLANKS[series], points)
 
 
-def _write(rings: list[array[float] | None], span: Span, point: int, values: Sequence[float]) -> None:
-    at = point % span.points
-    for series, value in enumerate(values):
-        ring = rings[series]
-        if ring is not None:
-            ring[at] = value
-        elif value != _BLANKS[series] and not isnan(value):
-            ring = rings[series] = array("f", [_BLANKS[series]]) * span.points
-            ring[at] = value
+def _is_blank(value: float, blank: float) -> bool:
+    return value == blank or isnan(value)
 
 
 def quantile(lengths: Lengths, part: float) -> float:

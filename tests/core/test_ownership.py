@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.core.world import Actor, World
+from greenstalk_server.job import RESERVED, SECOND
+from tests.core.world import START, Actor, World, make_broker
 
 DEEDS: dict[str, Callable[[Actor, int], bool]] = {
     "delete": lambda actor, id: actor.delete(id),
@@ -112,3 +113,19 @@ def test_ids_rise_and_none_is_given_twice(world: World) -> None:
     third = client.put()
     client.delete(third)
     assert (first, third, client.put()) == (1, 3, 4)
+
+
+def test_invariants_hold_when_clients_leave_while_the_server_stops() -> None:
+    broker = make_broker()
+    worker = broker.connect(lambda: None)
+    broker.watch(worker, b"mail")
+    broker.use(worker, b"mail")
+    id = broker.allocate_id()
+    assert broker.put(worker, id, 0, 0, SECOND, b"body", START)
+    assert broker.reserve(worker, START) is not None
+    broker.stop()
+    broker.disconnect(worker, START)
+    broker.check()
+    broker.tick(START + 2 * SECOND)
+    broker.check()
+    assert broker.jobs[id].state == RESERVED

@@ -6,6 +6,7 @@ import gc
 import weakref
 from collections.abc import Iterator
 
+import gevent
 import pytest
 
 from greenstalk_server import memory
@@ -40,11 +41,11 @@ class Knot:
 
 @pytest.fixture
 def settled() -> Iterator[None]:
-    before = gc.get_threshold()
+    before, callbacks = gc.get_threshold(), list(gc.callbacks)
     keep_collections_short()
     gc.collect(1)
     yield
-    gc.callbacks.remove(memory._freeze_the_old)
+    gc.callbacks[:] = callbacks
     gc.set_threshold(*before)
     gc.unfreeze()
 
@@ -52,6 +53,7 @@ def settled() -> Iterator[None]:
 def grow_old() -> None:
     for _ in range(3):
         gc.collect(1)
+    gevent.sleep(0)  # old objects are frozen by a callback in the hub
 
 
 @pytest.mark.usefixtures("settled")
@@ -76,6 +78,18 @@ def test_what_is_old_and_much_is_looked_at_no_more() -> None:
     grow_old()
     assert sum(type(one) is Knot for one in gc.get_objects()) < len(knots)
     assert len(gc.get_objects(2)) <= OLD_AT_MOST
+
+
+@pytest.mark.usefixtures("settled")
+def test_garbage_is_freed_before_old_objects_are_frozen() -> None:
+    knot = Knot()
+    seen = weakref.ref(knot)
+    grow_old()
+    del knot
+    knots = [Knot() for _ in range(OLD_AT_MOST + 1)]
+    grow_old()
+    assert seen() is None
+    assert sum(type(one) is Knot for one in gc.get_objects()) < len(knots)
 
 
 @pytest.mark.usefixtures("settled")

@@ -7,7 +7,7 @@ import random
 import sys
 import types
 import weakref
-from math import isnan
+from math import isnan, nan
 
 import gevent
 import pytest
@@ -15,7 +15,7 @@ import pytest
 from greenstalk_server.client import Client
 from greenstalk_server.job import BURIED, SECOND
 from web.history import ITEMS_A_STEP, TUBES_AT_MOST, History, Rates
-from web.rings import DAY, DEPTHS, HOUR, RATES, SERIES, quantile
+from web.rings import DAY, DEPTHS, HOUR, RATES, SERIES, Calendar, Points, quantile
 
 from .conftest import Queue
 from .turns import Turns, until
@@ -216,6 +216,36 @@ def test_memory_stays_when_the_rings_are_full(watched: Watched) -> None:
     first, second, third = day(), day(), day()
     assert first > 20_000
     assert abs(second - first) < 200 and abs(third - second) < 200, (first, second, third)
+
+
+def test_tube_used_once_takes_little_memory(watched: Watched) -> None:
+    def use_once(names: range) -> int:
+        for number in names:
+            client = watched.worker(f"once-{number}")
+            watched.put(client)
+            watched.delete(client)
+            watched.broker.disconnect(client, watched.queue.now)
+        watched.go_on(DAY.step, step=2)
+        return watched.size()
+
+    before = use_once(range(100))
+    assert use_once(range(100, 200)) - before < 100 * 3000
+
+
+def test_points_kept_as_rows_read_like_rings() -> None:
+    rng = random.Random(7)  # noqa: S311
+    points, calendar = Points(HOUR), Calendar(HOUR, 0)
+    expected: list[list[float]] = []
+    for point in range(3 * HOUR.points):
+        is_busy = rng.random() < (0.01 if point < HOUR.points else 0.2)
+        values = [float(rng.randrange(3)) * is_busy for _ in SERIES[:-4]] + [float(is_busy) or nan] * 4
+        points.write(point, values)
+        calendar.close(point)
+        expected.append(values)
+        for series in (0, len(SERIES) - 1):
+            read = calendar.read(points.ring(series), 0, 0.0 if series == 0 else nan, HOUR.points)
+            known = [row[series] for row in expected[-HOUR.points :]]
+            assert loose(read[-len(known) :]) == loose(known)
 
 
 def test_a_gap_is_unknown(watched: Watched) -> None:

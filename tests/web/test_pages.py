@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import tracemalloc
 from collections.abc import Callable
@@ -11,6 +12,7 @@ import pytest
 from flask.testing import FlaskClient
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jinja2.runtime import Context
 
 from greenstalk_server.broker import SLICE
 from greenstalk_server.job import BURIED, SECOND
@@ -332,3 +334,21 @@ def test_looking_changes_nothing(queue: Queue, visit: Callable[..., FlaskClient]
     assert client.get("/live?page=overview").json == before
     assert changes == []
     assert queue.broker.jobs[ids_put[0]].state == BURIED
+
+
+@pytest.mark.parametrize("path", ["/", "/tube?tube=mail", "/search", "/api/v1/docs", "/connections", "/audit", "/none"])
+def test_rendered_page_is_freed_without_the_garbage_collector(queue: Queue, client: FlaskClient, path: str) -> None:
+    queue.put("mail", count=3)
+    client.get(path)  # compiles the template
+    gc.collect()
+    gc.disable()
+    try:
+        before = contexts()
+        assert client.get(path).text
+        assert contexts() == before
+    finally:
+        gc.enable()
+
+
+def contexts() -> int:
+    return sum(type(one) is Context for one in gc.get_objects())

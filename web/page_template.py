@@ -1,0 +1,30 @@
+"""Page templates whose rendering leaves no reference cycle.
+
+The macros of a page refer to the context that it is rendered with, and the context to the macros. So everything that a
+page shows, such as the rows of a thousand tubes, would stay in memory until the garbage collector finds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from jinja2 import Template
+
+
+class PageTemplate(Template):
+    """A template that clears its context once it is rendered; for `Environment.template_class`."""
+
+    def render(self, *args: Any, **values: Any) -> str:
+        """Return the page as text, as Template.render does."""
+        return self.environment.concat(self.generate(*args, **values))
+
+    def generate(self, *args: Any, **values: Any) -> Iterator[str]:
+        """Yield the page piece by piece, as Template.generate does."""
+        context = self.new_context(dict(*args, **values))
+        try:
+            yield from self.root_render_func(context)
+        except Exception:  # noqa: BLE001  it raises
+            self.environment.handle_exception()
+        finally:
+            context.vars.clear()
