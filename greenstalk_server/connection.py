@@ -255,8 +255,12 @@ class Connection:
         except Exception as error:  # noqa: BLE001  it is raised in the greenlet
             return self._fail(error)
         out = self._settle(out, journal.promised != promised, now)
-        if (self._is_paused or self._is_readable) and not session.has_more:
-            self._proceed()
+        if not session.has_more and not self._is_busy:
+            if self._is_stopping:
+                self._need_greenlet(out)
+                return b""
+            if self._is_paused or self._is_readable:
+                self._proceed()
         return out
 
     def serve_more(self, now: int) -> bool:

@@ -133,3 +133,24 @@ def test_a_busy_connection_that_is_closed_gives_its_jobs_back(daemon: Daemon) ->
                 busy.send(b"peek 1\r\n" * 1000)
         busy.close()
         eventually(lambda: watcher.stats()["current-jobs-ready"] == "1", "the job is ready again")
+
+
+def test_the_server_stops_once_a_stream_has_left() -> None:
+    broker = Broker(FACTS, max_job_size=LARGE)
+    pair = Pair(broker)
+    body = bytes(LARGE)
+    client = broker.connect(lambda: None)
+    assert broker.put(client, broker.allocate_id(), 0, 0, 1, body, 0)
+    pair.send(b"peek 1\r\n")
+    pair.connection.stop()
+    came = 0
+    with gevent.Timeout(PATIENCE):
+        while not pair.client.is_closed:
+            with suppress(BlockingIOError):
+                came += len(pair.peer.recv(1 << 20))
+            gevent.sleep(0)
+    with suppress(BlockingIOError):
+        while data := pair.peer.recv(1 << 20):
+            came += len(data)
+    assert came == len(b"FOUND 1 %d\r\n" % LARGE) + LARGE + 2
+    pair.peer.close()
