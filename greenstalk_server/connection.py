@@ -254,7 +254,8 @@ class Connection:
             out = session.resume(now, limit)
         except Exception as error:  # noqa: BLE001  it is raised in the greenlet
             return self._fail(error)
-        out = self._settle(out, journal.promised != promised, now)
+        has_promised, self._has_promised = self._has_promised or journal.promised != promised, False
+        out = self._settle(out, has_promised, now)
         if not session.has_more and not self._is_busy:
             if self._is_stopping:
                 self._need_greenlet(out)

@@ -13,12 +13,13 @@ from pathlib import Path
 import gevent
 import pytest
 
-from greenstalk_server.broker import Broker
+from greenstalk_server.broker import SLICE, Broker
 from greenstalk_server.connection import STREAMED_AT_ONCE
+from greenstalk_server.job import Job
 from greenstalk_server.poller import PORTION
 from tests.daemon import PATIENCE, Daemon
 from tests.server.peer import Peer, eventually
-from tests.server.test_hang_up import FACTS, Pair
+from tests.server.test_hang_up import FACTS, Pair, Slow
 
 LARGE = 20_000_000
 
@@ -154,3 +155,29 @@ def test_the_server_stops_once_a_stream_has_left() -> None:
             came += len(data)
     assert came == len(b"FOUND 1 %d\r\n" % LARGE) + LARGE + 2
     pair.peer.close()
+
+
+def test_a_reply_waits_for_what_an_earlier_slice_of_its_command_has_recorded() -> None:
+    """A kick of more jobs than one call moves; when it goes on none are left."""
+
+    class Recording(Slow):
+        def update(self, job: Job) -> None:
+            self.promised += 1
+
+    journal = Recording()
+    broker = Broker(FACTS, journal)
+    pair = Pair(broker, journal)
+    client = broker.connect(lambda: None)
+    for _ in range(2 * SLICE + 1):
+        id = broker.allocate_id()
+        assert broker.put(client, id, 0, 0, 60, b"", 0)
+        assert broker.bury_job(id, 0)
+    journal.safe = journal.promised
+    connection = pair.connection
+    connection.serve(b"kick 1000\r\n", 1, PORTION)
+    assert connection.collect() == b""
+    for job in list(broker.tubes[b"default"].buried.values()):
+        assert broker.delete(None, job.id, 1)
+    assert connection.resume(1, PORTION) == b""
+    assert [out for _, out in connection._held] == [b"KICKED %d\r\n" % SLICE]
+    pair.hang_up()
