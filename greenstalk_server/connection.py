@@ -46,6 +46,9 @@ MAX_HELD: Final = 16
 STREAMED_AT_ONCE: Final = 262144
 """Bytes of a large reply that are sent at once; then other connections are served."""
 
+COSTLY: Final = 8192
+"""Cost above which a call counts toward the poller's budget although no input is left."""
+
 NO_LIMIT: Final = 2**62
 """Bytes, more than there are."""
 
@@ -331,6 +334,8 @@ class Connection:
                 return self.collect()
             self._poller.note_unfinished(self)
             return b""
+        if session.cost > COSTLY:
+            self._poller.spend(session.cost)
         if out and self._committer is not None and self._is_held(self._committer, out, has_promised):
             out = b""
         if session.is_waiting and not session.wants_input:
@@ -360,6 +365,7 @@ class Connection:
             self._has_left = True
             self.on_leave(self.client)
             self.session.close(now)
+            self._poller.spend(self.session.cost)
 
     def _is_held(self, committer: Committer, out: bytes, has_promised: bool) -> bool:
         """Whether *out* has to wait for the journal: then *committer* has it sent."""
@@ -500,6 +506,7 @@ class Connection:
             return True
         if not self._flush():
             return False
+        self._poller.turns.take()
         sent = 0
         while piece := stream.next():
             self._unsent = piece

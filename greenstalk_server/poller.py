@@ -166,6 +166,8 @@ class Poller:
         now = self._clock()
         replies: list[tuple[Handler, bytes]] = []
         for _ in range(queued):
+            if self._spent >= BUDGET:
+                break
             handler = self._queue.popleft()
             self._is_queued.discard(handler)
             out = handler.resume(now, limit)

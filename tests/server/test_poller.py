@@ -326,3 +326,22 @@ def test_a_handler_that_always_has_input_leaves_turns_to_others(stage: Stage) ->
         turns += 1
     assert turns <= 3
     assert len(stage.numbers("receive")) <= turns * 2 * len(MAX_BATCHES) * BATCH_SIZE
+
+
+def test_queued_handlers_that_cost_much_are_served_one_in_a_call(stage: Stage) -> None:
+    """The other watchers of the loop have their turn between them; the order stays."""
+    calls = 0
+    poll = stage.poller._poll
+
+    def count() -> None:
+        nonlocal calls
+        calls += 1
+        poll()
+
+    stage.poller._poll = count  # type: ignore[method-assign]
+    for handler in stage.handlers:
+        handler.cost = BUDGET
+        handler.deferred = b"x"
+        stage.poller.queue(handler)
+    assert stage.wait_for("serve", len(stage.handlers)) == list(range(len(stage.handlers)))
+    assert calls == len(stage.handlers)

@@ -16,7 +16,7 @@ import pytest
 from greenstalk_server.broker import SLICE, Broker
 from greenstalk_server.connection import STREAMED_AT_ONCE
 from greenstalk_server.job import Job
-from greenstalk_server.poller import PORTION
+from greenstalk_server.poller import BUDGET, PORTION
 from tests.daemon import PATIENCE, Daemon
 from tests.server.peer import Peer, eventually
 from tests.server.test_hang_up import FACTS, Pair, Slow
@@ -181,3 +181,18 @@ def test_a_reply_waits_for_what_an_earlier_slice_of_its_command_has_recorded() -
     assert connection.resume(1, PORTION) == b""
     assert [out for _, out in connection._held] == [b"KICKED %d\r\n" % SLICE]
     pair.hang_up()
+
+
+def test_commands_that_take_long_end_the_call_of_the_loop() -> None:
+    """A reserve that waits at many tubes, and a client that leaves with many jobs, count as what they cost."""
+    broker = Broker(FACTS)
+    pair = Pair(broker)
+    watch_many(pair)
+    pair.send(b"reserve\r\n")
+    assert pair.client.is_waiting
+    assert pair._poller._spent >= BUDGET
+    pair.connection._poller.spend(-pair._poller._spent)
+    pair.peer.close()
+    pair.settle()
+    assert pair.client.is_closed
+    assert pair._poller._spent >= BUDGET
