@@ -202,7 +202,7 @@ class Connection:
             self._is_gone = True
             return b""
         if self._has_unread is not None:
-            if self._has_unread() or self._has_hung_up:
+            if self._has_unread() or (self._has_hung_up and data):
                 self.note_unread()
         elif data and (len(data) == RECEIVE_SIZE or self._has_hung_up):
             self.note_unread()

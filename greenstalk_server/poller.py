@@ -30,6 +30,9 @@ from greenstalk_server.turns import Turns
 READ: Final = 1
 """Event of a gevent io watcher."""
 
+EVENTS: Final = select.EPOLLIN | select.EPOLLPRI | select.EPOLLRDHUP | select.EPOLLET
+"""Events of a socket. EPOLLPRI: a recv stops at urgent data, and leaves unread what arrived behind it."""
+
 BATCH_SIZE: Final = 16
 """Handlers served per batch. Larger batches cost less CPU per command, but raise p99 latency."""
 
@@ -74,7 +77,7 @@ class Handler(Protocol):
         """Have the poller call `resume`, which receives again: there may be more than `receive` has returned."""
 
     def note_hang_up(self) -> None:
-        """As `note_unread`, until `receive` returns the end of the stream: no event announces it again."""
+        """As `note_unread`, until nothing is left or the stream ends: no event announces the rest again."""
 
 
 class Poller:
@@ -113,7 +116,7 @@ class Poller:
         A handler that leaves something unread has to call `queue` when it is to be served again.
         """
         self._handlers[fd] = handler
-        self._epoll.register(fd, select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET)
+        self._epoll.register(fd, EVENTS)
 
     def remove(self, fd: int) -> None:
         """Undo `add`, if it was called; to be called before *fd* is closed."""

@@ -106,6 +106,7 @@ class TlsSocket(socket.socket):
             if data:
                 return data
             if not self._is_over:
+                self._has_unread = True
                 raise BlockingIOError
         if self._failure is not None:
             raise self._failure

@@ -196,3 +196,13 @@ def test_commands_that_take_long_end_the_call_of_the_loop() -> None:
     pair.settle()
     assert pair.client.is_closed
     assert pair._poller._spent >= BUDGET
+
+
+def test_what_follows_urgent_data_is_read(daemon: Daemon) -> None:
+    """A recv stops at urgent data, so that it leaves something unread though it returned less than it could."""
+    with Peer(daemon) as peer, paused(daemon):
+        peer.send(b"list-tube-used\r\n")
+        peer.sock.send(b"!", socket.MSG_OOB)
+        peer.send(b"use mail\r\n")
+        os.kill(daemon.process.pid, signal.SIGCONT)
+        assert [peer.read_line(), peer.read_line()] == [b"USING default", b"USING mail"]
