@@ -93,6 +93,7 @@ class Poller:
         self._queue: deque[Handler] = deque()
         self._is_queued: set[Handler] = set()
         self._unfinished: list[Handler] = []
+        self._late: list[tuple[Handler, int]] = []  # with their events; reported when the budget was spent already
         self._spent: int = 0
         self._is_due: bool = False  # `_poll` runs, or the loop is going to call it
         self._is_stopped: bool = False
@@ -183,6 +184,8 @@ class Poller:
             out = handler.serve(data, now, limit)
             if out:
                 replies.append((handler, out))
+        if self._late:
+            self._queue_late()
         if self._unfinished:
             self._take_turns(now, replies)
         for handler, out in replies:
@@ -199,12 +202,21 @@ class Poller:
             if self._is_queued and handler in self._is_queued:
                 handler.note_hang_up() if what != select.EPOLLIN else handler.note_unread()
                 continue
+            if self._spent >= BUDGET:
+                self._late.append((handler, what))
+                continue
             data = handler.receive()
             if data is not None:
                 received.append((handler, data))
             if what != select.EPOLLIN and data != b"":
                 handler.note_hang_up()
         return received
+
+    def _queue_late(self) -> None:
+        """Queue the handlers that were not received from, behind those that were deferred."""
+        late, self._late = self._late, []
+        for handler, what in late:
+            handler.note_hang_up() if what != select.EPOLLIN else handler.note_unread()
 
     def _take_turns(self, now: int, replies: list[tuple[Handler, bytes]]) -> None:
         """Serve those with input left in turns, as far as the budget goes; queue those that are still unfinished."""

@@ -34,6 +34,7 @@ class Handler:
         self.wakes: list[Handler] = []
         self.limits: list[range] = []
         self.cost = 0
+        self.cost_of_receive = 0
         self.left = 0
         self.is_unread = False
         self.deferred: bytes | None = None
@@ -46,6 +47,7 @@ class Handler:
 
     def receive(self) -> bytes | None:
         self._record("receive")
+        self.poller.spend(self.cost_of_receive)
         try:
             data = self.near.recv(SIZE)
         except BlockingIOError:
@@ -345,3 +347,18 @@ def test_queued_handlers_that_cost_much_are_served_one_in_a_call(stage: Stage) -
         stage.poller.queue(handler)
     assert stage.wait_for("serve", len(stage.handlers)) == list(range(len(stage.handlers)))
     assert calls == len(stage.handlers)
+
+
+def test_handlers_that_cost_much_to_receive_from_are_served_one_in_a_call(stage: Stage) -> None:
+    """The other watchers of the loop have their turn between them; the order stays."""
+    stage.add_all()
+    for handler in stage.handlers:
+        handler.cost_of_receive = BUDGET
+        handler.send_from_peer()
+    served: list[int] = []
+    while len(served) < len(stage.handlers):
+        stage.calls.clear()
+        stage.poller._poll()
+        assert len(stage.numbers("receive")) <= 1
+        served += stage.numbers("serve")
+    assert served == list(range(len(stage.handlers)))
