@@ -99,6 +99,8 @@ def test_unread_lists_take_little_memory() -> None:
 def test_a_long_pipeline_does_not_delay_a_short_one(daemon: Daemon) -> None:
     put = b"put 0 0 60 1\r\nx\r\n"
     with Peer(daemon) as first, Peer(daemon) as second, Peer(daemon) as short:
+        for peer in (first, second, short):
+            assert peer.ask(b"list-tube-used") == b"USING default"  # it is accepted
         with paused(daemon):
             first.send(put * 1000)
             second.send(put * 1000)
