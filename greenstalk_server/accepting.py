@@ -69,8 +69,8 @@ class _Patient:
         if not self.files.are_used_up():
             try:
                 accepted = super().do_read()  # type: ignore[misc]
-            except ConnectionAbortedError:  # it has left the queue before we came to it
-                return None
+            except ConnectionAbortedError:  # others may be behind it in the queue, which no event announces again
+                pass
             except OSError as error:
                 if error.errno not in _WITHOUT_MEANS:
                     raise

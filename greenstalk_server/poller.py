@@ -30,6 +30,9 @@ from greenstalk_server.turns import Turns
 READ: Final = 1
 """Event of a gevent io watcher."""
 
+EVENTS: Final = select.EPOLLIN | select.EPOLLPRI | select.EPOLLRDHUP | select.EPOLLET
+"""Events of a socket. EPOLLPRI: a recv stops at urgent data, and leaves unread what arrived behind it."""
+
 BATCH_SIZE: Final = 16
 """Handlers served per batch. Larger batches cost less CPU per command, but raise p99 latency."""
 
@@ -77,7 +80,7 @@ class Handler(Protocol):
         """Have the poller call `resume`, which receives again: there may be more than `receive` has returned."""
 
     def note_hang_up(self) -> None:
-        """As `note_unread`, until `receive` returns the end of the stream: no event announces it again."""
+        """As `note_unread`, until nothing is left or the stream ends: no event announces the rest again."""
 
 
 class Poller:
@@ -93,6 +96,7 @@ class Poller:
         self._queue: deque[Handler] = deque()
         self._is_queued: set[Handler] = set()
         self._unfinished: list[Handler] = []
+        self._late: list[tuple[Handler, int]] = []  # with their events; reported when the budget was spent already
         self._spent: int = 0
         self._is_due: bool = False  # `_poll` runs, or the loop is going to call it
         self._is_timed: bool = False  # the loop is going to call when the timer runs out
@@ -117,7 +121,7 @@ class Poller:
         A handler that leaves something unread has to call `queue` when it is to be served again.
         """
         self._handlers[fd] = handler
-        self._epoll.register(fd, select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET)
+        self._epoll.register(fd, EVENTS)
 
     def remove(self, fd: int) -> None:
         """Undo `add`, if it was called; to be called before *fd* is closed."""
@@ -174,6 +178,8 @@ class Poller:
         now = self._clock()
         replies: list[tuple[Handler, bytes]] = []
         for _ in range(queued):
+            if self._spent >= BUDGET:
+                break
             handler = self._queue.popleft()
             self._is_queued.discard(handler)
             out = handler.resume(now, limit)
@@ -186,6 +192,8 @@ class Poller:
             out = handler.serve(data, now, limit)
             if out:
                 replies.append((handler, out))
+        if self._late:
+            self._queue_late()
         if self._unfinished:
             self._take_turns(now, replies)
         for handler, out in replies:
@@ -202,12 +210,21 @@ class Poller:
             if self._is_queued and handler in self._is_queued:
                 handler.note_hang_up() if what != select.EPOLLIN else handler.note_unread()
                 continue
+            if self._spent >= BUDGET:
+                self._late.append((handler, what))
+                continue
             data = handler.receive()
             if data is not None:
                 received.append((handler, data))
             if what != select.EPOLLIN and data != b"":
                 handler.note_hang_up()
         return received
+
+    def _queue_late(self) -> None:
+        """Queue the handlers that were not received from, behind those that were deferred."""
+        late, self._late = self._late, []
+        for handler, what in late:
+            handler.note_hang_up() if what != select.EPOLLIN else handler.note_unread()
 
     def _take_turns(self, now: int, replies: list[tuple[Handler, bytes]]) -> None:
         """Serve those with input left in turns, as far as the budget goes; queue those that are still unfinished."""

@@ -25,7 +25,7 @@ from typing import Any, Final, TypeAlias
 from greenstalk_server import broker as outcomes
 from greenstalk_server import job as states
 from greenstalk_server import protocol, stats
-from greenstalk_server.broker import Broker
+from greenstalk_server.broker import SLICE, Broker
 from greenstalk_server.client import Client
 from greenstalk_server.job import Job
 from greenstalk_server.protocol import CRLF, MAX_LINE, Command
@@ -60,6 +60,9 @@ KICK_WEIGHT: Final = 128
 
 NEW_TUBE_WEIGHT: Final = 2048
 """The same, for a tube that was not there: with the job that is put into it next, 13 us."""
+
+LEAVE_WEIGHT: Final = 128
+"""The same, for each job and each watched tube of a client that disconnects."""
 
 TURN: Final = 0.000001
 """Seconds between two slices, in which others have their turn. No zero: gevent would go on with all that does not wait
@@ -197,7 +200,9 @@ class Session:
         return self._serve(self._rest, self._position, out, now, limit)
 
     def close(self, now: int) -> None:
-        """Disconnect the client; call once, last."""
+        """Disconnect the client, and set `cost`; call once, last."""
+        client = self.client
+        self.cost = self._weight + LEAVE_WEIGHT * min(len(client.reserved) + len(client.watched), 2 * SLICE)
         self._awaited = None
         self.end_stream()
         self._broker.disconnect(self.client, now)

@@ -53,7 +53,10 @@ UNREAD_AT_MOST: Final = 2 * SENT_AT_ONCE
 
 
 class TlsSocket(socket.socket):
-    """One connection; as a plain non-blocking socket, once `shake` is through."""
+    """One connection; as a plain non-blocking socket, once `shake` is through.
+
+    overhead   bytes that the last `recv` took from the system, beyond those that it returned.
+    """
 
     def __init__(self, sock: socket.socket, context: ssl.SSLContext) -> None:
         """Take over *sock*, which is non-blocking and was accepted; the handshake is still to come."""
@@ -65,6 +68,7 @@ class TlsSocket(socket.socket):
         self._leaving: bytes = b""  # encrypted; goes before what is in _outgoing
         self._encrypted: int = 0  # bytes given to `send` that it has encrypted, and not yet told of
         self._has_unread: bool = False
+        self.overhead: int = 0
         self._is_over: bool = False
         self._failure: OSError | None = None  # how it is over, if badly
 
@@ -93,6 +97,7 @@ class TlsSocket(socket.socket):
 
     def recv(self, buflen: int = 0, flags: int = 0) -> bytes:
         """Return all that a portion of what has come holds, whatever *buflen* is: less than two portions."""
+        self.overhead = 0
         if not self._is_over:
             self._has_unread = False
             came = super().recv(PORTION)
@@ -100,12 +105,14 @@ class TlsSocket(socket.socket):
             if not came:
                 return came  # and the system will say so again
             data = self._decrypt(came)
+            self.overhead = max(0, len(came) - len(data))
             self.answer()
             if len(self._leaving) + self._outgoing.pending > UNREAD_AT_MOST:
                 self._end(ConnectionAbortedError("the client has TLS answer, and does not read it"))
             if data:
                 return data
             if not self._is_over:
+                self._has_unread = True
                 raise BlockingIOError
         if self._failure is not None:
             raise self._failure

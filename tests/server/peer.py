@@ -18,9 +18,12 @@ MIB = 1 << 20
 class Peer:
     """A connection whose every wait is bounded."""
 
-    def __init__(self, server: Daemon, port: int | None = None) -> None:
-        """*port* is another than the server's only one."""
-        self.sock = socket.create_connection(("127.0.0.1", server.port if port is None else port), PATIENCE)
+    def __init__(self, server: Daemon | socket.socket, port: int | None = None) -> None:
+        """*port* is another than the server's only one. A socket, if that is given, is connected already."""
+        if isinstance(server, socket.socket):
+            self.sock = server
+        else:
+            self.sock = socket.create_connection(("127.0.0.1", server.port if port is None else port), PATIENCE)
         self._unread = b""
 
     def __enter__(self) -> Self:

@@ -34,6 +34,7 @@ class Handler:
         self.wakes: list[Handler] = []
         self.limits: list[range] = []
         self.cost = 0
+        self.cost_of_receive = 0
         self.left = 0
         self.is_unread = False
         self.deferred: bytes | None = None
@@ -46,6 +47,7 @@ class Handler:
 
     def receive(self) -> bytes | None:
         self._record("receive")
+        self.poller.spend(self.cost_of_receive)
         try:
             data = self.near.recv(SIZE)
         except BlockingIOError:
@@ -326,3 +328,37 @@ def test_a_handler_that_always_has_input_leaves_turns_to_others(stage: Stage) ->
         turns += 1
     assert turns <= 3
     assert len(stage.numbers("receive")) <= turns * 2 * len(MAX_BATCHES) * BATCH_SIZE
+
+
+def test_queued_handlers_that_cost_much_are_served_one_in_a_call(stage: Stage) -> None:
+    """The other watchers of the loop have their turn between them; the order stays."""
+    calls = 0
+    poll = stage.poller._poll
+
+    def count() -> None:
+        nonlocal calls
+        calls += 1
+        poll()
+
+    stage.poller._poll = count  # type: ignore[method-assign]
+    for handler in stage.handlers:
+        handler.cost = BUDGET
+        handler.deferred = b"x"
+        stage.poller.queue(handler)
+    assert stage.wait_for("serve", len(stage.handlers)) == list(range(len(stage.handlers)))
+    assert calls == len(stage.handlers)
+
+
+def test_handlers_that_cost_much_to_receive_from_are_served_one_in_a_call(stage: Stage) -> None:
+    """The other watchers of the loop have their turn between them; the order stays."""
+    stage.add_all()
+    for handler in stage.handlers:
+        handler.cost_of_receive = BUDGET
+        handler.send_from_peer()
+    served: list[int] = []
+    while len(served) < len(stage.handlers):
+        stage.calls.clear()
+        stage.poller._poll()
+        assert len(stage.numbers("receive")) <= 1
+        served += stage.numbers("serve")
+    assert served == list(range(len(stage.handlers)))

@@ -16,12 +16,13 @@ from pathlib import Path
 import gevent
 import pytest
 
-from greenstalk_server.broker import Broker
+from greenstalk_server.broker import SLICE, Broker
 from greenstalk_server.connection import STREAMED_AT_ONCE
-from greenstalk_server.poller import PORTION
+from greenstalk_server.job import Job
+from greenstalk_server.poller import BUDGET, PORTION
 from tests.daemon import PATIENCE, Daemon
 from tests.server.peer import Peer, eventually
-from tests.server.test_hang_up import FACTS, Pair
+from tests.server.test_hang_up import FACTS, Pair, Slow
 
 LARGE = 20_000_000
 
@@ -106,6 +107,8 @@ def test_unread_lists_take_little_memory() -> None:
 def test_a_long_pipeline_does_not_delay_a_short_one(daemon: Daemon) -> None:
     put = b"put 0 0 60 1\r\nx\r\n"
     with Peer(daemon) as first, Peer(daemon) as second, Peer(daemon) as short:
+        for peer in (first, second, short):
+            assert peer.ask(b"list-tube-used") == b"USING default"  # it is accepted
         with paused(daemon):
             for peer, count in ((first, 1000), (second, 1000), (short, 1)):
                 peer.send(put * count)
@@ -141,3 +144,75 @@ def test_a_busy_connection_that_is_closed_gives_its_jobs_back(daemon: Daemon) ->
                 busy.send(b"peek 1\r\n" * 1000)
         busy.close()
         eventually(lambda: watcher.stats()["current-jobs-ready"] == "1", "the job is ready again")
+
+
+def test_the_server_stops_once_a_stream_has_left() -> None:
+    broker = Broker(FACTS, max_job_size=LARGE)
+    pair = Pair(broker)
+    body = bytes(LARGE)
+    client = broker.connect(lambda: None)
+    assert broker.put(client, broker.allocate_id(), 0, 0, 1, body, 0)
+    pair.send(b"peek 1\r\n")
+    pair.connection.stop()
+    came = 0
+    with gevent.Timeout(PATIENCE):
+        while not pair.client.is_closed:
+            with suppress(BlockingIOError):
+                came += len(pair.peer.recv(1 << 20))
+            gevent.sleep(0)
+    with suppress(BlockingIOError):
+        while data := pair.peer.recv(1 << 20):
+            came += len(data)
+    assert came == len(b"FOUND 1 %d\r\n" % LARGE) + LARGE + 2
+    pair.peer.close()
+
+
+def test_a_reply_waits_for_what_an_earlier_slice_of_its_command_has_recorded() -> None:
+    """A kick of more jobs than one call moves; when it goes on none are left."""
+
+    class Recording(Slow):
+        def update(self, job: Job) -> None:
+            self.promised += 1
+
+    journal = Recording()
+    broker = Broker(FACTS, journal)
+    pair = Pair(broker, journal)
+    client = broker.connect(lambda: None)
+    for _ in range(2 * SLICE + 1):
+        id = broker.allocate_id()
+        assert broker.put(client, id, 0, 0, 60, b"", 0)
+        assert broker.bury_job(id, 0)
+    journal.safe = journal.promised
+    connection = pair.connection
+    connection.serve(b"kick 1000\r\n", 1, PORTION)
+    assert connection.collect() == b""
+    for job in list(broker.tubes[b"default"].buried.values()):
+        assert broker.delete(None, job.id, 1)
+    assert connection.resume(1, PORTION) == b""
+    assert [out for _, out in connection._held] == [b"KICKED %d\r\n" % SLICE]
+    pair.hang_up()
+
+
+def test_commands_that_take_long_end_the_call_of_the_loop() -> None:
+    """A reserve that waits at many tubes, and a client that leaves with many jobs, count as what they cost."""
+    broker = Broker(FACTS)
+    pair = Pair(broker)
+    watch_many(pair)
+    pair.send(b"reserve\r\n")
+    assert pair.client.is_waiting
+    assert pair._poller._spent >= BUDGET
+    pair.connection._poller.spend(-pair._poller._spent)
+    pair.peer.close()
+    pair.settle()
+    assert pair.client.is_closed
+    assert pair._poller._spent >= BUDGET
+
+
+def test_what_follows_urgent_data_is_read(daemon: Daemon) -> None:
+    """A recv stops at urgent data, so that it leaves something unread though it returned less than it could."""
+    with Peer(daemon) as peer, paused(daemon):
+        peer.send(b"list-tube-used\r\n")
+        peer.sock.send(b"!", socket.MSG_OOB)
+        peer.send(b"use mail\r\n")
+        os.kill(daemon.process.pid, signal.SIGCONT)
+        assert [peer.read_line(), peer.read_line()] == [b"USING default", b"USING mail"]
