@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 from greenstalk_server.broker import Broker
 from greenstalk_server.stats import ServerFacts
 from tests.core.world import make_broker
 from tests.daemon import Daemon
 from tests.postgresql.cluster import Cluster
+
+settings.register_profile("no-deadline", deadline=None)  # a busy machine is no failure
+settings.load_profile("no-deadline")
 
 
 @pytest.fixture
