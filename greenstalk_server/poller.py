@@ -177,8 +177,8 @@ class Poller:
         limit = COMMAND_SLICE if queued + len(received) == 1 else PORTION
         now = self._clock()
         replies: list[tuple[Handler, bytes]] = []
-        for _ in range(queued):
-            if self._spent >= BUDGET:
+        for number in range(queued):
+            if number and self._spent >= BUDGET:  # one at least, so that what arrives does not starve the queue
                 break
             handler = self._queue.popleft()
             self._is_queued.discard(handler)

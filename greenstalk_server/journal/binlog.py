@@ -1004,7 +1004,17 @@ class Binlog:
             if not self._make_ahead():
                 return False
             room += self._max_size - SEGMENT_OVERHEAD
+        if size > left and not self._may_begin():
+            return False
         return not is_large or self._grow_ahead(size)
+
+    def _may_begin(self) -> bool:
+        """Whether a batch may begin the next segment: room for compaction remains, unless another program took it."""
+        others = sum([segment.capacity for segment in list(self._ahead)[1:]])
+        try:
+            return self._files.free() + others >= self._compaction_room()
+        except OSError:
+            return False
 
     def _make_ahead(self) -> bool:
         """Make a segment ahead here and now; only if upkeep has been overtaken by a burst of puts."""

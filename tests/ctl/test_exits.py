@@ -40,8 +40,9 @@ def test_every_command_has_a_help(command: str) -> None:
 def test_help_can_be_asked_for_in_every_way(command: list[str]) -> None:
     asked = run(*command, "--help")
     assert asked.code == 0
-    assert run(*command, "-h").text == asked.text
-    assert run("help", *command).text == asked.text
+    for other in ((*command, "-h"), ("help", *command)):
+        done = run(*other)
+        assert (done.code, done.err, done.text) == (0, "", asked.text)
 
 
 def test_help_of_no_command_suggests_one() -> None:

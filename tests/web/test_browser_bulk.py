@@ -15,7 +15,7 @@ import greenstalk
 import pytest
 from playwright.sync_api import expect
 
-from tests.daemon import Daemon
+from tests.daemon import PATIENCE, Daemon
 
 from .browser import Browser, Tab
 from .visit import AXE, FOUND, Clients, is_too_wide, press
@@ -312,7 +312,9 @@ def test_progress_is_live_and_cancel_ends_it_while_workers_go_on(
             address = tab.page.url
             other.page.goto(address)
             other.page.wait_for_selector("text=/about .* left/")
-            expect(tab.page.locator(".task-counts")).to_contain_text(re.compile(r"[1-9][\d,]* buried"))
+            expect(tab.page.locator(".task-counts")).to_contain_text(
+                re.compile(r"[1-9][\d,]* buried"), timeout=PATIENCE * 1000
+            )
             press(tab, "Cancel")
             wait_done(tab)
         buried = clients.states()[3]
