@@ -14,10 +14,10 @@ PIECE: Final = 65536
 """Bytes of a piece, and of a list at most one name more."""
 
 NAME_OVERHEAD: Final = 3
-"""Bytes of a list's line besides the name: "- " and the newline."""
+"""Bytes that a line of a list adds to its name: "- " and the newline."""
 
 MAX_LISTED_NAMES: Final = 4_000_000
-"""Names, of 8 bytes each, in all lists that are being sent."""
+"""Maximum number of names in all lists that are being sent; each takes 8 bytes."""
 
 
 class Stream(Protocol):
@@ -31,7 +31,7 @@ class Stream(Protocol):
 
 
 class BodyStream:
-    """The body of a job, and what ends the reply."""
+    """The body of a job, and the CRLF that ends the reply."""
 
     __slots__ = ("_body", "_position")
 
@@ -55,8 +55,8 @@ class BodyStream:
 class Listings:
     """The lists of names that are being sent.
 
-    names   in all of them.
-    limit   of names; a list that would exceed it is refused.
+    names   number of names in all of them.
+    limit   maximum of `names`; a list that would exceed it is refused.
     """
 
     __slots__ = ("limit", "names")
@@ -98,7 +98,7 @@ class NameList:
 
 
 class NameStream:
-    """A list of names as YAML, and what ends the reply."""
+    """A list of names as YAML, and the CRLF that ends the reply."""
 
     __slots__ = ("_list", "_position")
 
@@ -125,5 +125,5 @@ class NameStream:
         return (b"- " + b"\n- ".join(names[start:end]) + b"\n\r\n") if start < end else b"\r\n"
 
     def close(self) -> None:
-        """Let go of the list."""
+        """Release the list."""
         self._list.leave()

@@ -1,4 +1,4 @@
-"""What several connections have done while the server was stopped takes effect in the order in which they did it."""
+"""Events that several connections cause while the server is stopped take effect in the order of their arrival."""
 
 from .script import parse_corpus
 

@@ -120,7 +120,7 @@ class Stage:
             handler.add()
 
     def wait_for(self, call: str, count: int) -> list[int]:
-        """Return the handlers of the first *count* such calls, in order, once there are as many and no more."""
+        """Wait for *count* such calls, assert that there are no more, and return their handlers in order."""
         with gevent.Timeout(PATIENCE):
             while len(numbers := self.numbers(call)) < count:
                 gevent.sleep(0.001)
@@ -195,7 +195,7 @@ def test_data_and_the_end_that_arrive_together_are_both_received(stage: Stage) -
 
 
 def test_a_handler_that_is_queued_is_not_served_twice_in_a_batch(stage: Stage) -> None:
-    """What it receives when it resumes would be served before what it has received in the same batch before."""
+    """Otherwise the data received by `resume` would overtake the data received earlier in the batch."""
     stage.add_all()
     stage.handlers[0].send_from_peer()
     stage.handlers[0].note_unread()
@@ -290,7 +290,7 @@ def test_handlers_with_pipelined_input_take_turns(stage: Stage) -> None:
 
 
 def test_a_short_input_does_not_wait_for_the_end_of_a_long_one(stage: Stage) -> None:
-    """Once the long one has used up the budget the loop runs, and who has come meanwhile has its turn."""
+    """When the long input has used up the budget, the loop runs, and the short input is served in the next call."""
     stage.add_all()
     long, short = stage.handlers[:2]
     long.left, long.cost = 100, BUDGET // 4
