@@ -51,8 +51,9 @@ test-compiled: $(COMPILED)/.made  ## the same, then run the core's tests against
 	$(WITH_COMPILED) $(BIN)/python -m pytest -o pythonpath= -n 2 --no-loadscope-reorder --max-worker-restart 0 \
 	  tests/core tests/wire $(addprefix tests/server/test_,$(ON_COMPILED))
 
-check: $(VENV)/.installed-dev  ## set up, then lint, check types and the import rule
+check: $(VENV)/.installed-dev  ## set up, then lint, check the format, types and the import rule
 	$(BIN)/ruff check
+	$(BIN)/ruff format --check --quiet
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 

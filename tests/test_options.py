@@ -360,7 +360,10 @@ def test_the_password_of_a_database_is_not_shown() -> None:
         ("postgresql://ada:pa55@word/a?b&c@db/jobs", "postgresql://ada:***@db/jobs"),
         ("postgresql://ada:pa55word", "postgresql://ada:***"),
         ("postgresql://ada@db/jobs?password=pa55@word&port=1", "postgresql://ada@db/jobs?password=***&port=1"),
-        ("postgresql://db/jobs?sslpassword=pa55&sslmode=require", "postgresql://db/jobs?sslpassword=***&sslmode=require"),
+        (
+            "postgresql://db/jobs?sslpassword=pa55&sslmode=require",
+            "postgresql://db/jobs?sslpassword=***&sslmode=require",
+        ),
         ("postgresql://ada@db:5433/jobs", "postgresql://ada@db:5433/jobs"),
         ("postgresql:/ada:pa55word@db/jobs", "postgresql:/ada:***@db/jobs"),
         ("host=db user=ada password=pa55word", "host=db user=ada password=***"),

@@ -168,9 +168,7 @@ class Charts:
         """The charts of the tube *name*, for the page that is asked for."""
         span = _span()
         source = url_for("tube_history", tube=name, span=span.name)
-        return _panel(
-            OF_A_TUBE, self._history.columns(name.encode(), span), span, source, url_for("tube", tube=name)
-        )
+        return _panel(OF_A_TUBE, self._history.columns(name.encode(), span), span, source, url_for("tube", tube=name))
 
     def server_charts(self) -> Panel:
         """The charts of the whole server, for the page that is asked for."""

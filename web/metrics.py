@@ -40,9 +40,7 @@ CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 STATES: Final = ("ready", "reserved", "delayed", "buried")
 
-COMMANDS: Final = {
-    name: name.removeprefix("cmd_").replace("_", "-") for name in COUNTERS if name.startswith("cmd_")
-}
+COMMANDS: Final = {name: name.removeprefix("cmd_").replace("_", "-") for name in COUNTERS if name.startswith("cmd_")}
 """The protocol's word for what each counter of "stats" counts."""
 
 JOB_LENGTHS: Final = range(14, 50)

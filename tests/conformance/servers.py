@@ -58,9 +58,7 @@ def peer() -> Kind:
     """Debian's beanstalkd; raise ServerError if it is not installed."""
     path = shutil.which("beanstalkd", path=os.environ.get("PATH", "") + ":/usr/bin:/usr/sbin")
     if path is None:
-        raise ServerError(
-            "beanstalkd, held against ours here, is missing: install the Debian package `beanstalkd`"
-        )
+        raise ServerError("beanstalkd, held against ours here, is missing: install the Debian package `beanstalkd`")
     return Kind("peer", (path,))
 
 

@@ -41,9 +41,7 @@ class Servers:
         self._stack = stack
         self._running: dict[tuple[Kind, tuple[str, ...]], Server] = {}
 
-    def play(
-        self, kind: Kind, conversation: Conversation, delivery: Delivery = Delivery.STEPWISE
-    ) -> Transcript:
+    def play(self, kind: Kind, conversation: Conversation, delivery: Delivery = Delivery.STEPWISE) -> Transcript:
         if conversation.needs_own_server:
             return play_on_own_server(kind, conversation)
         key = (kind, conversation.flags)

@@ -27,9 +27,7 @@ from .script import (
 from .servers import Baseline, ServerError, peer
 from .wire import END, MISSING_CRLF, QUIET, SILENCE, Connection
 
-BASELINE = Baseline(
-    pid=7, last_id=40, stats={"cmd-put": "5"}, default_tube={"total-jobs": "3", "current-using": "1"}
-)
+BASELINE = Baseline(pid=7, last_id=40, stats={"cmd-put": "5"}, default_tube={"total-jobs": "3", "current-using": "1"})
 
 
 @pytest.mark.parametrize(

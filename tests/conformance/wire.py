@@ -34,9 +34,7 @@ class Connection:
     time passing.
     """
 
-    def __init__(
-        self, address: tuple[str, int], patience: float, settle: Callable[[], None] = lambda: None
-    ) -> None:
+    def __init__(self, address: tuple[str, int], patience: float, settle: Callable[[], None] = lambda: None) -> None:
         self._patience = patience
         self._settle = settle
         self._socket = socket.create_connection(address, timeout=SEND_SECONDS)

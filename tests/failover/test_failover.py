@@ -16,7 +16,6 @@ SELDOM_LOCKED: Final = ("greenstalk_standby", "greenstalk_schema")
 """Tables that no server needs while it leads; `make failover-test` locks them too."""
 
 
-
 LONGEST: Final = 8.0
 """Seconds without service that a round may take on a busy machine: PostgreSQL's own time-outs take longer."""
 

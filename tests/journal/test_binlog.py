@@ -340,7 +340,6 @@ def test_puts_are_accepted_again_as_soon_as_there_is_room() -> None:
     assert not yard.binlog.is_full
 
 
-
 class Counting(Disk):
     """A disk that counts its syncs of files, and fails from one on if it is told to."""
 

@@ -708,9 +708,7 @@ def test_records_shuffled_cut_and_doubled_invent_nothing(picks: list[tuple[int, 
     STORY.assert_nothing_invented(recover(segments))
 
 
-@given(
-    st.lists(st.tuples(st.integers(1, 3), st.integers(0, 2**12), st.binary(min_size=1, max_size=40)), max_size=6)
-)
+@given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 2**12), st.binary(min_size=1, max_size=40)), max_size=6))
 def test_bytes_overwritten_anywhere_invent_nothing(writes: list[tuple[int, int, bytes]]) -> None:
     segments = {number: bytearray(data) for number, data in STORY.segments.items()}
     for number, place, data in writes:

@@ -173,9 +173,7 @@ def test_a_restart_shows_what_beanstalkds_shows(tmp_path: Path, url: str | None)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_restart_keeps_pauses_and_gives_no_id_again(
-    tmp_path: Path, number: signal.Signals, url: str | None
-) -> None:
+def test_a_restart_keeps_pauses_and_gives_no_id_again(tmp_path: Path, number: signal.Signals, url: str | None) -> None:
     """As beanstalkd does not: its pauses are lost, and the ids of deleted jobs come again."""
     directory = tmp_path / "b"
     with serving(ours(), directory, "-f", "0", url=url) as server:

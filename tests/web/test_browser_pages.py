@@ -86,8 +86,10 @@ def test_clear_wants_the_name_typed(tab: Tab, clients: Clients) -> None:
     assert tab.page.get_by_label("name to confirm").input_value() == "something", "what was typed is still there"
     assert tab.page.inner_text("h1") == clients.tube
     assert clients.states() == (700, 0, 1, 0)
-    assert tab.page.get_by_role("link", name="Last day").evaluate("link => link.href").endswith(
-        f"/tube?tube={clients.tube}&span=day"
+    assert (
+        tab.page.get_by_role("link", name="Last day")
+        .evaluate("link => link.href")
+        .endswith(f"/tube?tube={clients.tube}&span=day")
     )
     tab.page.get_by_label("name to confirm").fill(clients.tube)
     press(tab, "Delete all ready jobs")

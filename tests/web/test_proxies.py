@@ -20,9 +20,7 @@ OURS = {"Sec-Fetch-Site": "same-origin"}
 def told(queue: Queue, peer: str = PROXY, **forwarded: str) -> tuple[str, str, str, str]:
     """What a view is told of a request with X-Forwarded- headers: address, scheme, host and prefix."""
     app = queue.app(trusted_proxies=TRUSTED, password="x")  # noqa: S106
-    app.add_url_rule(
-        "/told", "told", lambda: [request.remote_addr, request.scheme, request.host, request.root_path]
-    )
+    app.add_url_rule("/told", "told", lambda: [request.remote_addr, request.scheme, request.host, request.root_path])
     headers = {f"X-Forwarded-{name}": text for name, text in forwarded.items()} | basic("", "x")
     answer = app.test_client().get("/told", headers=headers, environ_overrides={"REMOTE_ADDR": peer})
     address, scheme, host, prefix = answer.json

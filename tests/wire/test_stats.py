@@ -111,7 +111,7 @@ def test_stats_to_the_byte() -> None:
         "current-connections: 1\ncurrent-producers: 1\ncurrent-workers: 0\ncurrent-waiting: 0\ntotal-connections: 1\n"
         'pid: 1\nversion: "1.99"\nrusage-utime: 0.250000\nrusage-stime: 1.500000\nuptime: 61\nbinlog-oldest-index: 0\n'
         "binlog-current-index: 0\nbinlog-records-migrated: 0\nbinlog-records-written: 0\nbinlog-max-size: 10485760\n"
-        'draining: false\nid: 0123456789abcdef\nhostname: host\nos: os\nplatform: platform\n'
+        "draining: false\nid: 0123456789abcdef\nhostname: host\nos: os\nplatform: platform\n"
         'greenstalk-version: "0"\n'
     ).encode()
     assert talk.send(b"stats\r\n") == b"OK %d\r\n%b\r\n" % (len(body), body)
@@ -148,7 +148,7 @@ def test_stats_job_to_the_byte() -> None:
     talk.send(b"put 7 3 0 0\r\n\r\n")
     talk.advance(0.5)
     body = (
-        b'---\nid: 1\ntube: default\nstate: delayed\npri: 7\nage: 0\ndelay: 3\nttr: 1\ntime-left: 2\nfile: 0\n'
+        b"---\nid: 1\ntube: default\nstate: delayed\npri: 7\nage: 0\ndelay: 3\nttr: 1\ntime-left: 2\nfile: 0\n"
         b"reserves: 0\ntimeouts: 0\nreleases: 0\nburies: 0\nkicks: 0\n"
     )
     assert talk.send(b"stats-job 1\r\n") == b"OK %d\r\n%b\r\n" % (len(body), body)
