@@ -47,7 +47,7 @@ compiled: $(COMPILED)/.made  ## set up, then compile the core with mypyc into bu
 
 test-compiled: $(COMPILED)/.made  ## the same, then run the core's tests against that build
 	@$(call need,beanstalkd,beanstalkd)
-	$(WITH_COMPILED) $(BIN)/python -c 'from greenstalk_server import broker as it; assert it.__file__.endswith(".so"), it.__file__'
+	$(WITH_COMPILED) $(BIN)/python -c 'from greenstalk_server.core import broker as it; assert it.__file__.endswith(".so"), it.__file__'
 	$(WITH_COMPILED) $(BIN)/python -m pytest -o pythonpath= -n 2 --no-loadscope-reorder --max-worker-restart 0 \
 	  tests/core tests/wire $(addprefix tests/server/test_,$(ON_COMPILED))
 

@@ -20,14 +20,10 @@ from typing import TYPE_CHECKING, Final
 import gevent
 from gevent.event import Event
 
-from greenstalk_server import __version__, configuration, logs
-from greenstalk_server.accepting import Files, WebServer
-from greenstalk_server.backup import export_journal, import_journal
-from greenstalk_server.bodies import Bodies
-from greenstalk_server.broker import Broker
-from greenstalk_server.check import check
-from greenstalk_server.clock import Clock, steady_clock
-from greenstalk_server.command_line import (
+from greenstalk_server import __version__
+from greenstalk_server.cluster.role import Role
+from greenstalk_server.config import show
+from greenstalk_server.config.command_line import (
     CheckConfig,
     Command,
     Handover,
@@ -38,24 +34,23 @@ from greenstalk_server.command_line import (
     ShowConfig,
     parse,
 )
-from greenstalk_server.committer import Committer
-from greenstalk_server.exits import EXIT_BINLOG, EXIT_OK, MORE_MEMORY, StartError
-from greenstalk_server.journal import Journal, NullJournal
-from greenstalk_server.journal.binlog import Binlog
+from greenstalk_server.config.options import DEFINITIONS, PROGRAM, Options, UsageError, is_database, without_password
+from greenstalk_server.core.body_cache import Bodies
+from greenstalk_server.core.broker import Broker
+from greenstalk_server.core.journal import Journal, NullJournal
+from greenstalk_server.core.limits import Limited, Limits, bounds
+from greenstalk_server.journal.check import check
 from greenstalk_server.journal.files import Directory
 from greenstalk_server.journal.lock import DirectoryLock
-from greenstalk_server.limits import Limited, Limits, bounds
-from greenstalk_server.listeners import Listener, describe, open_listeners, open_web_listener
-from greenstalk_server.loader import Loader
-from greenstalk_server.memory import collect_nothing, keep_collections_short, resident
-from greenstalk_server.options import (
-    DEFINITIONS,
-    PROGRAM,
-    Options,
-    UsageError,
-    is_database,
-    without_password,
-)
+from greenstalk_server.journal.startup import recover
+from greenstalk_server.journal.transfer import export_journal, import_journal
+from greenstalk_server.journal.writer import Binlog
+from greenstalk_server.net.acceptor import Files, WebServer
+from greenstalk_server.net.body_loader import Loader
+from greenstalk_server.net.committer import Committer
+from greenstalk_server.net.listeners import Listener, describe, open_listeners, open_web_listener
+from greenstalk_server.net.server import Server
+from greenstalk_server.net.tls import Certificates
 from greenstalk_server.preflight import (
     check_start,
     refuse_rules_for_nobody,
@@ -63,7 +58,11 @@ from greenstalk_server.preflight import (
     warn_of_writers,
     with_password,
 )
-from greenstalk_server.process import (
+from greenstalk_server.runtime import logs
+from greenstalk_server.runtime.clock import Clock, steady_clock
+from greenstalk_server.runtime.exit_codes import EXIT_BINLOG, EXIT_OK, MORE_MEMORY, StartError
+from greenstalk_server.runtime.gc_tuning import collect_nothing, keep_collections_short, resident
+from greenstalk_server.runtime.process import (
     READY,
     STOPPING,
     drop_privileges,
@@ -73,16 +72,12 @@ from greenstalk_server.process import (
     server_facts,
     tell_manager,
 )
-from greenstalk_server.role import Role
-from greenstalk_server.server import Server
-from greenstalk_server.startup import recover
-from greenstalk_server.tls import Certificates
 
 if TYPE_CHECKING:
     from flask import Flask
 
-    from greenstalk_server.dashboard import Dashboard
-    from greenstalk_server.journal.postgresql import Rows, SharedBinlog
+    from greenstalk_server.journal.postgresql.database import Rows, SharedBinlog
+    from greenstalk_server.web.server import Dashboard
 
 WEB_STOP_TIMEOUT: Final = 1.0
 """Seconds that a request in hand has left at a stop; an idle kept-alive connection takes them all."""
@@ -156,7 +151,7 @@ def _answer(command: Command) -> int:
         case ShowConfig(options, is_json):
             for warning in options.warnings:
                 print(f"{PROGRAM}: warning: {warning}", file=sys.stderr)
-            print(configuration.as_json(options) if is_json else configuration.as_table(options), end="")
+            print(show.as_json(options) if is_json else show.as_table(options), end="")
         case CheckConfig(checked, problems):
             return check_start(checked, problems, os.environ)
         case Handover(options):
@@ -218,7 +213,7 @@ def _open(options: Options, environ: Mapping[str, str]) -> Iterator[Listener]:
 
 
 def _dashboard(listener: socket.socket, options: Options, listeners: Sequence[Listener]) -> Dashboard:
-    from greenstalk_server.dashboard import Dashboard  # noqa: PLC0415 Flask is half of a start
+    from greenstalk_server.web.server import Dashboard  # noqa: PLC0415 Flask is half of a start
 
     where = next((one for one in listeners if not one.is_tls), listeners[0])
     return Dashboard(listener, options, describe(where.sock))

@@ -20,16 +20,16 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final, ParamSpec
 
-from greenstalk_server.exits import EXIT_BINLOG, EXIT_OK, EXIT_USAGE, StartError
+from greenstalk_server.config.options import PROGRAM, Options, UsageError, refuse_equal_passwords, shown
 from greenstalk_server.journal.files import Directory
 from greenstalk_server.journal.lock import LOCK_NAME, holder_of, refused
 from greenstalk_server.journal.record import SEGMENT_HEADER_SIZE, BadSegment, NewerVersion, decode_segment_header
 from greenstalk_server.journal.segment import name_of, numbers
-from greenstalk_server.listeners import PLAIN_PREFIX, of_dashboard, try_listening
-from greenstalk_server.options import PROGRAM, Options, UsageError, refuse_equal_passwords, shown
-from greenstalk_server.process import acting_as, refuse_unreadable
-from greenstalk_server.startup import LATER_VERSION
-from greenstalk_server.tls import load_certificate, load_client_ca
+from greenstalk_server.journal.startup import LATER_VERSION
+from greenstalk_server.net.listeners import PLAIN_PREFIX, of_dashboard, try_listening
+from greenstalk_server.net.tls import load_certificate, load_client_ca
+from greenstalk_server.runtime.exit_codes import EXIT_BINLOG, EXIT_OK, EXIT_USAGE, StartError
+from greenstalk_server.runtime.process import acting_as, refuse_unreadable
 
 LONGEST_PASSWORD: Final = 1000
 """Bytes of a password in a file."""

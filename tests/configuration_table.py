@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from greenstalk_server.options import DEFINITIONS, Definition, Kind
+from greenstalk_server.config.options import DEFINITIONS, Definition, Kind
 from tests.daemon import REPOSITORY
 
 PAGE = REPOSITORY / "docs" / "configuration.md"

@@ -17,12 +17,12 @@ from typing import Any, Self
 
 import pytest
 
-from greenstalk_server import archive, life
-from greenstalk_server.archive import BadLine, Pause, Reader, Writer
-from greenstalk_server.backup import SEGMENT_SIZE
-from greenstalk_server.job import BURIED, DELAYED, SECOND, Job
-from greenstalk_server.journal import record
-from greenstalk_server.tube import Tube
+from greenstalk_server.core import job_history
+from greenstalk_server.core.job import BURIED, DELAYED, SECOND, Job
+from greenstalk_server.core.tube import Tube
+from greenstalk_server.journal import archive, record
+from greenstalk_server.journal.archive import BadLine, Pause, Reader, Writer
+from greenstalk_server.journal.transfer import SEGMENT_SIZE
 from tests.daemon import COMMAND, PATIENCE, REPOSITORY, Daemon, environment, run
 from tests.server.peer import eventually
 
@@ -383,7 +383,7 @@ def test_the_lines_above_are_fine() -> None:
     pause, job = read(sealed(HEAD, PAUSE, JOB))
     assert pause == Pause(b"mail", 2, 1)
     assert isinstance(job, Job)
-    assert life.unpack(job.events) == [(1, life.KICKED, 0)]
+    assert job_history.unpack(job.events) == [(1, job_history.KICKED, 0)]
 
 
 @pytest.mark.parametrize(
@@ -471,7 +471,7 @@ def test_what_recovery_makes_of_an_import_is_what_was_exported() -> None:
     job = Job(3, Tube(b"a", {}), b"x", 1, 2 * SECOND, 3 * SECOND, 4)
     job.state, job.deadline = DELAYED, 5
     job.reserves, job.timeouts, job.releases, job.buries, job.kicks = 1, 2, 3, 4, 5
-    job.events = life.add(b"", life.RELEASED, 6, 7)
+    job.events = job_history.add(b"", job_history.RELEASED, 6, 7)
     (copy,) = read(list(Writer().lines(1, 4, [], [job])))
     assert isinstance(copy, Job)
     encoder = record.Encoder(b"salt")

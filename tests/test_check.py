@@ -17,11 +17,11 @@ from zlib import crc32
 import greenstalk
 import pytest
 
-from greenstalk_server.check import Report, inspect
 from greenstalk_server.cli import main
-from greenstalk_server.job import Job
+from greenstalk_server.core.job import Job
+from greenstalk_server.core.tube import Tube
 from greenstalk_server.journal import record
-from greenstalk_server.tube import Tube
+from greenstalk_server.journal.check import Report, inspect
 from tests.daemon import PATIENCE, Daemon, run
 from tests.journal import version1
 

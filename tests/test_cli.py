@@ -653,7 +653,7 @@ def test_user_who_cannot_read_the_program_is_refused_a_dashboard(tmp_path: Path)
     """To compile the templates would fail, with a traceback."""
     tmp_path.chmod(0o700)
     for package in ("greenstalk_server", "web", "templates", "static"):
-        shutil.copytree(REPOSITORY / package, tmp_path / package)
+        shutil.copytree(REPOSITORY / package, tmp_path / package, symlinks=True)
     command = (sys.executable, "-c", FROM_ELSEWHERE, str(tmp_path))
     done = run(*LOOPBACK, "--web-port", "0", "-u", "nobody", command=command)
     assert re.fullmatch(

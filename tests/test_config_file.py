@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from greenstalk_server.access import Rule
-from greenstalk_server.command_line import parse
-from greenstalk_server.options import DEFINITIONS, Options, UsageError
+from greenstalk_server.config.command_line import parse
+from greenstalk_server.config.options import DEFINITIONS, Options, UsageError
+from greenstalk_server.protocol.access import Rule
 
 # Every key but those that stand instead of others.
 EVERYTHING = """\

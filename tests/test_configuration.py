@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from greenstalk_server.command_line import parse
-from greenstalk_server.options import DEFINITIONS, Options
+from greenstalk_server.config.command_line import parse
+from greenstalk_server.config.options import DEFINITIONS, Options
 from tests.configuration_table import PAGE, page
 from tests.daemon import run
 

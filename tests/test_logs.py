@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from greenstalk_server.logs import JsonFormatter, TextFormatter
+from greenstalk_server.runtime.logs import JsonFormatter, TextFormatter
 from tests.daemon import COMMAND, MINDING_SIGNALS, PATIENCE, REPOSITORY, Daemon, ask, environment, run
 
 LOOPBACK = ("-l", "127.0.0.1", "-p", "0")
@@ -80,7 +80,7 @@ def test_as_json_every_line_is_an_event(json_server: subprocess.Popen[bytes]) ->
 
     with socket.create_connection((host, int(port)), PATIENCE) as sock:
         address = "{}:{}".format(*sock.getsockname())
-        of_it = {"connection": 1, "address": address, "level": "debug", "logger": "greenstalk_server.server"}
+        of_it = {"connection": 1, "address": address, "level": "debug", "logger": "greenstalk_server.net.server"}
         assert log.event("connected").items() >= of_it.items()
         ask(sock, b"bogus \x1b[31m\xff\n{} \r\n")
         refused = log.event("refused: UNKNOWN_COMMAND")
@@ -207,7 +207,7 @@ def test_sighup_stops_it_in_a_terminal() -> None:
 UNCAUGHT = """\
 import sys, threading, warnings
 import gevent
-from greenstalk_server import logs
+from greenstalk_server.runtime import logs
 logs.install("info", sys.argv[1])
 def fail(what):
     raise ValueError(f"{what}\\n2026-01-01 00:00:00.000 ERROR forged \\x1b[2J")
@@ -234,11 +234,11 @@ def uncaught(log_format: str) -> list[str]:
 def test_what_nobody_caught_is_an_event() -> None:
     events = [json.loads(line) for line in uncaught("json")]
     assert [(event["level"], event["logger"]) for event in events] == [
-        ("error", "greenstalk_server.logs"),
-        ("error", "greenstalk_server.logs"),
-        ("error", "greenstalk_server.logs"),
+        ("error", "greenstalk_server.runtime.logs"),
+        ("error", "greenstalk_server.runtime.logs"),
+        ("error", "greenstalk_server.runtime.logs"),
         ("warning", "py.warnings"),
-        ("critical", "greenstalk_server.logs"),
+        ("critical", "greenstalk_server.runtime.logs"),
     ]
     failed = [event for event in events if "exception" in event]
     for event, what in zip(failed, ("greenlet", "callback", "thread", "main"), strict=True):
@@ -259,7 +259,7 @@ import sys, urllib.error, urllib.request
 import gevent
 from flask import Flask
 from gevent.pywsgi import WSGIServer
-from greenstalk_server import logs
+from greenstalk_server.runtime import logs
 logs.install("info", "json")
 app = Flask("web")
 @app.get("/view")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from greenstalk_server import __version__
-from greenstalk_server.command_line import (
+from greenstalk_server.config.command_line import (
     Command,
     Handover,
     Information,
@@ -21,8 +21,8 @@ from greenstalk_server.command_line import (
     parse,
     usage,
 )
-from greenstalk_server.configuration import as_json, as_table
-from greenstalk_server.options import DEFINITIONS, TOKENS, Options, UsageError, without_password
+from greenstalk_server.config.options import DEFINITIONS, TOKENS, Options, UsageError, without_password
+from greenstalk_server.config.show import as_json, as_table
 
 GIB = 2**30
 

@@ -8,9 +8,9 @@ from typing import Final
 
 from werkzeug.exceptions import BadRequest
 
-from greenstalk_server.job import BURIED, DELAYED, MAX_ID, READY, RESERVED, STATE_NAMES
-from greenstalk_server.tube import is_tube_name
-from web import text
+from greenstalk_server.core.job import BURIED, DELAYED, MAX_ID, READY, RESERVED, STATE_NAMES
+from greenstalk_server.core.tube import is_tube_name
+from greenstalk_server.web import text
 
 MAX_NUMBER: Final = 2**32 - 1
 """The largest priority, and the largest count of seconds (protocol.txt)."""

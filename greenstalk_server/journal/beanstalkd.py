@@ -27,9 +27,9 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final
 
-from greenstalk_server.job import DELAYED, READY, RESERVED, SECOND, Job
+from greenstalk_server.core.job import DELAYED, READY, RESERVED, SECOND, Job
+from greenstalk_server.core.tube import is_tube_name
 from greenstalk_server.journal.recovery import Damage
-from greenstalk_server.tube import is_tube_name
 
 CRLF: Final = b"\r\n"
 

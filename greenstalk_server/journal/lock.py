@@ -13,7 +13,7 @@ import struct
 from pathlib import Path
 from typing import Final
 
-from greenstalk_server.exits import EXIT_BINLOG, StartError
+from greenstalk_server.runtime.exit_codes import EXIT_BINLOG, StartError
 
 LOCK_NAME: Final = "lock"
 FLOCK: Final = struct.Struct("@hhqqi4x")

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Final
 from zlib import crc32
 
-from greenstalk_server import life
-from greenstalk_server.bodies import held_body
-from greenstalk_server.job import Job
-from greenstalk_server.life import RESERVED
-from greenstalk_server.tube import Tube
+from greenstalk_server.core import job_history
+from greenstalk_server.core.body_cache import held_body
+from greenstalk_server.core.job import Job
+from greenstalk_server.core.job_history import RESERVED
+from greenstalk_server.core.tube import Tube
 
 MAGIC: Final = b"GSJOURNL"
 VERSION: Final = 3
@@ -82,10 +82,10 @@ RESERVE_FIELDS: Final = struct.Struct("<QII")
 JOB_WITH_EVENTS_FIELDS: Final = struct.Struct(JOB_FIELDS.format + "B")
 """As JOB; then bytes of events. After the name they stand, before the body."""
 
-UPDATE_WITH_EVENT_FIELDS: Final = struct.Struct(f"{UPDATE_FIELDS.format}{life.EVENT.size}s")
+UPDATE_WITH_EVENT_FIELDS: Final = struct.Struct(f"{UPDATE_FIELDS.format}{job_history.EVENT.size}s")
 """As UPDATE; then the event."""
 
-RESERVE_WITH_EVENT_FIELDS: Final = struct.Struct(RESERVE_FIELDS.format + life.EVENT.format[1:])
+RESERVE_WITH_EVENT_FIELDS: Final = struct.Struct(RESERVE_FIELDS.format + job_history.EVENT.format[1:])
 """As RESERVE; then the event: time, kind, number of the client."""
 
 DELETE_FIELDS: Final = struct.Struct("<Q")
@@ -103,7 +103,7 @@ _OTHER_RECORD: Final = struct.Struct("<IQB")
 
 _UPDATE_LENGTH: Final = UPDATE_WITH_EVENT_FIELDS.size
 _RESERVE_LENGTH: Final = RESERVE_WITH_EVENT_FIELDS.size
-_EVENT_SIZE: Final = life.EVENT.size
+_EVENT_SIZE: Final = job_history.EVENT.size
 
 DELETE_SIZE: Final = HEADER_SIZE + DELETE_FIELDS.size
 UPDATE_SIZE: Final = HEADER_SIZE + UPDATE_WITH_EVENT_FIELDS.size
@@ -182,7 +182,7 @@ def job_size(job: Job) -> int:
 def events_of(job: Job) -> bytes:
     """What has happened to *job*, a reservation that goes on included."""
     holder = job.holder
-    return job.events if holder is None else life.add(job.events, RESERVED, job.reserved_at, holder.number)
+    return job.events if holder is None else job_history.add(job.events, RESERVED, job.reserved_at, holder.number)
 
 
 def events_size(events: bytes) -> int:
@@ -294,7 +294,7 @@ class Encoder:
 
     def lapse(self, job: Job, sequence: int) -> bytes:
         """A RESERVE record of *job*, whose reservation has ended as the last of its events says."""
-        event = life.last(job.events)
+        event = job_history.last(job.events)
         try:
             fields = _RESERVE_RECORD.pack(
                 _RESERVE_LENGTH, sequence, RESERVE_WITH_EVENT, job.id, job.reserves, job.timeouts, *event

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from typing import Final
 from zlib import crc32
 
-from greenstalk_server import life
-from greenstalk_server.bodies import BODY_COST, JOB_COST, SMALL
-from greenstalk_server.job import BURIED, DELAYED, READY, RESERVED, Job
+from greenstalk_server.core import job_history
+from greenstalk_server.core.body_cache import BODY_COST, JOB_COST, SMALL
+from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, Job
+from greenstalk_server.core.tube import Tube, is_tube_name
 from greenstalk_server.journal import record
 from greenstalk_server.journal.record import BadSegment, NewerVersion, SegmentHeader
-from greenstalk_server.tube import Tube, is_tube_name
 
 _JOB_AT: Final = record.HEADER_SIZE
 _NAME_AT: Final = record.HEADER_SIZE + record.JOB_FIELDS.size
@@ -175,7 +175,7 @@ class Recovery:
             job.created_at = min(job.created_at, now)
             if job.state == DELAYED:
                 job.deadline = min(job.deadline, now + job.delay)
-            if job.state == RESERVED or (job.state != READY and life.is_reserved(job.events)):
+            if job.state == RESERVED or (job.state != READY and job_history.is_reserved(job.events)):
                 self._return(job, now)
             elif job.state == DELAYED and job.deadline <= now:
                 job.state = READY
@@ -193,8 +193,8 @@ class Recovery:
         """
         if job.state == RESERVED or (job.state == DELAYED and job.deadline <= now):
             job.state, job.deadline = READY, now
-        if life.is_reserved(job.events):
-            job.events = life.add(job.events, life.RETURNED, now, life.NOBODY)
+        if job_history.is_reserved(job.events):
+            job.events = job_history.add(job.events, job_history.RETURNED, now, job_history.NOBODY)
             self.returned.append(job)
 
     @property
@@ -347,7 +347,7 @@ class Recovery:
         events_at = name_at + name_length
         body_at = events_at + events_length
         tube = self._tube(data[name_at:events_at])
-        if tube is None or not READY <= state <= DELAYED or body_at > stop or events_length not in life.SIZES:
+        if tube is None or not READY <= state <= DELAYED or body_at > stop or events_length not in job_history.SIZES:
             return
         if not 0 < id < _ID_LIMIT or (delay | ttr | (deadline if state == BURIED else 0)) >> record.BITS:
             return
@@ -419,7 +419,7 @@ class Recovery:
         (id,) = record.DELETE_FIELDS.unpack_from(data, at + _JOB_AT)  # each record of a job begins with its id
         job = self.jobs.get(id)
         if job is not None:
-            job.events = life.join(job.events, data[event_at : event_at + life.EVENT.size])
+            job.events = job_history.join(job.events, data[event_at : event_at + job_history.EVENT.size])
         return job
 
     def _reserve_with_event(self, data: bytes, at: int, stop: int, segment: Replayed) -> None:
@@ -427,9 +427,9 @@ class Recovery:
         if job is None:
             return
         _, job.reserves, job.timeouts = record.RESERVE_FIELDS.unpack_from(data, at + _JOB_AT)
-        if not life.is_reserved(job.events):
-            job.state, job.deadline = READY, life.last(job.events).at
-        elif job.state == READY or (job.state == DELAYED and job.deadline <= life.last(job.events).at):
+        if not job_history.is_reserved(job.events):
+            job.state, job.deadline = READY, job_history.last(job.events).at
+        elif job.state == READY or (job.state == DELAYED and job.deadline <= job_history.last(job.events).at):
             job.state = RESERVED  # else reserve-job took it, and `settle` returns it to what it was
 
     def _reserve(self, data: bytes, at: int, stop: int, segment: Replayed) -> None:

@@ -42,10 +42,10 @@ def test_the_line_that_a_leaf_is_at_tells(server: Path, line: int, stage: str) -
 @pytest.mark.parametrize(
     ("path", "stage"),
     [
-        ("greenstalk_server/session.py", "parse"),
-        ("greenstalk_server/broker.py", "core"),
+        ("greenstalk_server/protocol/session.py", "parse"),
+        ("greenstalk_server/core/broker.py", "core"),
         ("greenstalk_server/a_new_heap.py", "core"),
-        ("greenstalk_server/journal/binlog.py", "journal"),
+        ("greenstalk_server/journal/writer.py", "journal"),
         ("web/api/jobs.py", "dashboard"),
         ("lib/gevent/hub.py", "wait"),
         ("lib/json/encoder.py", "other"),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from greenstalk_server.broker import SLICE
-from greenstalk_server.job import BURIED, DELAYED, READY, SECOND
+from greenstalk_server.core.broker import SLICE
+from greenstalk_server.core.job import BURIED, DELAYED, READY, SECOND
 from tests.core.world import FullJournal, World
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from greenstalk_server.limits import Admission, Limits
+from greenstalk_server.core.limits import Admission, Limits
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ from random import Random
 
 import pytest
 
-from greenstalk_server.broker import SLICE
-from greenstalk_server.job import BURIED, DELAYED, READY
-from greenstalk_server.tube import Tube
+from greenstalk_server.core.broker import SLICE
+from greenstalk_server.core.job import BURIED, DELAYED, READY
+from greenstalk_server.core.tube import Tube
 from tests.core.world import Actor, World
 
 

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from greenstalk_server import life
-from greenstalk_server.broker import PARTED_AT_MOST, Broker
-from greenstalk_server.job import BURIED, READY, SECOND, Job
-from greenstalk_server.stats import ServerFacts
-from greenstalk_server.tube import Tube
+from greenstalk_server.core import job_history
+from greenstalk_server.core.broker import PARTED_AT_MOST, Broker
+from greenstalk_server.core.job import BURIED, READY, SECOND, Job
+from greenstalk_server.core.stats import ServerFacts
+from greenstalk_server.core.tube import Tube
 from tests.core.world import START, Actor, FullJournal, World
 
 
@@ -286,7 +286,7 @@ def test_clients_go_on_above_the_highest_that_a_job_tells_of(facts: ServerFacts)
     broker = Broker(facts)
     for id, number in ((1, 4), (2, 90), (3, 12)):
         job = broker.jobs[id] = Job(id, broker.tube(b"default"), b"", 0, 0, SECOND, START)
-        job.events = life.add(b"", life.RETURNED, START, number)
+        job.events = job_history.add(b"", job_history.RETURNED, START, number)
     broker.restore(4)
     broker.check()
     assert [broker.connect(lambda: None).number for _ in range(2)] == [91, 92]

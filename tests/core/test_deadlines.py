@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from greenstalk_server.broker import SLICE
-from greenstalk_server.client import SCAN_AT_MOST
-from greenstalk_server.job import DELAYED, SECOND
+from greenstalk_server.core.broker import SLICE
+from greenstalk_server.core.client import SCAN_AT_MOST
+from greenstalk_server.core.job import DELAYED, SECOND
 from tests.core.world import World
 
 INSTANT = 1 / SECOND

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from greenstalk_server import life
-from greenstalk_server.bodies import held_body
-from greenstalk_server.broker import SLICE
-from greenstalk_server.job import BURIED, DELAYED, NO_KEY, SECOND, Job
+from greenstalk_server.core import job_history
+from greenstalk_server.core.body_cache import held_body
+from greenstalk_server.core.broker import SLICE
+from greenstalk_server.core.job import BURIED, DELAYED, NO_KEY, SECOND, Job
 from tests.core.world import Actor, FullJournal, World, slots
 
 STATES = ("ready", "delayed", "buried", "reserved")
@@ -60,8 +60,11 @@ def test_a_field_changes_and_all_else_stays(
     world.advance(1)
     assert world.edit(id, is_forced=True, **{field: value}) == "DONE"
     after = look(world.broker.jobs[id])
-    kind = life.MOVED if field == "tube" else life.EDITED
-    expected = before | {field: stored, "events": life.add(world_events(before), kind, world.now, life.NOBODY)}
+    kind = job_history.MOVED if field == "tube" else job_history.EDITED
+    expected = before | {
+        field: stored,
+        "events": job_history.add(world_events(before), kind, world.now, job_history.NOBODY),
+    }
     if state == "ready":
         expected["deadline"] = world.now
     if state == "buried" and field == "tube":
@@ -111,14 +114,17 @@ def test_nothing_given_is_noted_and_changes_nothing(world: World, state: str) ->
     before = look(world.broker.jobs[id])
     assert world.edit(id, is_forced=True) == "DONE"
     after = look(world.broker.jobs[id])
-    assert life.last(world_events(after)).kind == life.EDITED
+    assert job_history.last(world_events(after)).kind == job_history.EDITED
     assert after | {"events": b""} == before | {"events": b""}
 
 
 def test_the_tube_it_is_in_is_no_move(world: World) -> None:
     id = put_in(world, world.client(), "buried")
     assert world.edit(id, tube=b"default") == "DONE"
-    assert [event.kind for event in life.unpack(world.broker.jobs[id].events)] == [life.BURIED, life.EDITED]
+    assert [event.kind for event in job_history.unpack(world.broker.jobs[id].events)] == [
+        job_history.BURIED,
+        job_history.EDITED,
+    ]
 
 
 # What is refused

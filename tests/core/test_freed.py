@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from greenstalk_server.arrivals import Arrivals
-from greenstalk_server.broker import DONE, WAITING, Broker
-from greenstalk_server.client import Client
-from greenstalk_server.job import BURIED, DELAYED, SECOND, Job, JobHeap, Past
-from greenstalk_server.ready import ReadyQueue
-from greenstalk_server.tube import Tube
-from greenstalk_server.watches import FEW, Watch
+from greenstalk_server.core.broker import DONE, WAITING, Broker
+from greenstalk_server.core.client import Client
+from greenstalk_server.core.job import BURIED, DELAYED, SECOND, Job, JobHeap, Past
+from greenstalk_server.core.ready_ages import Arrivals
+from greenstalk_server.core.ready_queue import ReadyQueue
+from greenstalk_server.core.tube import Tube
+from greenstalk_server.core.tube_set import FEW, Watch
 from tests.core.world import START, make_broker
 
 NAMES = [b"tube-%d" % number for number in range(2 * FEW)]
@@ -27,7 +27,7 @@ TTR = 60 * SECOND
 
 @pytest.fixture(autouse=True)
 def no_collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("greenstalk_server.job.untrack", lambda job: None)  # else we could not count them
+    monkeypatch.setattr("greenstalk_server.core.job.untrack", lambda job: None)  # else we could not count them
     gc.collect()
     gc.disable()
     yield

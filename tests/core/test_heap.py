@@ -7,8 +7,8 @@ from itertools import islice
 from hypothesis import given
 from hypothesis import strategies as st
 
-from greenstalk_server.job import Job, JobHeap
-from greenstalk_server.tube import Tube
+from greenstalk_server.core.job import Job, JobHeap
+from greenstalk_server.core.tube import Tube
 
 
 class Counting(dict[int, Job]):

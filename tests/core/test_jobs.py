@@ -6,9 +6,9 @@ from random import Random
 
 import pytest
 
-from greenstalk_server.job import Job
-from greenstalk_server.jobs import CLOSE, PAGE, SHARD, JobTable
-from greenstalk_server.tube import Tube
+from greenstalk_server.core.job import Job
+from greenstalk_server.core.job_table import CLOSE, PAGE, SHARD, JobTable
+from greenstalk_server.core.tube import Tube
 
 TUBE = Tube(b"t", {})
 

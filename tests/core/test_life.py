@@ -6,13 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from greenstalk_server import life
-from greenstalk_server.job import BURIED, DELAYED
-from greenstalk_server.life import Event
+from greenstalk_server.core import job_history
+from greenstalk_server.core.job import BURIED, DELAYED
+from greenstalk_server.core.job_history import Event
 from tests.core.world import START, World
 
 EVENTS = st.lists(
-    st.builds(Event, st.integers(0, 2**64 - 1), st.integers(1, len(life.KINDS) - 1), st.integers(0, life.LAST_CLIENT)),
+    st.builds(
+        Event,
+        st.integers(0, 2**64 - 1),
+        st.integers(1, len(job_history.KINDS) - 1),
+        st.integers(0, job_history.LAST_CLIENT),
+    ),
     max_size=40,
 )
 
@@ -20,14 +25,14 @@ EVENTS = st.lists(
 def packed(events: list[Event]) -> bytes:
     found = b""
     for event in events:
-        found = life.add(found, event.kind, event.at, event.client)
+        found = job_history.add(found, event.kind, event.at, event.client)
     return found
 
 
 def told(world: World, id: int) -> list[tuple[str, float, int]]:
     """The events of job *id*: kind, seconds since the start, client."""
-    events = life.unpack(world.broker.jobs[id].events)
-    return [(life.KINDS[event.kind], (event.at - START) / 10**9, event.client) for event in events]
+    events = job_history.unpack(world.broker.jobs[id].events)
+    return [(job_history.KINDS[event.kind], (event.at - START) / 10**9, event.client) for event in events]
 
 
 # The codec
@@ -36,31 +41,33 @@ def told(world: World, id: int) -> list[tuple[str, float, int]]:
 @given(EVENTS)
 def test_the_newest_events_are_kept(events: list[Event]) -> None:
     found = packed(events)
-    assert life.unpack(found) == events[-life.KEPT :]
-    assert len(found) in life.SIZES
+    assert job_history.unpack(found) == events[-job_history.KEPT :]
+    assert len(found) in job_history.SIZES
     if events:
-        assert life.last(found) == events[-1]
-        assert life.is_reserved(found) == (events[-1].kind == life.RESERVED)
-    assert life.highest_client(found) == max([event.client for event in events[-life.KEPT :]], default=life.NOBODY)
+        assert job_history.last(found) == events[-1]
+        assert job_history.is_reserved(found) == (events[-1].kind == job_history.RESERVED)
+    assert job_history.highest_client(found) == max(
+        [event.client for event in events[-job_history.KEPT :]], default=job_history.NOBODY
+    )
 
 
 @given(EVENTS, st.integers(0, 300))
 def test_the_newest_are_as_many_as_have_room(events: list[Event], size: int) -> None:
     found = packed(events)
-    newest = life.newest(found, size)
-    assert len(newest) == min(size // life.EVENT.size * life.EVENT.size, len(found))
+    newest = job_history.newest(found, size)
+    assert len(newest) == min(size // job_history.EVENT.size * job_history.EVENT.size, len(found))
     assert found.endswith(newest)
 
 
 @given(st.binary(max_size=250))
 def test_any_bytes_are_read_without_an_error(data: bytes) -> None:
-    for event in life.unpack(data):
-        assert life.KINDS[event.kind]
+    for event in job_history.unpack(data):
+        assert job_history.KINDS[event.kind]
 
 
 def test_nothing_has_happened_at_first() -> None:
-    assert life.unpack(b"") == []
-    assert not life.is_reserved(b"")
+    assert job_history.unpack(b"") == []
+    assert not job_history.is_reserved(b"")
 
 
 # What is noted
@@ -173,7 +180,7 @@ def test_the_oldest_events_give_way(world: World) -> None:
         world.advance(1)
         client.release(id)
     found = told(world, id)
-    assert len(found) == life.KEPT
+    assert len(found) == job_history.KEPT
     assert found[-2:] == [("reserved", 19, 1), ("released", 20, 1)]
     assert found[0] == ("reserved", 12, 1)
 

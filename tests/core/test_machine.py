@@ -10,8 +10,8 @@ from hypothesis import assume, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from greenstalk_server import broker, life
-from greenstalk_server.job import BURIED, DELAYED, SECOND, URGENT_BELOW
+from greenstalk_server.core import broker, job_history
+from greenstalk_server.core.job import BURIED, DELAYED, SECOND, URGENT_BELOW
 from tests.core.model import Model, ModelJob, Tie
 from tests.core.world import START, Actor, World
 
@@ -322,8 +322,8 @@ class BrokerMachine(RuleBasedStateMachine):
     def jobs_agree(self) -> None:
         assert list(self.world.broker.jobs) == list(self.model.jobs)
         for id, job in self.model.jobs.items():
-            events = life.unpack(self.world.broker.jobs[id].events)
-            assert [(event.at, life.KINDS[event.kind], event.client) for event in events] == job.events
+            events = job_history.unpack(self.world.broker.jobs[id].events)
+            assert [(event.at, job_history.KINDS[event.kind], event.client) for event in events] == job.events
             stats = asdict(self.world.stats_job(id))
             runs_out = job.state in ("reserved", "delayed")
             expected = asdict(job) | {

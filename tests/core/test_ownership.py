@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from greenstalk_server.job import RESERVED, SECOND
+from greenstalk_server.core.job import RESERVED, SECOND
 from tests.core.world import START, Actor, World, make_broker
 
 DEEDS: dict[str, Callable[[Actor, int], bool]] = {

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from greenstalk_server.job import IN_RUN, Job
-from greenstalk_server.ready import CHUNK, RUNS, ReadyQueue
-from greenstalk_server.tube import Tube
+from greenstalk_server.core.job import IN_RUN, Job
+from greenstalk_server.core.ready_queue import CHUNK, RUNS, ReadyQueue
+from greenstalk_server.core.tube import Tube
 from tests.core.world import World
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from greenstalk_server.timers import SLACK, Timers
+from greenstalk_server.core.timers import SLACK, Timers
 
 
 class Target:

@@ -10,20 +10,19 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, TypeAlias, TypeVar
 
-from greenstalk_server.broker import (
-    DEADLINE_SOON,
-    DONE,
-    HELD,
-    NO_ROOM,
-    NOT_FOUND,
-    TIMED_OUT,
-    WAITING,
-    Broker,
+from greenstalk_server.core.broker import DEADLINE_SOON, DONE, HELD, NO_ROOM, NOT_FOUND, TIMED_OUT, WAITING, Broker
+from greenstalk_server.core.client import Client
+from greenstalk_server.core.job import SECOND, STATE_NAMES, Job
+from greenstalk_server.core.journal import NullJournal
+from greenstalk_server.core.stats import (
+    JobStats,
+    ServerFacts,
+    ServerStats,
+    TubeStats,
+    job_stats,
+    server_stats,
+    tube_stats,
 )
-from greenstalk_server.client import Client
-from greenstalk_server.job import SECOND, STATE_NAMES, Job
-from greenstalk_server.journal import NullJournal
-from greenstalk_server.stats import JobStats, ServerFacts, ServerStats, TubeStats, job_stats, server_stats, tube_stats
 
 T = TypeVar("T")
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from greenstalk_server.options import DEFINITIONS
+from greenstalk_server.config.options import DEFINITIONS
 from tests.daemon import COMMAND, PATIENCE, REPOSITORY, Daemon, ask, environment
 from tests.test_cli import PUT, handing_over
 

@@ -20,16 +20,16 @@ import gevent
 import pytest
 from gevent.event import Event
 
-from greenstalk_server.broker import Broker
-from greenstalk_server.clock import Clock
-from greenstalk_server.command_line import parse
-from greenstalk_server.jobs import JobTable
+from greenstalk_server.cluster.leadership import Candidate, seat
+from greenstalk_server.cluster.role import Role
+from greenstalk_server.config.command_line import parse
+from greenstalk_server.config.options import Options
+from greenstalk_server.core.broker import Broker
+from greenstalk_server.core.job_table import JobTable
 from greenstalk_server.journal import record
-from greenstalk_server.journal.postgresql import Rows, Seat, SharedBinlog
-from greenstalk_server.journal.postgresql_link import conninfo_of
-from greenstalk_server.leadership import Candidate, seat
-from greenstalk_server.options import Options
-from greenstalk_server.role import Role
+from greenstalk_server.journal.postgresql.database import Rows, Seat, SharedBinlog
+from greenstalk_server.journal.postgresql.link import conninfo_of
+from greenstalk_server.runtime.clock import Clock
 from tests.core.world import make_broker
 from tests.daemon import PATIENCE, REPOSITORY, ask, environment
 from tests.failover.nodes import ACTIVE, Node, Nodes, run_command, wait_until

@@ -14,13 +14,13 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
-from greenstalk_server import startup
-from greenstalk_server.archive import Reader, Writer
-from greenstalk_server.backup import import_journal
-from greenstalk_server.broker import Broker
-from greenstalk_server.exits import StartError
-from greenstalk_server.job import BURIED, READY, SECOND, Job
+from greenstalk_server.core.broker import Broker
+from greenstalk_server.core.job import BURIED, READY, SECOND, Job
+from greenstalk_server.journal import startup
+from greenstalk_server.journal.archive import Reader, Writer
 from greenstalk_server.journal.lock import LOCK_NAME
+from greenstalk_server.journal.transfer import import_journal
+from greenstalk_server.runtime.exit_codes import StartError
 from tests.core.world import START
 from tests.fuzz.journal import LATER, facts, put_one, scratch, started
 from tests.fuzz.source import Source

@@ -9,10 +9,9 @@ from __future__ import annotations
 import struct
 from typing import Final
 
-from greenstalk_server import startup
-from greenstalk_server.exits import StartError
-from greenstalk_server.job import SECOND
-from greenstalk_server.journal import beanstalkd
+from greenstalk_server.core.job import SECOND
+from greenstalk_server.journal import beanstalkd, startup
+from greenstalk_server.runtime.exit_codes import StartError
 from tests.fuzz.journal import facts, put_one, started
 from tests.fuzz.source import Source
 from tests.journal.disk import Disk

@@ -23,16 +23,16 @@ from pathlib import Path
 from typing import Final
 from zlib import crc32
 
-from greenstalk_server import check, life, startup
-from greenstalk_server.broker import Broker
-from greenstalk_server.exits import StartError
-from greenstalk_server.job import SECOND, Job
-from greenstalk_server.journal import record
-from greenstalk_server.journal.binlog import Binlog
+from greenstalk_server.core import job_history
+from greenstalk_server.core.broker import Broker
+from greenstalk_server.core.job import SECOND, Job
+from greenstalk_server.core.tube import Tube
+from greenstalk_server.journal import check, record, startup
 from greenstalk_server.journal.recovery import Recovery
 from greenstalk_server.journal.segment import name_of, numbers
-from greenstalk_server.startup import replay_all
-from greenstalk_server.tube import Tube
+from greenstalk_server.journal.startup import replay_all
+from greenstalk_server.journal.writer import Binlog
+from greenstalk_server.runtime.exit_codes import StartError
 from tests.core.world import START, make_broker
 from tests.fuzz.source import Source
 from tests.journal.disk import Disk, seeded
@@ -243,7 +243,7 @@ def _recover(files: dict[str, bytes]) -> Recovery:
     assert recovery.records * record.HEADER_SIZE <= size
     assert sum(len(job.body) for job in recovery.jobs.values()) <= size
     assert sum(damage.bytes_lost for damage in recovery.damage) <= size
-    assert all(life.unpack(job.events) is not None for job in recovery.jobs.values())
+    assert all(job_history.unpack(job.events) is not None for job in recovery.jobs.values())
     return recovery
 
 

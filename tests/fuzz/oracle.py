@@ -11,8 +11,8 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from greenstalk_server import protocol
-from greenstalk_server.protocol import Command, ProtocolError
+from greenstalk_server.protocol import codec
+from greenstalk_server.protocol.codec import Command, ProtocolError
 from tests.core.model import DEFAULT, SECOND, Model, ModelClient, ModelJob
 
 CRLF: Final = b"\r\n"
@@ -100,7 +100,7 @@ class Reading:
                 yield b"BAD_FORMAT\r\n"
                 continue
             try:
-                command = protocol.parse(line)
+                command = codec.parse(line)
             except ProtocolError as error:
                 yield error.reply
                 continue
@@ -207,7 +207,7 @@ class Oracle:
             assert reply == put.refusal
             return
         self._check_legal(put.command, reply)
-        assert (reply == protocol.DRAINING) == self.is_draining
+        assert (reply == codec.DRAINING) == self.is_draining
         if reply.startswith(b"INSERTED "):
             id = int(reply.split()[1])
             assert id not in self.bodies, "an id was given twice"
@@ -255,26 +255,26 @@ class Oracle:
 
     def _on_reserve_job(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
         is_done = model.reserve_job(number, command[1])
-        return self._found(b"RESERVED", command[1]) if is_done else protocol.NOT_FOUND
+        return self._found(b"RESERVED", command[1]) if is_done else codec.NOT_FOUND
 
     def _on_delete(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
-        return protocol.DELETED if model.delete(number, command[1]) else protocol.NOT_FOUND
+        return codec.DELETED if model.delete(number, command[1]) else codec.NOT_FOUND
 
     def _on_release(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
-        return protocol.RELEASED if model.release(number, *command[1:]) else protocol.NOT_FOUND
+        return codec.RELEASED if model.release(number, *command[1:]) else codec.NOT_FOUND
 
     def _on_bury(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
-        return protocol.BURIED if model.bury(number, *command[1:]) else protocol.NOT_FOUND
+        return codec.BURIED if model.bury(number, *command[1:]) else codec.NOT_FOUND
 
     def _on_touch(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
-        return protocol.TOUCHED if model.touch(number, command[1]) else protocol.NOT_FOUND
+        return codec.TOUCHED if model.touch(number, command[1]) else codec.NOT_FOUND
 
     def _on_kick(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
         state = "buried" if model.buried(model.clients[number].used) else "delayed"
         return b"KICKED %d\r\n" % model.kick(number, state, command[1])
 
     def _on_kick_job(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
-        return protocol.KICKED if model.kick_job(command[1]) else protocol.NOT_FOUND
+        return codec.KICKED if model.kick_job(command[1]) else codec.NOT_FOUND
 
     def _on_peek(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
         return self._first([model.jobs[command[1]]] if command[1] in model.jobs else [])
@@ -289,7 +289,7 @@ class Oracle:
         return self._first(model.buried(model.clients[number].used))
 
     def _first(self, jobs: list[ModelJob]) -> bytes:
-        return self._found(b"FOUND", jobs[0].id) if jobs else protocol.NOT_FOUND
+        return self._found(b"FOUND", jobs[0].id) if jobs else codec.NOT_FOUND
 
     def _on_use(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
         model.use(number, command[1].decode())
@@ -300,13 +300,13 @@ class Oracle:
 
     def _on_ignore(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
         count = model.ignore(number, command[1].decode())
-        return b"WATCHING %d\r\n" % count if count else protocol.NOT_IGNORED
+        return b"WATCHING %d\r\n" % count if count else codec.NOT_IGNORED
 
     def _on_pause_tube(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
         _, name, delay, is_valid = command
         if not is_valid:
             return b"BAD_FORMAT\r\n"
-        return protocol.PAUSED if model.pause_tube(name.decode(), delay) else protocol.NOT_FOUND
+        return codec.PAUSED if model.pause_tube(name.decode(), delay) else codec.NOT_FOUND
 
     def _on_list_tube_used(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
         return b"USING %b\r\n" % model.clients[number].used.encode()
@@ -330,7 +330,7 @@ class Oracle:
     def _on_stats_tube(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
         name = command[1].decode()
         if name not in model.tubes():
-            return protocol.NOT_FOUND
+            return codec.NOT_FOUND
         jobs = [job for job in model.jobs.values() if job.tube == name]
         facts = {f"current-jobs-{state}": sum(job.state == state for job in jobs) for state in STATES}
         facts["pause-time-left"] = model.seconds_to(model.paused.get(name, 0))
@@ -339,7 +339,7 @@ class Oracle:
     def _on_stats_job(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
         job = model.jobs.get(command[1])
         if job is None:
-            return protocol.NOT_FOUND
+            return codec.NOT_FOUND
         runs_out = job.state in ("reserved", "delayed")
         facts: dict[str, object] = {"id": job.id, "tube": f'"{job.tube}"', "state": job.state, "pri": job.pri}
         facts |= {"delay": job.delay // SECOND, "ttr": job.ttr // SECOND}

@@ -12,12 +12,12 @@ from importlib import import_module
 
 import atheris
 
-from greenstalk_server import untracked
+from greenstalk_server.core import gc_untrack
 
 
 def main() -> None:
     name, *arguments = sys.argv[1:]
-    untracked.untrack = lambda each: None  # type: ignore[misc]
+    gc_untrack.untrack = lambda each: None  # type: ignore[misc]
     logging.getLogger("greenstalk_server").setLevel(logging.CRITICAL + 1)
     with atheris.instrument_imports(include=["greenstalk_server"]):
         target = import_module(f"tests.fuzz.{name}")

@@ -15,12 +15,12 @@ import errno
 from collections.abc import Callable
 from typing import Final
 
-from greenstalk_server import protocol
-from greenstalk_server.broker import Broker
-from greenstalk_server.connection import RECEIVE_SIZE
-from greenstalk_server.job import SECOND, STATE_NAMES, Job
-from greenstalk_server.protocol import MAX_LINE
-from greenstalk_server.session import COMMAND_SLICE, INPUT_LIMIT, OUTPUT_SLICE, Session
+from greenstalk_server.core.broker import Broker
+from greenstalk_server.core.job import SECOND, STATE_NAMES, Job
+from greenstalk_server.net.connection import RECEIVE_SIZE
+from greenstalk_server.protocol import codec
+from greenstalk_server.protocol.codec import MAX_LINE
+from greenstalk_server.protocol.session import COMMAND_SLICE, INPUT_LIMIT, OUTPUT_SLICE, Session
 from tests.core.model import Tie
 from tests.core.world import EDITS, START, make_broker
 from tests.fuzz.oracle import Oracle
@@ -66,13 +66,13 @@ BARE: Final = (
 WITH_ID: Final = (b"delete", b"touch", b"peek", b"kick-job", b"reserve-job", b"stats-job")
 WITH_NAME: Final = (b"use", b"watch", b"ignore", b"stats-tube")
 
-_KNOWN: Final = dict(protocol.known)
+_KNOWN: Final = dict(codec.known)
 
 
 def one(data: bytes) -> None:
     """Play the schedule *data*; raise AssertionError, or whatever the server raises, if something is wrong."""
-    protocol.known.clear()  # it outlives a run, and two runs of one schedule are to be the same
-    protocol.known.update(_KNOWN)
+    codec.known.clear()  # it outlives a run, and two runs of one schedule are to be the same
+    codec.known.update(_KNOWN)
     source = Source(data)
     Wire(source).play(source)
 

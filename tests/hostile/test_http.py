@@ -15,13 +15,13 @@ from urllib.parse import urlsplit
 import gevent
 import pytest
 
-from greenstalk_server import requests
-from greenstalk_server.accepting import Files, WebServer
-from greenstalk_server.limits import Limited
-from greenstalk_server.requests import LARGEST_HEAD, RequestHandler
+from greenstalk_server.core.limits import Limited
+from greenstalk_server.net import http
+from greenstalk_server.net.acceptor import Files, WebServer
+from greenstalk_server.net.http import LARGEST_HEAD, RequestHandler
+from greenstalk_server.web.live.peer import descriptor_of
 from tests.daemon import COMMAND, PATIENCE, Daemon, environment
 from tests.server.peer import Peer, eventually
-from web.peer import descriptor_of
 
 FLAGS = ("-l", "127.0.0.1", "-p", "0", "--web-host", "127.0.0.1", "--web-port", "0")
 
@@ -166,14 +166,14 @@ def served() -> Iterator[Served]:
     ],
 )
 def test_a_request_that_does_not_end_is_ended(served: Served, monkeypatch: pytest.MonkeyPatch, begun: bytes) -> None:
-    monkeypatch.setattr(requests, "GRACE", 0.2)
-    monkeypatch.setattr(requests, "IDLE", 0.4)
+    monkeypatch.setattr(http, "GRACE", 0.2)
+    monkeypatch.setattr(http, "IDLE", 0.4)
     served.ask(begun)
     eventually(lambda: served.limited.counts()["request_timeout"] == 1, "it is counted")
 
 
 def test_who_asks_for_nothing_is_sent_away_and_not_counted(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(requests, "IDLE", 0.2)
+    monkeypatch.setattr(http, "IDLE", 0.2)
     assert served.ask(b"") == b""
     assert served.ask(b"GET / HTTP/1.1\r\n\r\n").count(b"200 OK") == 1
     assert served.limited.counts()["request_timeout"] == 0
@@ -183,7 +183,7 @@ def test_a_trickle_is_ended_as_silence_is(
     served: Served, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each byte comes soon after the one before; the whole does not."""
-    monkeypatch.setattr(requests, "GRACE", 0.5)
+    monkeypatch.setattr(http, "GRACE", 0.5)
     with socket.create_connection(("127.0.0.1", served.port), PATIENCE) as sock, suppress(OSError):
         sock.sendall(b"POST / HTTP/1.1\r\nContent-Length: 1000000\r\n\r\n")
         sock.setblocking(False)
@@ -201,7 +201,7 @@ def _drip(sock: socket.socket) -> bool:
 
 
 def test_who_does_not_read_the_answer_is_sent_away(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(requests, "SEND_TIMEOUT", 0.2)
+    monkeypatch.setattr(http, "SEND_TIMEOUT", 0.2)
     with socket.create_connection(("127.0.0.1", served.port), PATIENCE) as sock:
         sock.sendall(b"GET /large HTTP/1.1\r\n\r\n")
         eventually(lambda: served.limited.counts()["request_timeout"] == 1, "it is given up")
@@ -252,7 +252,7 @@ def test_a_head_that_breaks_off_is_none(served: Served) -> None:
 
 def test_who_reads_slowly_is_answered_to_the_end(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """So slowly that the socket is not writable for longer than the timeout."""
-    monkeypatch.setattr(requests, "SEND_TIMEOUT", 0.5)
+    monkeypatch.setattr(http, "SEND_TIMEOUT", 0.5)
     with socket.create_connection(("127.0.0.1", served.port), PATIENCE) as sock:
         sock.sendall(b"GET /large HTTP/1.1\r\nConnection: close\r\n\r\n")
         size = 0
@@ -341,8 +341,8 @@ def test_one_empty_line_before_a_request_is_skipped(served: Served) -> None:
 
 def test_empty_line_begins_no_request(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that ends a body with one, and then rests, may rest for as long as any other."""
-    monkeypatch.setattr(requests, "GRACE", 0.1)
-    monkeypatch.setattr(requests, "IDLE", 0.5)
+    monkeypatch.setattr(http, "GRACE", 0.1)
+    monkeypatch.setattr(http, "IDLE", 0.5)
     assert served.ask(b"GET / HTTP/1.1\r\n\r\n\r\n").count(b"200 OK") == 1
     assert served.limited.counts()["request_timeout"] == 0
 

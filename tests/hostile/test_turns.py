@@ -15,12 +15,12 @@ import gevent
 import pytest
 from gevent import socket as patient
 
-from greenstalk_server.accepting import Files
-from greenstalk_server.broker import SLICE, Broker
-from greenstalk_server.job import SECOND
-from greenstalk_server.limits import Limits
-from greenstalk_server.listeners import Listener
-from greenstalk_server.server import Server
+from greenstalk_server.core.broker import SLICE, Broker
+from greenstalk_server.core.job import SECOND
+from greenstalk_server.core.limits import Limits
+from greenstalk_server.net.acceptor import Files
+from greenstalk_server.net.listeners import Listener
+from greenstalk_server.net.server import Server
 from tests.daemon import PATIENCE
 
 TUBES = 2000

@@ -23,10 +23,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from greenstalk_server.exits import StartError
-from greenstalk_server.job import BURIED, DELAYED, READY, RESERVED, SECOND, STATE_NAMES
+from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, SECOND, STATE_NAMES
+from greenstalk_server.core.tube import is_tube_name
 from greenstalk_server.journal.beanstalkd import Binlog, ImportedJob, find
-from greenstalk_server.tube import is_tube_name
+from greenstalk_server.runtime.exit_codes import StartError
 from tests.conformance.servers import Server, peer
 from tests.conformance.wire import Connection
 from tests.core.world import START

@@ -7,8 +7,8 @@ from random import Random
 
 import pytest
 
-from greenstalk_server.client import Client
-from greenstalk_server.job import BURIED, SECOND
+from greenstalk_server.core.client import Client
+from greenstalk_server.core.job import BURIED, SECOND
 from greenstalk_server.journal.segment import name_of, numbers
 from tests.core.world import START
 from tests.journal.disk import Chance, Disk, Fault, nothing, seeded

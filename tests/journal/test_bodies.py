@@ -9,12 +9,12 @@ from random import Random
 
 import pytest
 
-from greenstalk_server import loader
-from greenstalk_server.bodies import SMALL, Bodies, held_body
-from greenstalk_server.job import READY, SECOND, Job
-from greenstalk_server.journal import binlog
-from greenstalk_server.journal.binlog import READ_AT_ONCE
+from greenstalk_server.core.body_cache import SMALL, Bodies, held_body
+from greenstalk_server.core.job import READY, SECOND, Job
+from greenstalk_server.journal import writer
 from greenstalk_server.journal.segment import name_of
+from greenstalk_server.journal.writer import READ_AT_ONCE
+from greenstalk_server.net import body_loader
 from tests.core.world import START, make_broker
 from tests.journal.disk import Chance, Disk, Fault, nothing, seeded
 from tests.journal.test_power_loss import KEPT, resume, sync_intervals
@@ -186,12 +186,12 @@ def test_a_job_edited_in_its_own_segment_is_read_back_as_it_is_now() -> None:
 
 def test_what_was_read_ahead_for_nobody_makes_way_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody reserves from the first tube any more; so in the end jobs of the second are read ahead."""
-    monkeypatch.setattr(loader, "AHEAD_OF_ALL", 5000)
-    monkeypatch.setattr(loader, "AHEAD_BYTES", 64 * 900)
+    monkeypatch.setattr(body_loader, "AHEAD_OF_ALL", 5000)
+    monkeypatch.setattr(body_loader, "AHEAD_BYTES", 64 * 900)
     bench = filled(40)
     bodies, tube, client = bench.broker.bodies, bench.broker.jobs[1].tube, bench.clients[0]
     assert bodies is not None
-    reader = loader.Loader(bench.broker, bench.binlog, bodies)
+    reader = body_loader.Loader(bench.broker, bench.binlog, bodies)
     jobs = on_disk(bench)
     read_back(bench, jobs[:8], are_ahead=True)
     before = bodies.ahead_bytes
@@ -214,7 +214,7 @@ def test_little_is_read_ahead_where_the_limit_is_low() -> None:
     bodies = bench.broker.bodies
     assert bodies is not None
     bodies.limit = 40_000
-    reader, tube = loader.Loader(bench.broker, bench.binlog, bodies), bench.broker.jobs[1].tube
+    reader, tube = body_loader.Loader(bench.broker, bench.binlog, bodies), bench.broker.jobs[1].tube
     while found := reader._next_of(tube):
         read_back(bench, found, are_ahead=True)
     assert 40_000 / 16 < bodies.ahead_bytes < 40_000 / 4
@@ -296,7 +296,7 @@ def test_a_failure_reads_back_no_more_than_memory_bears(monkeypatch: pytest.Monk
     for id in range(1, 61):
         assert bench.broker.kick_job(id, bench.now)
     bench.commit()
-    monkeypatch.setattr(binlog, "REWRITE_BODIES", 9000)
+    monkeypatch.setattr(writer, "REWRITE_BODIES", 9000)
     bench.binlog.failed(OSError(errno.EIO, "Input/output error"))
     assert bench.commit()
     assert len(on_disk(bench)) == 50

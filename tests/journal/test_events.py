@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from greenstalk_server import life
-from greenstalk_server.broker import DONE, Broker
-from greenstalk_server.job import BURIED, DELAYED, READY, RESERVED, SECOND
+from greenstalk_server.core import job_history
+from greenstalk_server.core.broker import DONE, Broker
+from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, SECOND
+from greenstalk_server.core.job_history import Event
 from greenstalk_server.journal import record
 from greenstalk_server.journal.segment import name_of, numbers
-from greenstalk_server.life import Event
 from tests.core.world import START
 from tests.journal import version1
 from tests.journal.disk import Chance, Disk, seeded
@@ -20,7 +20,7 @@ KEPT_ALL = 1.0
 
 
 def events(broker: Broker, id: int) -> list[Event]:
-    return life.unpack(broker.jobs[id].events)
+    return job_history.unpack(broker.jobs[id].events)
 
 
 def restarted(yard: Yard) -> Yard:
@@ -42,14 +42,14 @@ def test_a_job_tells_the_same_after_a_restart() -> None:
     assert broker.bury_job(id, START + 7)
     yard.tend()
     told = [
-        Event(START + 1, life.RESERVED, number),
-        Event(START + 1, life.RELEASED, number),
-        Event(START + 2, life.RESERVED, number),
-        Event(START + 3, life.BURIED, number),
-        Event(START + 4, life.KICKED, life.NOBODY),
-        Event(START + 5, life.EDITED, life.NOBODY),
-        Event(START + 6, life.MOVED, life.NOBODY),
-        Event(START + 7, life.BURIED, life.NOBODY),
+        Event(START + 1, job_history.RESERVED, number),
+        Event(START + 1, job_history.RELEASED, number),
+        Event(START + 2, job_history.RESERVED, number),
+        Event(START + 3, job_history.BURIED, number),
+        Event(START + 4, job_history.KICKED, job_history.NOBODY),
+        Event(START + 5, job_history.EDITED, job_history.NOBODY),
+        Event(START + 6, job_history.MOVED, job_history.NOBODY),
+        Event(START + 7, job_history.BURIED, job_history.NOBODY),
     ]
     assert events(broker, id) == told
     after = recovered(yard.disk, START + 8)
@@ -71,12 +71,12 @@ def test_a_reservation_that_ends_by_itself_is_told_of() -> None:
     yard.tend()
     after = recovered(yard.disk, START + 100 * SECOND)
     assert events(after, timed_out) == [
-        Event(START, life.RESERVED, client.number),
-        Event(START + 60 * SECOND, life.TIMED_OUT, client.number),
+        Event(START, job_history.RESERVED, client.number),
+        Event(START + 60 * SECOND, job_history.TIMED_OUT, client.number),
     ]
     assert events(after, given_back) == [
-        Event(START + 61 * SECOND, life.RESERVED, other.number),
-        Event(START + 62 * SECOND, life.RETURNED, other.number),
+        Event(START + 61 * SECOND, job_history.RESERVED, other.number),
+        Event(START + 62 * SECOND, job_history.RETURNED, other.number),
     ]
     assert [after.jobs[id].deadline for id in (timed_out, given_back)] == [START + 60 * SECOND, START + 62 * SECOND]
     oldest = after.tubes[b"default"].oldest_ready()
@@ -99,8 +99,8 @@ def test_a_reservation_that_the_crash_ended_was_returned_at_the_start(is_copied:
         assert min(numbers(yard.disk.list())) > 1
     after = recovered(yard.disk, START + 9 * SECOND)
     assert events(after, id) == [
-        Event(START + 1, life.RESERVED, yard.client.number),
-        Event(START + 9 * SECOND, life.RETURNED, life.NOBODY),
+        Event(START + 1, job_history.RESERVED, yard.client.number),
+        Event(START + 9 * SECOND, job_history.RETURNED, job_history.NOBODY),
     ]
     assert (after.jobs[id].state, after.jobs[id].deadline) == (READY, START + 9 * SECOND)
 
@@ -139,7 +139,7 @@ def test_a_buried_job_that_is_held_is_buried_again_after_a_restart(is_copied: bo
         yard = restarted(yard)
         yard.broker.check()
         assert list(yard.broker.tubes[b"default"].buried) == [id, id + 1]
-        assert [event.kind for event in events(yard.broker, id)][-2:] == [life.RESERVED, life.RETURNED]
+        assert [event.kind for event in events(yard.broker, id)][-2:] == [job_history.RESERVED, job_history.RETURNED]
         assert yard.broker.jobs[id].pri == (9 if is_edited else 5)
         yard.tend()
 
@@ -204,7 +204,7 @@ def test_later_restarts_do_not_return_a_job_again() -> None:
     yard.tend()
     first = restarted(yard)
     told = events(first.broker, id)
-    assert [event.kind for event in told] == [life.RESERVED, life.RETURNED]
+    assert [event.kind for event in told] == [job_history.RESERVED, job_history.RETURNED]
     first.tend()
     again = recovered(first.disk, START + 3600 * SECOND)
     assert events(again, id) == told
@@ -217,7 +217,7 @@ def test_a_return_that_was_not_written_is_made_up_by_the_next_start() -> None:
     assert yard.take_any() == id
     yard.tend()
     restarted(yard)
-    assert events(recovered(yard.disk, START + 5), id)[-1] == Event(START + 5, life.RETURNED, life.NOBODY)
+    assert events(recovered(yard.disk, START + 5), id)[-1] == Event(START + 5, job_history.RETURNED, job_history.NOBODY)
 
 
 def test_clients_are_numbered_above_those_that_jobs_tell_of() -> None:
@@ -240,7 +240,7 @@ def test_the_number_after_the_last_is_the_first() -> None:
     yard = Yard()
     id = yard.add(10)
     job = yard.broker.jobs[id]
-    job.events = life.add(b"", life.RESERVED, START, life.LAST_CLIENT)
+    job.events = job_history.add(b"", job_history.RESERVED, START, job_history.LAST_CLIENT)
     yard.binlog.lapse(job)
     yard.tend()
     assert recovered(yard.disk, START).connect(lambda: None).number == 1
@@ -253,7 +253,7 @@ def full_of_events(yard: Yard, count: int) -> None:
     """So many small jobs, each with all the events that it may have: these take more than the jobs."""
     for _ in range(count):
         id = yard.add(0)
-        for _ in range(life.KEPT):
+        for _ in range(job_history.KEPT):
             assert yard.broker.bury_job(id, yard.now)
             assert yard.broker.kick_job(id, yard.now)
         yard.tend()
@@ -294,7 +294,7 @@ def test_on_a_full_disk_jobs_do_not_grow_by_their_events() -> None:
         yard.tend_full()
     assert yard.binlog.is_full
     for id in ids[::8]:
-        for _ in range(life.KEPT // 2):
+        for _ in range(job_history.KEPT // 2):
             assert yard.broker.bury_job(id, yard.now)
             yard.tend_full()
             assert yard.broker.kick_job(id, yard.now)
@@ -361,8 +361,8 @@ def test_a_journal_goes_on_in_version_3() -> None:
     after = recovered(yard.disk, START + 4)
     assert after.jobs.keys() == {1, 3, 4, 5, 6, 7, 9, 10}
     assert {id: [event.kind for event in events(after, id)] for id in after.jobs if events(after, id)} == {
-        5: [life.KICKED],
-        3: [life.RESERVED, life.RETURNED],
+        5: [job_history.KICKED],
+        3: [job_history.RESERVED, job_history.RETURNED],
     }
     assert after.jobs[5].state == READY
     assert RESERVED not in {job.state for job in after.jobs.values()}

@@ -7,12 +7,12 @@ import struct
 
 import pytest
 
-from greenstalk_server import life
-from greenstalk_server.client import Client
-from greenstalk_server.job import BURIED, RESERVED, SECOND, Job
+from greenstalk_server.core import job_history
+from greenstalk_server.core.client import Client
+from greenstalk_server.core.job import BURIED, RESERVED, SECOND, Job
+from greenstalk_server.core.tube import Tube
 from greenstalk_server.journal import record
 from greenstalk_server.journal.recovery import Recovery
-from greenstalk_server.tube import Tube
 from tests.daemon import REPOSITORY
 
 DOCUMENT = (REPOSITORY / "docs" / "journal-format.md").read_text()
@@ -23,7 +23,7 @@ PUT_AT = 1_700_000_000 * SECOND
 TABLES = {
     "Header": struct.Struct("<8sI4sQQQI"),
     "Record": record.HEADER,
-    "Event": life.EVENT,
+    "Event": job_history.EVENT,
     "Kind 1, JOB": record.JOB_FIELDS,
     "Kind 2, UPDATE": record.UPDATE_FIELDS,
     "Kind 3, RESERVE": record.RESERVE_FIELDS,
@@ -57,7 +57,9 @@ def written() -> bytes:
     job.reserves, job.state, job.reserved_at, job.holder = 1, RESERVED, PUT_AT + SECOND, Client(tube, lambda: None, 3)
     data += encoder.reserve(job, 1002)
     job.state, job.buries, job.deadline, job.holder = BURIED, 1, 5, None
-    job.events = life.add(life.add(b"", life.RESERVED, PUT_AT + SECOND, 3), life.BURIED, PUT_AT + 2 * SECOND, 3)
+    job.events = job_history.add(
+        job_history.add(b"", job_history.RESERVED, PUT_AT + SECOND, 3), job_history.BURIED, PUT_AT + 2 * SECOND, 3
+    )
     data += encoder.update(job, 1003) + encoder.job(job, 1004, job.events)
     return data + encoder.ids(44, 1005)
 
@@ -78,8 +80,8 @@ def test_the_example_is_read_as_it_says() -> None:
     (job,) = jobs.values()
     assert (job.id, job.tube.name, job.body, job.pri, job.ttr) == (43, b"mail", b"hello", 1024, 60 * SECOND)
     assert (job.state, job.deadline, job.reserves, job.buries) == (BURIED, 5, 1, 1)
-    reserved, buried = (PUT_AT + SECOND, life.RESERVED, 3), (PUT_AT + 2 * SECOND, life.BURIED, 3)
-    assert life.unpack(job.events) == [reserved, buried]
+    reserved, buried = (PUT_AT + SECOND, job_history.RESERVED, 3), (PUT_AT + 2 * SECOND, job_history.BURIED, 3)
+    assert job_history.unpack(job.events) == [reserved, buried]
 
 
 @pytest.mark.parametrize("heading", TABLES)
@@ -109,5 +111,5 @@ def test_version_and_kinds_are_the_codecs() -> None:
 
 def test_the_kinds_of_events_are_the_codecs() -> None:
     told = re.findall(r"(\d) ([a-z ]+)", re.findall(r"^\| 8 \| 1 \| kind \| (.*) \|$", DOCUMENT, re.MULTILINE)[0])
-    assert [(int(number), name) for number, name in told] == list(enumerate(life.KINDS))[1:]
-    assert f"keeps its last {life.KEPT}" in DOCUMENT
+    assert [(int(number), name) for number, name in told] == list(enumerate(job_history.KINDS))[1:]
+    assert f"keeps its last {job_history.KEPT}" in DOCUMENT

@@ -14,7 +14,7 @@ from random import Random
 
 import pytest
 
-from greenstalk_server.job import SECOND
+from greenstalk_server.core.job import SECOND
 from tests.journal.disk import Chance, Disk, Fault, PowerLostError, nothing, power_lost_at, seeded
 from tests.journal.workload import Bench
 

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from greenstalk_server import life
-from greenstalk_server.client import Client
-from greenstalk_server.job import BURIED, DELAYED, READY, RESERVED, Job
+from greenstalk_server.core import job_history
+from greenstalk_server.core.client import Client
+from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, Job
+from greenstalk_server.core.tube import Tube
 from greenstalk_server.journal import record
 from greenstalk_server.journal.record import BadSegment, Encoder, SegmentHeader, decode_segment_header
 from greenstalk_server.journal.recovery import Recovery
-from greenstalk_server.tube import Tube
 from tests.journal import version1
 
 U32 = st.integers(0, 2**32 - 1)
@@ -23,7 +23,7 @@ COUNT = st.integers(0, 2**record.BITS - 1)
 SALTS = st.binary(min_size=4, max_size=4)
 NAMES = st.from_regex(rb"[A-Za-z0-9+/;.$_()][-A-Za-z0-9+/;.$_()]{0,199}", fullmatch=True)
 STATES = st.sampled_from([READY, BURIED, DELAYED])
-EVENTS = st.tuples(st.integers(1, len(life.KINDS) - 1), U64, U32)
+EVENTS = st.tuples(st.integers(1, len(job_history.KINDS) - 1), U64, U32)
 
 HEADER = SegmentHeader(b"salt", number=3, first_sequence=17, next_id=9)
 
@@ -35,8 +35,8 @@ def jobs(draw: st.DrawFn) -> Job:
     job.state = draw(STATES)
     job.deadline = draw(COUNT if job.state == BURIED else U64)
     change_counts(job, *[draw(U32) for _ in range(5)])
-    for kind, at, client in draw(st.lists(EVENTS, max_size=life.KEPT + 1)):
-        job.events = life.add(job.events, kind, at, client)
+    for kind, at, client in draw(st.lists(EVENTS, max_size=job_history.KEPT + 1)):
+        job.events = job_history.add(job.events, kind, at, client)
     return job
 
 
@@ -138,7 +138,10 @@ def test_a_reserved_job_is_read_with_the_reservation_as_its_last_event(
     data = Encoder(salt).job(job, 1, record.events_of(job))
     assert record.job_size(job) < len(data) <= record.job_size(job) + 1 + 208
     found = replayed(salt, data).jobs[job.id]
-    assert life.unpack(found.events) == [*life.unpack(job.events), life.Event(at, life.RESERVED, client)][-life.KEPT :]
+    assert (
+        job_history.unpack(found.events)
+        == [*job_history.unpack(job.events), job_history.Event(at, job_history.RESERVED, client)][-job_history.KEPT :]
+    )
     assert found.state == RESERVED
 
 
@@ -148,7 +151,7 @@ def test_an_update_is_read_as_it_was_written(salt: bytes, job: Job, other: Job) 
     data = encoder.job(job, 1, job.events)
     job.pri, job.delay, job.deadline, job.state = other.pri, other.delay, other.deadline, other.state
     change_counts(job, other.reserves, other.timeouts, other.releases, other.buries, other.kicks)
-    job.events = life.add(job.events, life.BURIED, other.created_at, life.LAST_CLIENT)
+    job.events = job_history.add(job.events, job_history.BURIED, other.created_at, job_history.LAST_CLIENT)
     update = encoder.update(job, 2)
     assert len(update) == record.UPDATE_SIZE
     assert look(replayed(salt, data, update).jobs[job.id]) == look(job)
@@ -164,13 +167,13 @@ def test_a_reservation_is_read_as_it_was_written(
     hold(job, at, client)
     reserve = encoder.reserve(job, 2)
     assert len(reserve) == record.RESERVE_SIZE
-    job.events = life.add(job.events, life.RESERVED, at, client)
+    job.events = job_history.add(job.events, job_history.RESERVED, at, client)
     if state == BURIED or (state == DELAYED and job.deadline > at):
         job.state = state  # which `settle` returns it to
     assert look(replayed(salt, data, reserve).jobs[job.id]) == look(job)
 
 
-@given(SALTS, jobs(), U32, st.sampled_from([life.TIMED_OUT, life.RETURNED]), U64, U32)
+@given(SALTS, jobs(), U32, st.sampled_from([job_history.TIMED_OUT, job_history.RETURNED]), U64, U32)
 def test_the_end_of_a_reservation_is_read_as_it_was_written(
     salt: bytes, job: Job, timeouts: int, kind: int, at: int, client: int
 ) -> None:
@@ -178,9 +181,9 @@ def test_the_end_of_a_reservation_is_read_as_it_was_written(
     data = encoder.job(job, 1, job.events)
     hold(job, at - 1 if at else 0, client)
     reserve = encoder.reserve(job, 2)
-    job.events = life.add(job.events, life.RESERVED, job.reserved_at, client)
+    job.events = job_history.add(job.events, job_history.RESERVED, job.reserved_at, client)
     job.timeouts, job.holder = timeouts, None
-    job.events = life.add(job.events, kind, at, client)
+    job.events = job_history.add(job.events, kind, at, client)
     lapse = encoder.lapse(job, 3)
     assert len(lapse) == record.RESERVE_SIZE
     job.state, job.deadline = READY, at
@@ -203,22 +206,22 @@ def test_what_version_1_wrote_of_a_change_is_read(salt: bytes, job: Job, other: 
 def test_a_job_with_part_of_an_event_is_none(length: int) -> None:
     """No writer makes it."""
     job = Job(1, Tube(b"default", {}), b"body" * 100, 0, 0, 0, 0)
-    job.events = life.add(b"", life.KICKED, 1, 0)
+    job.events = job_history.add(b"", job_history.KICKED, 1, 0)
     data = bytearray(Encoder(b"salt").job(job, 1, job.events))
     data[record.HEADER_SIZE + record.JOB_FIELDS.size] = length
     data[4:8] = crc32(data[8:], record.seed_of(b"salt")).to_bytes(4, "little")
     assert not replayed(b"salt", bytes(data)).jobs
 
 
-@pytest.mark.parametrize("kind", [0, len(life.KINDS), 255])
+@pytest.mark.parametrize("kind", [0, len(job_history.KINDS), 255])
 def test_an_event_of_no_kind_is_not_shown(kind: int) -> None:
     """Nor does a job that only such a one tells of turn reserved."""
     encoder, job = Encoder(b"salt"), Job(1, Tube(b"default", {}), b"", 0, 0, 0, 5)
     data = encoder.job(job, 1)
-    job.events = life.EVENT.pack(7, kind, 1)
+    job.events = job_history.EVENT.pack(7, kind, 1)
     recovery = replayed(b"salt", data, encoder.lapse(job, 2))
     recovery.settle(9)
-    assert (recovery.jobs[1].state, life.unpack(recovery.jobs[1].events)) == (READY, [])
+    assert (recovery.jobs[1].state, job_history.unpack(recovery.jobs[1].events)) == (READY, [])
 
 
 @given(SALTS, jobs())
@@ -245,7 +248,7 @@ def test_counts_stop_at_what_a_record_takes() -> None:
     job = Job(1, Tube(b"default", {}), b"", 0, 0, 0, 0)
     encoder = Encoder(b"salt")
     hold(job, 1, 1)
-    job.events = life.add(b"", life.RETURNED, 1, 1)
+    job.events = job_history.add(b"", job_history.RETURNED, 1, 1)
     for write in (encoder.job, encoder.update, encoder.reserve, encoder.lapse):
         change_counts(job, *[2**32] * 5)
         write(job, 1)

@@ -14,16 +14,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from greenstalk_server import life
-from greenstalk_server.client import Client
-from greenstalk_server.exits import StartError
-from greenstalk_server.job import BURIED, DELAYED, READY, RESERVED, SECOND, Job
+from greenstalk_server.core import job_history
+from greenstalk_server.core.client import Client
+from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, SECOND, Job
+from greenstalk_server.core.tube import Tube
 from greenstalk_server.journal import record
 from greenstalk_server.journal.record import Encoder, SegmentHeader
 from greenstalk_server.journal.recovery import SECTOR, Damage, Recovery
 from greenstalk_server.journal.segment import name_of, numbers
-from greenstalk_server.startup import replay_all
-from greenstalk_server.tube import Tube
+from greenstalk_server.journal.startup import replay_all
+from greenstalk_server.runtime.exit_codes import StartError
 from tests.core.world import START
 from tests.journal import version1
 from tests.journal.disk import Disk, seeded
@@ -40,7 +40,7 @@ class Story:
     places: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
     contents: dict[int, tuple[bytes, bytes, int, int]] = field(default_factory=dict)
     figures: dict[int, set[tuple[str, int]]] = field(default_factory=dict)
-    events: dict[int, set[life.Event]] = field(default_factory=dict)
+    events: dict[int, set[job_history.Event]] = field(default_factory=dict)
     _sequence: int = 0
     _number: int = 0
     _salt: bytes = b"none"
@@ -60,7 +60,7 @@ class Story:
 
     def update(self, job: Job, kind: int) -> None:
         """An event of *kind*, of nobody's doing, has made *job* what it is."""
-        job.events = life.add(job.events, kind, START, life.NOBODY)
+        job.events = job_history.add(job.events, kind, START, job_history.NOBODY)
         self._see(job)
         self._add(self._encoder.update(job, self._next()))
 
@@ -68,13 +68,13 @@ class Story:
         """*job* is reserved, for as long as this takes."""
         job.state, job.reserved_at, job.holder = RESERVED, START, Client(job.tube, lambda: None, 7)
         self._add(self._encoder.reserve(job, self._next()))
-        job.events = life.add(job.events, life.RESERVED, START, 7)
+        job.events = job_history.add(job.events, job_history.RESERVED, START, 7)
         job.holder = None
         self._see(job)
 
     def lapse(self, job: Job) -> None:
         """The reservation of *job* times out."""
-        job.events = life.add(job.events, life.TIMED_OUT, START, 7)
+        job.events = job_history.add(job.events, job_history.TIMED_OUT, START, 7)
         self._see(job)
         self._add(self._encoder.lapse(job, self._next()))
 
@@ -105,12 +105,14 @@ class Story:
         for id, job in recovery.jobs.items():
             assert (job.tube.name, job.body, job.ttr, job.created_at) == self.contents[id]
             assert set(figures(job)) <= self.figures[id] | {("state", READY)}
-            assert set(life.unpack(job.events)) <= self.events[id] | {life.Event(START, life.RETURNED, life.NOBODY)}
+            assert set(job_history.unpack(job.events)) <= self.events[id] | {
+                job_history.Event(START, job_history.RETURNED, job_history.NOBODY)
+            }
         assert recovery.pauses.keys() <= {b"paused"}
 
     def _see(self, job: Job) -> None:
         self.figures.setdefault(job.id, set()).update(figures(job))
-        self.events.setdefault(job.id, set()).update(life.unpack(job.events))
+        self.events.setdefault(job.id, set()).update(job_history.unpack(job.events))
 
     def _next(self) -> int:
         self._sequence += 1
@@ -146,7 +148,7 @@ def told() -> Story:
     two.reserves = 1
     story.reserve(two)
     two.state, two.buries, two.pri, two.deadline = BURIED, 1, 7, 1
-    story.update(two, life.BURIED)
+    story.update(two, job_history.BURIED)
     one.reserves = 1
     story.reserve_by_version_1(one)
     one.state, one.releases, one.pri = READY, 1, 3
@@ -164,13 +166,13 @@ def told() -> Story:
     story.pause(paused)
     story.job(two)
     three.releases, three.pri = 1, 9
-    story.update(three, life.RELEASED)
+    story.update(three, job_history.RELEASED)
     three.reserves = 1
     story.reserve(three)
     three.timeouts = 1
     story.lapse(three)
     four.state, four.kicks = READY, 1
-    story.update(four, life.KICKED)
+    story.update(four, job_history.KICKED)
     story.delete(five)
     three.timeouts = 2**32 - 1
     story.reserve_by_version_1(three)  # so that the last byte is not zero, as are those behind it
@@ -228,7 +230,7 @@ def test_all_that_was_told_is_recovered() -> None:
 
 
 def kinds(job: Job) -> list[str]:
-    return [life.KINDS[event.kind] for event in life.unpack(job.events)]
+    return [job_history.KINDS[event.kind] for event in job_history.unpack(job.events)]
 
 
 @each_segment
@@ -463,7 +465,7 @@ def test_an_update_that_leaves_no_number_for_the_next_burial_is_none() -> None:
     story.begin(1)
     story.job(job)
     job.state, job.deadline = BURIED, 2**64 - 1
-    story.update(job, life.BURIED)
+    story.update(job, job_history.BURIED)
     assert states(recover(story.segments)) == {1: READY}
 
 
@@ -494,7 +496,7 @@ def test_a_clock_set_back_makes_no_delay_or_pause_longer_than_asked_for_and_no_a
     for job in (ready, delayed, released):
         story.job(job)
     released.delay, released.deadline = 500 * SECOND, START + DAY + 500 * SECOND
-    story.update(released, life.RELEASED)
+    story.update(released, job_history.RELEASED)
     story.pause(paused)
     recovery = recover(story.segments)
     assert [job.created_at for job in recovery.jobs.values()] == [START] * 3
@@ -602,7 +604,7 @@ def churned() -> tuple[Story, list[tuple[int, int, bytes]]]:
     looks = []
     for kicks in range(1, 60):
         job.kicks = kicks
-        story.update(job, life.KICKED)
+        story.update(job, job_history.KICKED)
         looks.append((story.places[2][-1][1], kicks, job.events))
     return story, looks
 

@@ -16,12 +16,12 @@ from pathlib import Path
 import greenstalk
 import pytest
 
-from greenstalk_server import life
-from greenstalk_server.exits import StartError
-from greenstalk_server.job import BURIED, READY
+from greenstalk_server.core import job_history
+from greenstalk_server.core.job import BURIED, READY
 from greenstalk_server.journal.beanstalkd import find
 from greenstalk_server.journal.files import Directory
-from greenstalk_server.startup import IMPORTED_DIRECTORY
+from greenstalk_server.journal.startup import IMPORTED_DIRECTORY
+from greenstalk_server.runtime.exit_codes import StartError
 from tests.conformance.servers import Kind, Server, ours, peer
 from tests.core.world import START
 from tests.daemon import PATIENCE
@@ -250,18 +250,18 @@ def test_a_jobs_life_survives_restarts(tmp_path: Path) -> None:
             7: ("ready", 65536, 0, 0, 0, 0, 0, 0),
         }
     found = recovered(Directory(str(directory)), time.time_ns())
-    told = {id: life.unpack(job.events) for id, job in found.jobs.items()}
-    assert {id: [life.KINDS[event.kind] for event in events] for id, events in told.items()} == LIFE
+    told = {id: job_history.unpack(job.events) for id, job in found.jobs.items()}
+    assert {id: [job_history.KINDS[event.kind] for event in events] for id, events in told.items()} == LIFE
     clients = [told[id][0].client for id in range(1, 7)]
-    assert clients == sorted(set(clients)) and clients[0] > life.NOBODY
+    assert clients == sorted(set(clients)) and clients[0] > job_history.NOBODY
     for id in (1, 2, 4, 5):
         assert told[id][1].client == clients[id - 1]
         assert began < told[id][0].at <= told[id][1].at < killed
-    assert (told[6][1].client, told[3][2].client) == (life.NOBODY, life.NOBODY)
+    assert (told[6][1].client, told[3][2].client) == (job_history.NOBODY, job_history.NOBODY)
     assert killed < told[6][1].at == found.jobs[6].deadline
     assert found.connect(lambda: None).number > max(clients)
     at_once = recovered(Directory(str(copy)), killed)
-    assert {id: life.unpack(job.events) for id, job in at_once.jobs.items() if id != 6} == {
+    assert {id: job_history.unpack(job.events) for id, job in at_once.jobs.items() if id != 6} == {
         id: events for id, events in told.items() if id != 6
     }
 

@@ -12,15 +12,16 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Final, TypeVar
 
-from greenstalk_server import life, startup
-from greenstalk_server.bodies import Bodies
-from greenstalk_server.broker import DONE, HELD, NO_ROOM, Broker
-from greenstalk_server.client import Client
-from greenstalk_server.job import BURIED, DELAYED, READY, RESERVED, SECOND, Job
-from greenstalk_server.journal.binlog import Binlog, Read
+from greenstalk_server.core import job_history
+from greenstalk_server.core.body_cache import Bodies
+from greenstalk_server.core.broker import DONE, HELD, NO_ROOM, Broker
+from greenstalk_server.core.client import Client
+from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, SECOND, Job
+from greenstalk_server.core.tube import Tube
+from greenstalk_server.journal import startup
 from greenstalk_server.journal.files import Files
 from greenstalk_server.journal.record import recorded_size
-from greenstalk_server.tube import Tube
+from greenstalk_server.journal.writer import Binlog, Read
 from tests.core.world import START, make_broker
 from tests.journal.disk import Disk
 
@@ -68,7 +69,7 @@ class Look:
         if job.former_state:
             state, deadline = job.former_state, job.former_deadline
         if job.holder is not None:
-            events = life.add(events, life.RESERVED, job.reserved_at, job.holder.number)
+            events = job_history.add(events, job_history.RESERVED, job.reserved_at, job.holder.number)
         elif state == RESERVED:
             state = READY
         return Look(
@@ -91,8 +92,8 @@ class Look:
     def at(self, now: int) -> Look:
         """What a restart at *now* has to show."""
         events = self.events
-        if life.is_reserved(events):
-            events = life.add(events, life.RETURNED, now, life.NOBODY)
+        if job_history.is_reserved(events):
+            events = job_history.add(events, job_history.RETURNED, now, job_history.NOBODY)
         if self.state == RESERVED or (self.state == DELAYED and self.place <= now):
             return replace(self, state=READY, place=0, events=events)
         return replace(self, events=events)
@@ -103,9 +104,9 @@ class Look:
 
     def unreturned(self) -> Look:
         """How it looked before a restart gave it back."""
-        assert life.last(self.events).kind == life.RETURNED
+        assert job_history.last(self.events).kind == job_history.RETURNED
         state = RESERVED if self.state == READY else self.state
-        return replace(self, state=state, events=self.events[: -life.EVENT.size])
+        return replace(self, state=state, events=self.events[: -job_history.EVENT.size])
 
 
 @dataclass(slots=True)
@@ -162,7 +163,7 @@ class History:
             return False
         looks = [look for look in possible if look is not None]
         if self.has_been_shortened:
-            size = life.EVENT.size
+            size = job_history.EVENT.size
             last = found.events[-size:]
             return found in [replace(look, events=found.events) for look in looks if last in (b"", look.events[-size:])]
         return any(look.forgetting(found.events) == found for look in looks)

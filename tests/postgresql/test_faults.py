@@ -12,11 +12,11 @@ from uuid import UUID
 import psycopg
 import pytest
 
-from greenstalk_server.journal.postgresql import PIECE, SCHEMA_LOCK, LostTrack, Seat, Standing
-from greenstalk_server.journal.postgresql_link import APPLICATION, Away, Locked, NotLeader, Refused, conninfo_of
+from greenstalk_server.cluster.leadership import CLOCK_MARGIN, Candidate
+from greenstalk_server.journal.postgresql.database import PIECE, SCHEMA_LOCK, LostTrack, Seat, Standing
+from greenstalk_server.journal.postgresql.link import APPLICATION, Away, Locked, NotLeader, Refused, conninfo_of
 from greenstalk_server.journal.segment import name_of
-from greenstalk_server.leadership import CLOCK_MARGIN, Candidate
-from greenstalk_server.startup import write_out
+from greenstalk_server.journal.startup import write_out
 from tests.daemon import PATIENCE
 from tests.failover.nodes import wait_until
 from tests.failover.test_process import Kept

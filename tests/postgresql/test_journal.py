@@ -9,20 +9,13 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
-from greenstalk_server.broker import Broker
-from greenstalk_server.exits import StartError
-from greenstalk_server.journal.postgresql import (
-    PIECE,
-    Follower,
-    LostTrack,
-    Rows,
-    Seat,
-    SharedBinlog,
-)
-from greenstalk_server.journal.postgresql_link import Away, NotLeader, Refused, conninfo_of
+from greenstalk_server.core.broker import Broker
+from greenstalk_server.journal.postgresql.database import PIECE, Follower, LostTrack, Rows, Seat, SharedBinlog
+from greenstalk_server.journal.postgresql.link import Away, NotLeader, Refused, conninfo_of
 from greenstalk_server.journal.recovery import Recovery
 from greenstalk_server.journal.segment import name_of
-from greenstalk_server.startup import go_on, write_out
+from greenstalk_server.journal.startup import go_on, write_out
+from greenstalk_server.runtime.exit_codes import StartError
 from tests.core.world import START, make_broker
 from tests.postgresql.cluster import Cluster
 

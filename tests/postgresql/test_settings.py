@@ -8,9 +8,9 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from greenstalk_server.exits import StartError
-from greenstalk_server.journal.postgresql import Seat
-from greenstalk_server.journal.postgresql_link import Away, Hosts, Link, Refused, conninfo_of
+from greenstalk_server.journal.postgresql.database import Seat
+from greenstalk_server.journal.postgresql.link import Away, Hosts, Link, Refused, conninfo_of
+from greenstalk_server.runtime.exit_codes import StartError
 from tests.postgresql.cluster import Cluster
 from tests.postgresql.test_journal import Member, bodies
 

@@ -11,12 +11,12 @@ from pathlib import Path
 import greenstalk
 import pytest
 
-from greenstalk_server import protocol
-from greenstalk_server.access import Grants, grants, read_rules
-from greenstalk_server.broker import Broker
-from greenstalk_server.job import SECOND
-from greenstalk_server.restricted import _CHECKED, _NEED_NO_GRANT, RestrictedSession, guard
-from greenstalk_server.session import HANDLERS
+from greenstalk_server.core.broker import Broker
+from greenstalk_server.core.job import SECOND
+from greenstalk_server.protocol import codec
+from greenstalk_server.protocol.access import Grants, grants, read_rules
+from greenstalk_server.protocol.restricted_session import _CHECKED, _NEED_NO_GRANT, RestrictedSession, guard
+from greenstalk_server.protocol.session import HANDLERS
 from tests.core.world import START, make_broker
 from tests.daemon import PATIENCE, Daemon, environment, run
 from tests.server.secured import PAGE, connect, context, make_certificates
@@ -103,7 +103,7 @@ def test_a_command_on_the_used_tube_wants_its_grant(broker: Broker, command: byt
 
 def test_verb_without_a_row_in_the_access_table_is_refused(broker: Broker) -> None:
     talk = Guarded(broker, produce="*", consume="*", inspect="*")
-    talk.session._handlers = guard({**HANDLERS, protocol.KICK_JOB + b"s": HANDLERS[protocol.QUIT]})
+    talk.session._handlers = guard({**HANDLERS, codec.KICK_JOB + b"s": HANDLERS[codec.QUIT]})
     assert talk.session._handlers[b"kick-jobs"](talk.session, (b"kick-jobs",), START) == REFUSED
     assert refusals(broker) == 1
 
@@ -116,7 +116,7 @@ def test_every_verb_has_a_row_in_the_access_table() -> None:
 def test_every_verb_is_in_the_documented_access_table() -> None:
     table = PAGE.read_text().partition("| command | wants |")[2].partition("\n\n")[0]
     verbs = [verb for row in table.splitlines() for verb in re.findall(r"`([a-z-]+)`", "".join(row.split("|")[1:2]))]
-    assert set(verbs) == {verb.decode() for verb in (protocol.PUT, *HANDLERS)}
+    assert set(verbs) == {verb.decode() for verb in (codec.PUT, *HANDLERS)}
 
 
 @pytest.mark.parametrize("cut", CUTS)

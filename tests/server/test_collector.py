@@ -9,11 +9,11 @@ from collections.abc import Iterator
 import gevent
 import pytest
 
-from greenstalk_server import memory
-from greenstalk_server.broker import Broker
-from greenstalk_server.job import SECOND, Job
-from greenstalk_server.memory import OLD_AT_MOST, collect_old, keep_collections_short
-from greenstalk_server.process import server_facts
+from greenstalk_server.core.broker import Broker
+from greenstalk_server.core.job import SECOND, Job
+from greenstalk_server.runtime import gc_tuning
+from greenstalk_server.runtime.gc_tuning import OLD_AT_MOST, collect_old, keep_collections_short
+from greenstalk_server.runtime.process import server_facts
 
 JOBS = 10_000
 
@@ -95,9 +95,9 @@ def test_garbage_is_freed_before_old_objects_are_frozen() -> None:
 @pytest.mark.usefixtures("settled")
 def test_what_takes_long_to_look_at_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     knot = Knot()
-    monkeypatch.setattr(memory, "LONG", 60.0)
+    monkeypatch.setattr(gc_tuning, "LONG", 60.0)
     collect_old()
     assert any(one is knot for one in gc.get_objects(2))
-    monkeypatch.setattr(memory, "LONG", 0.0)
+    monkeypatch.setattr(gc_tuning, "LONG", 0.0)
     collect_old()
     assert not any(one is knot for one in gc.get_objects(2))

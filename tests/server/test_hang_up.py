@@ -6,15 +6,15 @@ import socket
 
 import gevent
 
-from greenstalk_server.broker import Broker
-from greenstalk_server.client import Client
-from greenstalk_server.clock import steady_clock
-from greenstalk_server.connection import MAX_HELD, Connection
-from greenstalk_server.job import READY, SECOND, Job
-from greenstalk_server.journal import NullJournal
-from greenstalk_server.poller import Poller
-from greenstalk_server.session import COMMAND_SLICE
-from greenstalk_server.stats import ServerFacts
+from greenstalk_server.core.broker import Broker
+from greenstalk_server.core.client import Client
+from greenstalk_server.core.job import READY, SECOND, Job
+from greenstalk_server.core.journal import NullJournal
+from greenstalk_server.core.stats import ServerFacts
+from greenstalk_server.net.connection import MAX_HELD, Connection
+from greenstalk_server.net.poller import Poller
+from greenstalk_server.protocol.session import COMMAND_SLICE
+from greenstalk_server.runtime.clock import steady_clock
 
 FACTS = ServerFacts("0" * 16, 1, "1", "host", "os", "platform", 0, lambda: (0.0, 0.0))
 

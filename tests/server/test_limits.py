@@ -18,17 +18,17 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from greenstalk_server.broker import Broker
-from greenstalk_server.job import SECOND
-from greenstalk_server.limits import LIMITED, Limits, bounds
-from greenstalk_server.oversight import Complaints
-from greenstalk_server.restricted import RestrictedSession
+from greenstalk_server.core.broker import Broker
+from greenstalk_server.core.job import SECOND
+from greenstalk_server.core.limits import LIMITED, Limits, bounds
+from greenstalk_server.net.idle import Complaints
+from greenstalk_server.protocol.restricted_session import RestrictedSession
+from greenstalk_server.web.pages.overview import LIMIT_LABELS
 from tests.core.world import START, make_broker
 from tests.daemon import COMMAND, PATIENCE, Daemon, ask
 from tests.server.peer import Peer, eventually
 from tests.server.secured import PAGE
 from tests.wire.talk import Talk
-from web.overview import LIMIT_LABELS
 
 FULL = b"OUT_OF_MEMORY\r\n"
 

@@ -13,8 +13,8 @@ from typing import Self
 import psutil
 import pytest
 
-from greenstalk_server.bodies import LEAST_LIMIT
-from greenstalk_server.exits import EXIT_USAGE
+from greenstalk_server.core.body_cache import LEAST_LIMIT
+from greenstalk_server.runtime.exit_codes import EXIT_USAGE
 from tests.daemon import PATIENCE, Daemon, run
 
 SIZE = 500_000

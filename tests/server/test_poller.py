@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import gevent
 import pytest
 
-from greenstalk_server.clock import steady_clock
-from greenstalk_server.poller import BATCH_SIZE, BUDGET, DEFER_ABOVE, MAX_BATCHES, PORTION, Poller
-from greenstalk_server.session import COMMAND_SLICE
+from greenstalk_server.net.poller import BATCH_SIZE, BUDGET, DEFER_ABOVE, MAX_BATCHES, PORTION, Poller
+from greenstalk_server.protocol.session import COMMAND_SLICE
+from greenstalk_server.runtime.clock import steady_clock
 from tests.daemon import PATIENCE
 
 SIZE = 8

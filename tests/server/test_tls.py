@@ -21,11 +21,11 @@ import gevent
 import greenstalk
 import pytest
 
-from greenstalk_server import tls
-from greenstalk_server.command_line import parse
-from greenstalk_server.exits import StartError
-from greenstalk_server.options import Options, UsageError
-from greenstalk_server.tls import PORTION, Certificates, TlsSocket, shake_hands
+from greenstalk_server.config.command_line import parse
+from greenstalk_server.config.options import Options, UsageError
+from greenstalk_server.net import tls
+from greenstalk_server.net.tls import PORTION, Certificates, TlsSocket, shake_hands
+from greenstalk_server.runtime.exit_codes import StartError
 from tests.daemon import COMMAND, MINDING_SIGNALS, PATIENCE, Daemon, ask, run
 from tests.server.peer import Peer, eventually
 from tests.server.secured import KEY_UPDATE_SIZE, PAGE, InMemory, KeyUpdater, connect, context, make_certificates

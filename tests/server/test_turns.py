@@ -11,10 +11,10 @@ import gevent
 import pytest
 from gevent import get_hub
 
-from greenstalk_server.command_line import parse
-from greenstalk_server.options import Options
-from greenstalk_server.tls import Certificates, TlsSocket, shake_hands
-from greenstalk_server.turns import Turns
+from greenstalk_server.config.command_line import parse
+from greenstalk_server.config.options import Options
+from greenstalk_server.net.scheduling import Turns
+from greenstalk_server.net.tls import Certificates, TlsSocket, shake_hands
 from tests.server.secured import InMemory, context, make_certificates
 
 MANY = 20

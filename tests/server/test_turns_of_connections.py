@@ -16,10 +16,10 @@ from pathlib import Path
 import gevent
 import pytest
 
-from greenstalk_server.broker import SLICE, Broker
-from greenstalk_server.connection import STREAMED_AT_ONCE
-from greenstalk_server.job import Job
-from greenstalk_server.poller import BUDGET, PORTION
+from greenstalk_server.core.broker import SLICE, Broker
+from greenstalk_server.core.job import Job
+from greenstalk_server.net.connection import STREAMED_AT_ONCE
+from greenstalk_server.net.poller import BUDGET, PORTION
 from tests.daemon import PATIENCE, Daemon
 from tests.server.peer import Peer, eventually
 from tests.server.test_hang_up import FACTS, Pair, Slow

@@ -6,7 +6,7 @@ import sys
 from typing import Final
 
 from greenstalk_server import cli
-from greenstalk_server.server import Server
+from greenstalk_server.net.server import Server
 
 CHECKED: Final = "the broker's invariants hold"
 """Said once the server has stopped, if they do."""

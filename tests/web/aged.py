@@ -10,9 +10,9 @@ from typing import Final
 
 from flask import Flask
 
-from greenstalk_server.client import Client
-from greenstalk_server.job import SECOND
-from web.history import History
+from greenstalk_server.core.client import Client
+from greenstalk_server.core.job import SECOND
+from greenstalk_server.web.metrics.history import History
 
 from .conftest import Queue
 from .served import serve

@@ -11,13 +11,14 @@ from flask.testing import FlaskClient
 from jinja2 import BytecodeCache
 from jinja2.bccache import Bucket
 
-from greenstalk_server.broker import Broker
-from greenstalk_server.client import Client
-from greenstalk_server.job import SECOND
-from greenstalk_server.jobs import JobTable
-from greenstalk_server.stats import ServerFacts
+from greenstalk_server.core.broker import Broker
+from greenstalk_server.core.client import Client
+from greenstalk_server.core.job import SECOND
+from greenstalk_server.core.job_table import JobTable
+from greenstalk_server.core.stats import ServerFacts
+from greenstalk_server.web import cooperative
+from greenstalk_server.web.app import WebOptions, create_app
 from tests.daemon import Daemon
-from web import WebOptions, create_app, pace
 
 from .browser import Browser, Tab, browser
 from .visit import FLAGS, Clients
@@ -143,8 +144,8 @@ def visit(queue: Queue) -> Callable[..., FlaskClient]:
 @pytest.fixture
 def short_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have each rest of long work be a turn of others, however fast the machine is."""
-    monkeypatch.setattr(pace, "STEP", 0.0)
-    monkeypatch.setattr(pace, "REST", pace.TURN)
+    monkeypatch.setattr(cooperative, "STEP", 0.0)
+    monkeypatch.setattr(cooperative, "REST", cooperative.TURN)
 
 
 @pytest.fixture(scope="module")

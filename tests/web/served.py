@@ -11,8 +11,8 @@ import gevent
 from flask import Flask
 from gevent.pywsgi import WSGIServer
 
-from greenstalk_server.job import SECOND
-from web.history import History
+from greenstalk_server.core.job import SECOND
+from greenstalk_server.web.metrics.history import History
 
 from .conftest import Queue
 

@@ -11,11 +11,11 @@ import pytest
 from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
-from greenstalk_server.broker import SLICE
-from greenstalk_server.job import BURIED, DELAYED, READY, RESERVED, SECOND
-from greenstalk_server.journal import NullJournal
-from web.actions import ACTIONS
-from web.edit import version
+from greenstalk_server.core.broker import SLICE
+from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, SECOND
+from greenstalk_server.core.journal import NullJournal
+from greenstalk_server.web.pages.actions import ACTIONS
+from greenstalk_server.web.pages.edit import version
 
 from .conftest import Queue
 from .table import Page

@@ -16,10 +16,11 @@ from typing import Any
 import pytest
 from flask.testing import FlaskClient
 
-from greenstalk_server.job import SECOND
-from web import audit_files, audit_pages
-from web.audit import KEPT, REFUSALS, Audit
-from web.audit_files import BLOCK
+from greenstalk_server.core.job import SECOND
+from greenstalk_server.web.operations import audit_files
+from greenstalk_server.web.operations.audit import KEPT, REFUSALS, Audit
+from greenstalk_server.web.operations.audit_files import BLOCK
+from greenstalk_server.web.pages import audit as audit_pages
 
 from .conftest import Queue
 from .table import Page
@@ -324,7 +325,7 @@ def test_symbolic_link_in_the_place_of_the_file_is_not_written_through(queue: Qu
 def test_the_end_comes_soon_though_the_disk_fails(
     audit: Audit, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("web.audit.LAST_CHANCE", 0.1)
+    monkeypatch.setattr("greenstalk_server.web.operations.audit.LAST_CHANCE", 0.1)
     with failing(monkeypatch, "fsync", no_space):
         audit.note("tube/pause")
         audit.flush()

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from markupsafe import Markup
 
+from greenstalk_server.web import text
+from greenstalk_server.web.jobs.body_format import look, row_preview
 from tests.daemon import Daemon
-from web import text
-from web.body import look, row_preview
 
 from .browser import Browser, Tab
 from .visit import Clients, press, said

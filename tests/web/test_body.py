@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from web.body import PREVIEW, laid_out, look, row_preview
+from greenstalk_server.web.jobs.body_format import PREVIEW, laid_out, look, row_preview
 
 BIG = 123456789012345678901234567890
 

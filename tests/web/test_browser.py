@@ -13,8 +13,8 @@ import greenstalk
 import pytest
 from playwright.sync_api import Route
 
+from greenstalk_server.web.live import hub
 from tests.daemon import PATIENCE, Daemon, environment
-from web import live
 
 from .browser import Browser, Tab
 from .visit import FLAGS
@@ -199,7 +199,7 @@ def test_hidden_tab_asks_for_nothing(chromium: Browser, daemon: Daemon) -> None:
 
 def test_figures_follow_by_the_stream(chromium: Browser, daemon: Daemon, crowd: Crowd) -> None:
     """Which tells once a second what has changed."""
-    assert live.EVERY == 1.0
+    assert hub.EVERY == 1.0
     with chromium.tab(daemon.dashboard) as tab:
         tab.page.goto(daemon.dashboard)
         tab.page.wait_for_selector("#live[data-state=live]")

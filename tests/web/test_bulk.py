@@ -10,12 +10,12 @@ import pytest
 from flask import Flask
 from flask.testing import FlaskClient
 
-from greenstalk_server.client import Client
-from greenstalk_server.job import BURIED, DELAYED, READY, RESERVED, SECOND, Job
-from greenstalk_server.journal import NullJournal
+from greenstalk_server.core.client import Client
+from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, SECOND, Job
+from greenstalk_server.core.journal import NullJournal
+from greenstalk_server.web.operations import bulk
+from greenstalk_server.web.operations.tasks import CANCELLED, DONE, FAILED, Task
 from tests.daemon import PATIENCE
-from web import bulk
-from web.tasks import CANCELLED, DONE, FAILED, Task
 
 from .conftest import Queue
 from .table import Page

@@ -16,11 +16,11 @@ from urllib.parse import quote, urlsplit
 import pytest
 from flask.testing import FlaskClient
 
-from greenstalk_server.job import SECOND
+from greenstalk_server.core.job import SECOND
+from greenstalk_server.web.metrics.rings import SERIES, SPANS
+from greenstalk_server.web.pages.charts import OF_A_TUBE, TABLED, shown
+from greenstalk_server.web.pages.sparkline import path
 from tests.daemon import PATIENCE, REPOSITORY, Daemon
-from web.charts import OF_A_TUBE, TABLED, shown
-from web.rings import SERIES, SPANS
-from web.sparkline import path
 
 from .browser import Browser, Tab
 from .conftest import Queue

@@ -15,10 +15,10 @@ from urllib.parse import urlencode, urlsplit
 import pytest
 from flask.testing import FlaskClient
 
-from greenstalk_server.client import Client
-from greenstalk_server.job import READY, SECOND
+from greenstalk_server.core.client import Client
+from greenstalk_server.core.job import READY, SECOND
+from greenstalk_server.web.pages.connections import CHUNK, JOBS_LISTED, LOOKED_AT, ROWS_AT_MOST, TUBES_LISTED
 from tests.daemon import PATIENCE, Daemon
-from web.connections import CHUNK, JOBS_LISTED, LOOKED_AT, ROWS_AT_MOST, TUBES_LISTED
 
 from .conftest import Queue
 from .table import Page

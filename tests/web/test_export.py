@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from flask.testing import FlaskClient
 
-from greenstalk_server.job import SECOND
-from web.export import EXPORTS_AT_MOST, LARGE, encoded, harmless
+from greenstalk_server.core.job import SECOND
+from greenstalk_server.web.pages.export import EXPORTS_AT_MOST, LARGE, encoded, harmless
 
 from .conftest import Queue
 from .test_actions import refused

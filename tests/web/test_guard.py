@@ -15,12 +15,12 @@ import pytest
 from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
-from greenstalk_server.clock import steady_clock
-from greenstalk_server.role import Role
-from web import WebOptions, create_standby_app
-from web.assets import static_folder
-from web.guard import SECURITY_HEADERS
-from web.overview import Lookout
+from greenstalk_server.cluster.role import Role
+from greenstalk_server.runtime.clock import steady_clock
+from greenstalk_server.web.app import WebOptions, create_standby_app
+from greenstalk_server.web.assets import static_folder
+from greenstalk_server.web.auth.guard import SECURITY_HEADERS
+from greenstalk_server.web.pages.overview import Lookout
 
 from ..daemon import PATIENCE, Daemon
 from .conftest import Queue

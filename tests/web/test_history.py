@@ -12,10 +12,10 @@ from math import isnan, nan
 import gevent
 import pytest
 
-from greenstalk_server.client import Client
-from greenstalk_server.job import BURIED, SECOND
-from web.history import ITEMS_A_STEP, TUBES_AT_MOST, History, Rates
-from web.rings import DAY, DEPTHS, HOUR, RATES, SERIES, Calendar, Points, quantile
+from greenstalk_server.core.client import Client
+from greenstalk_server.core.job import BURIED, SECOND
+from greenstalk_server.web.metrics.history import ITEMS_A_STEP, TUBES_AT_MOST, History, Rates
+from greenstalk_server.web.metrics.rings import DAY, DEPTHS, HOUR, RATES, SERIES, Calendar, Points, quantile
 
 from .conftest import Queue
 from .turns import Turns, until

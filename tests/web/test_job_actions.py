@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from werkzeug.test import TestResponse, encode_multipart
 
-from greenstalk_server.client import Client
-from greenstalk_server.job import BURIED, DELAYED, READY, RESERVED, SECOND, Job
-from greenstalk_server.journal import NullJournal
-from greenstalk_server.tube import is_tube_name
-from web.edit import as_lines, from_lines, line_ends
-from web.fields import MAX_PUT
+from greenstalk_server.core.client import Client
+from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, SECOND, Job
+from greenstalk_server.core.journal import NullJournal
+from greenstalk_server.core.tube import is_tube_name
+from greenstalk_server.web.fields import MAX_PUT
+from greenstalk_server.web.pages.edit import as_lines, from_lines, line_ends
 
 from .conftest import Queue
 from .table import Page

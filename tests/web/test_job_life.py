@@ -7,10 +7,10 @@ from html import unescape
 
 from flask.testing import FlaskClient
 
-from greenstalk_server import life
-from greenstalk_server.broker import PARTED_AT_MOST
-from greenstalk_server.job import SECOND
-from web.details import BY_HAND, EVENTS
+from greenstalk_server.core import job_history
+from greenstalk_server.core.broker import PARTED_AT_MOST
+from greenstalk_server.core.job import SECOND
+from greenstalk_server.web.pages.details import BY_HAND, EVENTS
 
 from .conftest import Queue
 from .table import Page
@@ -88,7 +88,7 @@ def test_what_is_forgotten_is_counted(queue: Queue, client: FlaskClient) -> None
         queue.broker.release(worker, id, 5, 0, queue.now)
     said = moments(client, id)
     assert said[1].startswith("Besides, it was reserved 12 times, released 12 times The last 16 events are kept.")
-    assert len(said) == 2 + life.KEPT
+    assert len(said) == 2 + job_history.KEPT
     queue.broker.jobs[id].events = b""  # as a journal of an earlier version gives it back
     said = moments(client, id)
     assert said[1].startswith("Besides, it was reserved 20 times, released 20 times")
@@ -116,5 +116,5 @@ def test_live_life_and_the_hint_at_an_edit(queue: Queue, client: FlaskClient) ->
 
 
 def test_every_kind_of_event_has_its_words() -> None:
-    assert set(EVENTS) == set(range(1, len(life.KINDS)))
+    assert set(EVENTS) == set(range(1, len(job_history.KINDS)))
     assert set(EVENTS) > BY_HAND

@@ -14,16 +14,16 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from greenstalk_server import life
-from greenstalk_server.broker import PARTED_AT_MOST
-from greenstalk_server.client import Client
-from greenstalk_server.job import BURIED, DELAYED, READY, RESERVED, SECOND, Job
-from greenstalk_server.journal import NullJournal
-from greenstalk_server.stats import COUNTERS
+from greenstalk_server.core import job_history
+from greenstalk_server.core.broker import PARTED_AT_MOST
+from greenstalk_server.core.client import Client
+from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, SECOND, Job
+from greenstalk_server.core.journal import NullJournal
+from greenstalk_server.core.stats import COUNTERS
+from greenstalk_server.web.live.peer import Peer
+from greenstalk_server.web.operations import leases as module
+from greenstalk_server.web.operations.leases import TOKEN_LENGTH, Ask, Lease, LeaseEnded, Leases, NoLease, Refused
 from tests.daemon import PATIENCE
-from web import leases as module
-from web.leases import TOKEN_LENGTH, Ask, Lease, LeaseEnded, Leases, NoLease, Refused
-from web.peer import Peer
 
 from .conftest import Queue
 
@@ -269,7 +269,7 @@ def test_who_goes_when_the_job_has_just_come_gives_it_back(
     theirs.close()
     assert greenlet.get(timeout=PATIENCE) == []
     assert job.state == READY
-    assert [event.kind for event in life.unpack(job.events)] == [life.RESERVED, life.RETURNED]
+    assert [event.kind for event in job_history.unpack(job.events)] == [job_history.RESERVED, job_history.RETURNED]
     assert desk.is_empty()
 
 
@@ -501,7 +501,10 @@ def test_stop_ends_all_and_begins_no_more(queue: Queue, desk: Desk) -> None:
     with pytest.raises(Refused, match="stopping"):
         greenlet.get(timeout=PATIENCE)
     assert desk.is_empty()
-    assert [event.kind for event in life.unpack(desk.broker.jobs[id].events)] == [life.RESERVED, life.RETURNED]
+    assert [event.kind for event in job_history.unpack(desk.broker.jobs[id].events)] == [
+        job_history.RESERVED,
+        job_history.RETURNED,
+    ]
     with pytest.raises(Refused, match="stopping"):
         desk.reserve("mail")
 

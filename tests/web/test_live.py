@@ -22,10 +22,10 @@ from gevent.pywsgi import WSGIServer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from greenstalk_server.job import SECOND
+from greenstalk_server.core.job import SECOND
+from greenstalk_server.web.live import hub
+from greenstalk_server.web.live.hub import LiveHub, difference
 from tests.daemon import PATIENCE, Daemon
-from web import live
-from web.live import LiveHub, difference
 
 from .conftest import Queue
 from .turns import until
@@ -170,7 +170,7 @@ class Dashboard:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live, "EVERY", TICK)
+    monkeypatch.setattr(hub, "EVERY", TICK)
 
 
 @pytest.fixture
@@ -209,7 +209,7 @@ def test_stream_begins_with_what_is_so_now_and_not_with_what_others_were_sent(
     queue: Queue, serve: Callable[..., Dashboard], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dashboard = serve()
-    monkeypatch.setattr(live, "EVERY", PATIENCE)
+    monkeypatch.setattr(hub, "EVERY", PATIENCE)
     queue.put("mail")
     first = dashboard.open("tube", tube="mail")
     first.block()
@@ -253,7 +253,7 @@ def test_page_whose_matter_is_gone_is_told_so(queue: Queue, serve: Callable[...,
 def test_silent_stream_says_that_it_is_there(
     queue: Queue, serve: Callable[..., Dashboard], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live, "HEARTBEAT", 0.05)
+    monkeypatch.setattr(hub, "HEARTBEAT", 0.05)
     (id,) = queue.put("mail")
     stream = serve().open("job", id=id)
     stream.block()
@@ -369,8 +369,8 @@ def test_page_that_fails_ends_its_streams_and_is_logged(
 def test_one_stream_too_many_is_refused(
     queue: Queue, serve: Callable[..., Dashboard], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert live.STREAMS_AT_MOST == 100
-    monkeypatch.setattr(live, "STREAMS_AT_MOST", 5)
+    assert hub.STREAMS_AT_MOST == 100
+    monkeypatch.setattr(hub, "STREAMS_AT_MOST", 5)
     dashboard = serve()
     streams = [dashboard.open("tube", tube="default") for _ in range(5)]
     for stream in streams:

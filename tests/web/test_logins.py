@@ -7,8 +7,8 @@ import logging
 import pytest
 from flask.testing import FlaskClient
 
-from greenstalk_server.job import SECOND
-from web.logins import ADDRESSES_AT_MOST, FAILURES, Logins
+from greenstalk_server.core.job import SECOND
+from greenstalk_server.web.auth.logins import ADDRESSES_AT_MOST, FAILURES, Logins
 
 from .conftest import Queue
 from .table import Page

@@ -21,13 +21,13 @@ from flask.testing import FlaskClient
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from greenstalk_server.client import Client
-from greenstalk_server.job import BURIED, SECOND
+from greenstalk_server.core.client import Client
+from greenstalk_server.core.job import BURIED, SECOND
+from greenstalk_server.web.cooperative import Pace
+from greenstalk_server.web.metrics import ledger
+from greenstalk_server.web.metrics.exporter import SAMPLES_A_STEP
+from greenstalk_server.web.metrics.ledger import KEPT_FOR, LABELS_AT_MOST, OTHER, SWAPS, TUBES_A_STEP
 from tests.daemon import PATIENCE, REPOSITORY, Daemon, environment
-from web import ledger
-from web.ledger import KEPT_FOR, LABELS_AT_MOST, OTHER, SWAPS, TUBES_A_STEP
-from web.metrics import SAMPLES_A_STEP
-from web.pace import Pace
 
 from .conftest import Queue
 from .test_guard import basic

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from flask.testing import FlaskClient
 
-from greenstalk_server.broker import WAITING
-from greenstalk_server.job import BURIED, SECOND
-from greenstalk_server.stats import JournalStats, ServerStats
-from web.first_job import examples
-from web.history import History
-from web.overview import (
+from greenstalk_server.core.broker import WAITING
+from greenstalk_server.core.job import BURIED, SECOND
+from greenstalk_server.core.stats import JournalStats, ServerStats
+from greenstalk_server.web.metrics.history import History
+from greenstalk_server.web.pages.onboarding import examples
+from greenstalk_server.web.pages.overview import (
     COLUMNS,
     COMMANDS,
     GROUPS,

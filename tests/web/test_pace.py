@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import gevent
 import pytest
 
-from web import pace
-from web.pace import BUSY_FOR, QUIET, REST, STEP, Pace
+from greenstalk_server.web import cooperative
+from greenstalk_server.web.cooperative import BUSY_FOR, QUIET, REST, STEP, Pace
 
 from .turns import Turns
 
@@ -37,9 +37,9 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(pace, "time", clock)
+    monkeypatch.setattr(cooperative, "time", clock)
     waits = SimpleNamespace(sleep=clock.rest, idle=clock.come_round, Timeout=gevent.Timeout)
-    monkeypatch.setattr(pace, "gevent", waits)
+    monkeypatch.setattr(cooperative, "gevent", waits)
     return clock
 
 
@@ -80,9 +80,9 @@ def test_each_rest_has_the_loop_look_at_its_sockets(short_steps: None) -> None:
 
 
 def test_it_does_not_wait_while_nobody_else_has_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pace, "REST", 10**6)
-    monkeypatch.setattr(pace, "STEP", 0.0)
-    monkeypatch.setattr(pace, "QUIET", 10**6)  # else this machine's other work would count for that of others
+    monkeypatch.setattr(cooperative, "REST", 10**6)
+    monkeypatch.setattr(cooperative, "STEP", 0.0)
+    monkeypatch.setattr(cooperative, "QUIET", 10**6)  # else this machine's other work would count for that of others
     paced = Pace()
     for _ in range(100):
         paced.rest()

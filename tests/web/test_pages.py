@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jinja2.runtime import Context
 
-from greenstalk_server.broker import SLICE
-from greenstalk_server.job import BURIED, SECOND
-from web import pace
-from web.jobs import DEEPEST, PAGE, SCAN_AT_MOST, list_jobs
+from greenstalk_server.core.broker import SLICE
+from greenstalk_server.core.job import BURIED, SECOND
+from greenstalk_server.web import cooperative
+from greenstalk_server.web.jobs.job_list import DEEPEST, PAGE, SCAN_AT_MOST, list_jobs
 
 from .conftest import Queue
 from .table import Page
@@ -136,7 +136,7 @@ def test_first_page_of_many_jobs_costs_what_that_of_few_does(
     queue: Queue, client: FlaskClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In calls of functions and in memory, which are the same on every machine."""
-    monkeypatch.setattr(pace, "STEP", 3600.0)  # others' calls would be counted else
+    monkeypatch.setattr(cooperative, "STEP", 3600.0)  # others' calls would be counted else
 
     def cost() -> tuple[int, int]:
         calls = 0

@@ -10,8 +10,8 @@ import gevent
 import pytest
 from gevent.event import Event
 
+from greenstalk_server.web.live.peer import Peer, peer_of
 from tests.daemon import PATIENCE
-from web.peer import Peer, peer_of
 
 from .turns import until
 

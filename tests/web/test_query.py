@@ -6,10 +6,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from greenstalk_server.bodies import held_body
-from greenstalk_server.job import BURIED, DELAYED, READY, RESERVED, SECOND, STATE_NAMES, Job
-from greenstalk_server.tube import Tube
-from web.query import LONGEST, LOOKED_THROUGH, NAMES, TERMS_AT_MOST, Numbers, Query, QueryError, Term, Text, parse
+from greenstalk_server.core.body_cache import held_body
+from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, SECOND, STATE_NAMES, Job
+from greenstalk_server.core.tube import Tube
+from greenstalk_server.web.jobs.query import (
+    LONGEST,
+    LOOKED_THROUGH,
+    NAMES,
+    TERMS_AT_MOST,
+    Numbers,
+    Query,
+    QueryError,
+    Term,
+    Text,
+    parse,
+)
 
 NOW = 1_800_000_000 * SECOND
 

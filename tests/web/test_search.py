@@ -10,13 +10,13 @@ import pytest
 from flask import Flask
 from flask.testing import FlaskClient
 
-from greenstalk_server.broker import Broker
-from greenstalk_server.job import MAX_ID, SECOND
+from greenstalk_server.core.broker import Broker
+from greenstalk_server.core.job import MAX_ID, SECOND
+from greenstalk_server.web.jobs.job_list import DEEPEST
+from greenstalk_server.web.jobs.query import parse
+from greenstalk_server.web.pages import search
+from greenstalk_server.web.pages.search import FOUND_AT_MOST, PAGE, SMALL_TUBE, candidates
 from tests.daemon import PATIENCE
-from web import search
-from web.jobs import DEEPEST
-from web.query import parse
-from web.search import FOUND_AT_MOST, PAGE, SMALL_TUBE, candidates
 
 from .conftest import Queue
 from .table import Page

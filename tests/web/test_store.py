@@ -14,9 +14,9 @@ import pytest
 from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
-from greenstalk_server.job import SECOND
-from web import store as store_module
-from web.store import (
+from greenstalk_server.core.job import SECOND
+from greenstalk_server.web.operations import store as store_module
+from greenstalk_server.web.operations.store import (
     LARGEST_FILE,
     LARGEST_SAMPLE,
     LARGEST_SAMPLES,

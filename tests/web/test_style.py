@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from web.assets import static_folder, template_folder
+from greenstalk_server.web.assets import static_folder, template_folder
 
 INKS = ("ink", "ink-soft", "ink-faint", "accent", "ready", "reserved", "delayed", "buried")
 GROUNDS = ("canvas", "surface", "raised")

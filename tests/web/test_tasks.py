@@ -11,10 +11,20 @@ from flask.testing import FlaskClient
 from gevent.event import Event
 from werkzeug.exceptions import ServiceUnavailable
 
-from greenstalk_server.job import SECOND
+from greenstalk_server.core.job import SECOND
+from greenstalk_server.web.auth.access import Visitor
+from greenstalk_server.web.operations.tasks import (
+    CANCELLED,
+    DONE,
+    FAILED,
+    KEPT,
+    RUNNING,
+    RUNNING_AT_MOST,
+    Stopped,
+    Task,
+    Tasks,
+)
 from tests.daemon import PATIENCE
-from web.access import Visitor
-from web.tasks import CANCELLED, DONE, FAILED, KEPT, RUNNING, RUNNING_AT_MOST, Stopped, Task, Tasks
 
 from .conftest import Queue
 from .table import Page

@@ -1,7 +1,8 @@
 """Others, beside something long: they count the turns that are left to them, and no clock is asked.
 
-Long work rests when a step of time is over (`web.pace`), so how much is done between two turns depends on how fast the
-machine is. A test that counts turns has each rest be one (the fixture `short_steps`): then it depends on nothing.
+Long work rests when a step of time is over (`cooperative`), so how much is done between two turns depends on how
+fast the machine is. A test that counts turns has each rest be one (the fixture `short_steps`): then it depends on
+nothing.
 """
 
 from __future__ import annotations

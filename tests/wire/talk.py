@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable
 from io import BytesIO
 from typing import Final
 
-from greenstalk_server.broker import Broker
-from greenstalk_server.job import SECOND
-from greenstalk_server.session import Session
+from greenstalk_server.core.broker import Broker
+from greenstalk_server.core.job import SECOND
+from greenstalk_server.protocol.session import Session
 from tests.core.world import START, make_broker, slots
 
 MARK: Final = b"list-tube-used\r\n"

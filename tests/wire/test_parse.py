@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from greenstalk_server import protocol
-from greenstalk_server.job import SECOND
-from greenstalk_server.protocol import BadFormat, Command, UnknownCommand, parse
+from greenstalk_server.core.job import SECOND
+from greenstalk_server.protocol import codec
+from greenstalk_server.protocol.codec import BadFormat, Command, UnknownCommand, parse
 from tests.wire.talk import Talk
 
 NAME_200 = b"n" * 200
@@ -175,7 +175,7 @@ def test_lines_stay_what_they_are_when_more_come_than_are_remembered() -> None:
     talk = Talk()
     for name in [b"%d" % number for number in range(3000)] * 2:
         assert talk.send(b"use %b\r\nlist-tube-used\r\n" % name) == b"USING %b\r\n" % name * 2
-    assert len(protocol.known) <= 2048
+    assert len(codec.known) <= 2048
 
 
 @given(st.binary(max_size=222) | st.from_regex(rb"[a-z-]{0,20}[ \t]*[-+ 0-9a-z]{0,30}", fullmatch=True))

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from greenstalk_server.protocol import MAX_LINE
+from greenstalk_server.protocol.codec import MAX_LINE
 from tests.wire.talk import MARK, Talk, kept
 
 IDS = st.integers(0, 6).map(lambda id: b"%d" % id)

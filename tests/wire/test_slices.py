@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from greenstalk_server.broker import SLICE
-from greenstalk_server.session import (
+from greenstalk_server.core.broker import SLICE
+from greenstalk_server.protocol.session import (
     COMMAND_SLICE,
     FEW_NAMES,
     FEW_WATCHED,

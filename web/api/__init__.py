@@ -13,7 +13,7 @@ How to add a group of endpoints:
 
 A method may switch, so what it knew before is looked up anew after. It refuses by raising an HTTPException: `refuse` of
 `problems` names a field; NotFound, Conflict, ServiceUnavailable and deeds.NotTaken say what they mean. What changes
-something notes it in the audit log, as web.deeds does, and ends with `settle(self._commit)` of `settled`.
+something notes it in the audit log, as operations.operations does, and ends with `settle(self._commit)` of `settled`.
 
     endpoint, frame     what an endpoint is; what serves them
     reading, problems   what comes in, and what is wrong with it
@@ -29,33 +29,33 @@ from dataclasses import dataclass
 
 from flask import Flask
 
-from greenstalk_server.broker import Broker
-from greenstalk_server.clock import Clock
-from web.api.connections import Connections
-from web.api.frame import Api
-from web.api.jobs import Jobs
-from web.api.leases import Leases
-from web.api.samples import Samples
-from web.api.server import Server
-from web.api.tasks import Tasks
-from web.api.tubes import Tubes
-from web.audit import Audit
-from web.bulk import Bulk
-from web.deeds import Deeds
-from web.export import Exports
-from web.history import History
-from web.leases import Leases as Lessor
-from web.live import LiveHub
-from web.options import WebOptions
-from web.samples import Samples as Kept
-from web.search import Searches
-from web.store import Store
-from web.tasks import Tasks as Running
+from greenstalk_server.core.broker import Broker
+from greenstalk_server.runtime.clock import Clock
+from greenstalk_server.web.api.connections import Connections
+from greenstalk_server.web.api.framework.router import Api
+from greenstalk_server.web.api.jobs import Jobs
+from greenstalk_server.web.api.leases import Leases
+from greenstalk_server.web.api.samples import Samples
+from greenstalk_server.web.api.server import Server
+from greenstalk_server.web.api.tasks import Tasks
+from greenstalk_server.web.api.tubes import Tubes
+from greenstalk_server.web.live.hub import LiveHub
+from greenstalk_server.web.metrics.history import History
+from greenstalk_server.web.operations.audit import Audit
+from greenstalk_server.web.operations.bulk import Bulk
+from greenstalk_server.web.operations.leases import Leases as Lessor
+from greenstalk_server.web.operations.operations import Deeds
+from greenstalk_server.web.operations.store import Store
+from greenstalk_server.web.operations.tasks import Tasks as Running
+from greenstalk_server.web.options import WebOptions
+from greenstalk_server.web.pages.export import Exports
+from greenstalk_server.web.pages.samples import Samples as Kept
+from greenstalk_server.web.pages.search import Searches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """The parts of the dashboard that the API is another way to; *commit* as for web.actions."""
+    """The parts of the dashboard that the API is another way to; *commit* as for pages.actions."""
 
     options: WebOptions
     broker: Broker

@@ -9,16 +9,18 @@ from typing import Annotated, Final, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from greenstalk_server.broker import Broker
-from greenstalk_server.client import Client
-from greenstalk_server.clock import Clock
-from greenstalk_server.job import SECOND, Job
-from web.api.cursors import DEFAULT_LIMIT, Cursor, Limit, NextCursor, dump, load
-from web.api.endpoint import endpoint
-from web.api.problems import refuse
-from web.api.settled import settle
-from web.api.values import Asked, Count, Instant, JobId, Pri, Told, TubeName, instant
-from web.connections import (
+from greenstalk_server.core.broker import Broker
+from greenstalk_server.core.client import Client
+from greenstalk_server.core.job import SECOND, Job
+from greenstalk_server.runtime.clock import Clock
+from greenstalk_server.web.api.cursors import DEFAULT_LIMIT, Cursor, Limit, NextCursor, dump, load
+from greenstalk_server.web.api.durability import settle
+from greenstalk_server.web.api.framework.endpoint import endpoint
+from greenstalk_server.web.api.framework.problems import refuse
+from greenstalk_server.web.api.values import Asked, Count, Instant, JobId, Pri, Told, TubeName, instant
+from greenstalk_server.web.cooperative import Pace
+from greenstalk_server.web.operations.operations import Deeds
+from greenstalk_server.web.pages.connections import (
     JOBS_LISTED,
     LONGEST_FILTER,
     LOOKED_AT,
@@ -30,8 +32,6 @@ from web.connections import (
     paced,
     soonest,
 )
-from web.deeds import Deeds
-from web.pace import Pace
 
 ConnectionNumber = Annotated[
     int, Meta(ge=1, description="The number of a connection.", extra_json_schema={"maximum": 2**32 - 1}, examples=[7])

@@ -8,7 +8,7 @@ from typing import Annotated, Final, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
-from web.api.problems import refuse
+from greenstalk_server.web.api.framework.problems import refuse
 
 DEFAULT_LIMIT: Final = 100
 MOST: Final = 1000

@@ -11,21 +11,19 @@ from gevent.lock import BoundedSemaphore
 from msgspec import UNSET, Meta, UnsetType
 from werkzeug.exceptions import Conflict, Forbidden, ServiceUnavailable
 
-from greenstalk_server import life
-from greenstalk_server.broker import Broker
-from greenstalk_server.clock import Clock
-from greenstalk_server.job import BURIED, DELAYED, READY, RESERVED, SECOND
-from greenstalk_server.job import Job as CoreJob
-from greenstalk_server.stats import job_stats
-from web.access import visitor
-from web.actions import find_job
-from web.api.cursors import DEFAULT_LIMIT, Cursor, Limit, NextCursor, dump, load
-from web.api.endpoint import endpoint
-from web.api.frame import located
-from web.api.listing import Place, Rows, begin, fill, refuse_other
-from web.api.problems import refuse
-from web.api.settled import settle
-from web.api.values import (
+from greenstalk_server.core import job_history
+from greenstalk_server.core.broker import Broker
+from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, SECOND
+from greenstalk_server.core.job import Job as CoreJob
+from greenstalk_server.core.stats import job_stats
+from greenstalk_server.runtime.clock import Clock
+from greenstalk_server.web.api.cursors import DEFAULT_LIMIT, Cursor, Limit, NextCursor, dump, load
+from greenstalk_server.web.api.durability import settle
+from greenstalk_server.web.api.framework.endpoint import endpoint
+from greenstalk_server.web.api.framework.problems import refuse
+from greenstalk_server.web.api.framework.router import located
+from greenstalk_server.web.api.listing import Place, Rows, begin, fill, refuse_other
+from greenstalk_server.web.api.values import (
     BODY_AT_MOST,
     UNFORCED,
     Asked,
@@ -45,15 +43,17 @@ from web.api.values import (
     body_out,
     instant,
 )
-from web.bodies import found, none, read
-from web.deeds import Deeds, Put
-from web.details import events_of
-from web.edit import Changes
-from web.export import Exports, body_file
-from web.pace import Pace
-from web.query import LONGEST, Query, QueryError
-from web.samples import DEFAULT_PRI, DEFAULT_TTR
-from web.search import asked
+from greenstalk_server.web.auth.access import visitor
+from greenstalk_server.web.cooperative import Pace
+from greenstalk_server.web.jobs.bodies import found, none, read
+from greenstalk_server.web.jobs.query import LONGEST, Query, QueryError
+from greenstalk_server.web.operations.operations import Deeds, Put
+from greenstalk_server.web.pages.actions import find_job
+from greenstalk_server.web.pages.details import events_of
+from greenstalk_server.web.pages.edit import Changes
+from greenstalk_server.web.pages.export import Exports, body_file
+from greenstalk_server.web.pages.samples import DEFAULT_PRI, DEFAULT_TTR
+from greenstalk_server.web.pages.search import asked
 
 PUT_AT_MOST: Final = 1000
 """Jobs that are put by one request."""
@@ -119,7 +119,7 @@ class Event(Told):
 class JobWithEvents(Job):
     """A job as it is now, and what has happened to it."""
 
-    events: Annotated[list[Event], Meta(description=f"The last {life.KEPT} that were noted, oldest first.")]
+    events: Annotated[list[Event], Meta(description=f"The last {job_history.KEPT} that were noted, oldest first.")]
 
 
 class JobList(Told):
@@ -409,14 +409,14 @@ class Jobs:
 
 
 _KINDS: Final[Mapping[int, Kind]] = {
-    life.RESERVED: "reserved",
-    life.RELEASED: "released",
-    life.BURIED: "buried",
-    life.KICKED: "kicked",
-    life.TIMED_OUT: "timed out",
-    life.RETURNED: "returned",
-    life.EDITED: "edited",
-    life.MOVED: "moved",
+    job_history.RESERVED: "reserved",
+    job_history.RELEASED: "released",
+    job_history.BURIED: "buried",
+    job_history.KICKED: "kicked",
+    job_history.TIMED_OUT: "timed out",
+    job_history.RETURNED: "returned",
+    job_history.EDITED: "edited",
+    job_history.MOVED: "moved",
 }
 
 

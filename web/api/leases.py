@@ -15,17 +15,17 @@ from flask import request
 from msgspec import Meta
 from werkzeug.exceptions import Forbidden, Gone, NotFound, ServiceUnavailable
 
-from greenstalk_server.clock import Clock
-from greenstalk_server.job import SECOND
-from web.access import visitor
-from web.api.endpoint import endpoint
-from web.api.jobs import Job, row_of, shows_body
-from web.api.settled import settle
-from web.api.values import Asked, Delay, Pri, Told, TubeName
-from web.leases import Ask, Lease, LeaseEnded, NoLease, Refused
-from web.leases import Leases as Lessor
-from web.pace import Pace
-from web.peer import peer_of
+from greenstalk_server.core.job import SECOND
+from greenstalk_server.runtime.clock import Clock
+from greenstalk_server.web.api.durability import settle
+from greenstalk_server.web.api.framework.endpoint import endpoint
+from greenstalk_server.web.api.jobs import Job, row_of, shows_body
+from greenstalk_server.web.api.values import Asked, Delay, Pri, Told, TubeName
+from greenstalk_server.web.auth.access import visitor
+from greenstalk_server.web.cooperative import Pace
+from greenstalk_server.web.live.peer import peer_of
+from greenstalk_server.web.operations.leases import Ask, Lease, LeaseEnded, NoLease, Refused
+from greenstalk_server.web.operations.leases import Leases as Lessor
 
 WAIT_AT_MOST: Final = 50
 """Seconds; most proxies end a request that has no answer after 60, and some platforms before."""

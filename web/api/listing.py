@@ -17,15 +17,15 @@ from typing import Annotated, Final, Generic, TypeVar
 
 from msgspec import Meta, Struct
 
-from greenstalk_server.broker import Broker
-from greenstalk_server.job import RESERVED, STATE_NAMES, Job
-from greenstalk_server.tube import Tube
-from web.api.problems import refuse
-from web.bodies import each
-from web.jobs import DEEPEST, count, in_order, rank
-from web.pace import Pace
-from web.query import Query
-from web.search import Matches, candidates
+from greenstalk_server.core.broker import Broker
+from greenstalk_server.core.job import RESERVED, STATE_NAMES, Job
+from greenstalk_server.core.tube import Tube
+from greenstalk_server.web.api.framework.problems import refuse
+from greenstalk_server.web.cooperative import Pace
+from greenstalk_server.web.jobs.bodies import each
+from greenstalk_server.web.jobs.job_list import DEEPEST, count, in_order, rank
+from greenstalk_server.web.jobs.query import Query
+from greenstalk_server.web.pages.search import Matches, candidates
 
 SCAN_FOR: Final = 0.5
 """Seconds that a page looks for jobs."""

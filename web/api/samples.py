@@ -7,14 +7,14 @@ from typing import Annotated, Final
 from msgspec import Meta
 from werkzeug.exceptions import Forbidden
 
-from web.access import visitor
-from web.api.endpoint import endpoint
-from web.api.problems import refuse
-from web.api.values import Asked, Delay, Pri, Told, Ttr, TubeName
-from web.samples import DEFAULT_PRI, DEFAULT_TTR, LONGEST_NAME
-from web.samples import Samples as Kept
-from web.store import LARGEST_SAMPLE, Store
-from web.store import Sample as Stored
+from greenstalk_server.web.api.framework.endpoint import endpoint
+from greenstalk_server.web.api.framework.problems import refuse
+from greenstalk_server.web.api.values import Asked, Delay, Pri, Told, Ttr, TubeName
+from greenstalk_server.web.auth.access import visitor
+from greenstalk_server.web.operations.store import LARGEST_SAMPLE, Store
+from greenstalk_server.web.operations.store import Sample as Stored
+from greenstalk_server.web.pages.samples import DEFAULT_PRI, DEFAULT_TTR, LONGEST_NAME
+from greenstalk_server.web.pages.samples import Samples as Kept
 
 Name = Annotated[str, Meta(min_length=1, max_length=LONGEST_NAME, description="Its name.", examples=["welcome"])]
 

@@ -8,21 +8,21 @@ import msgspec
 from flask import Response
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from greenstalk_server.broker import Broker
-from greenstalk_server.clock import Clock
-from greenstalk_server.stats import ServerStats, server_stats
-from web.api.cursors import DEFAULT_LIMIT, MOST, Cursor, Limit, NextCursor, dump, load
-from web.api.endpoint import endpoint
-from web.api.tubes import ListTubes, RatesPerSecond, Series, Spanned, Tubes, rates_told
-from web.api.values import Asked, Count, Instant, Told, TubeName, instant, tube_of
-from web.audit import Audit
-from web.audit_pages import LONGEST_FILTER, MAX_CURSOR, Filter, collect, refuse_others
-from web.charts import figures
-from web.fields import Fields
-from web.history import History
-from web.live import LiveHub, State
-from web.overview import Lookout
-from web.rings import SPANS
+from greenstalk_server.core.broker import Broker
+from greenstalk_server.core.stats import ServerStats, server_stats
+from greenstalk_server.runtime.clock import Clock
+from greenstalk_server.web.api.cursors import DEFAULT_LIMIT, MOST, Cursor, Limit, NextCursor, dump, load
+from greenstalk_server.web.api.framework.endpoint import endpoint
+from greenstalk_server.web.api.tubes import ListTubes, RatesPerSecond, Series, Spanned, Tubes, rates_told
+from greenstalk_server.web.api.values import Asked, Count, Instant, Told, TubeName, instant, tube_of
+from greenstalk_server.web.fields import Fields
+from greenstalk_server.web.live.hub import LiveHub, State
+from greenstalk_server.web.metrics.history import History
+from greenstalk_server.web.metrics.rings import SPANS
+from greenstalk_server.web.operations.audit import Audit
+from greenstalk_server.web.pages.audit import LONGEST_FILTER, MAX_CURSOR, Filter, collect, refuse_others
+from greenstalk_server.web.pages.charts import figures
+from greenstalk_server.web.pages.overview import Lookout
 
 LIVE: Final = "api"
 """The name of the API's stream among the live pages."""
@@ -188,7 +188,7 @@ class Server:
         )
 
     def live_state(self, args: Fields, now: int) -> State:
-        """What the stream tells, as web.live has it. May switch."""
+        """What the stream tells, as greenstalk_server.web.live.hub has it. May switch."""
         if "tube" in args:
             tube = tube_of(self._broker, args["tube"])
             return {"tubes": {args["tube"]: msgspec.to_builtins(self._tubes.told(tube, now))}}

@@ -7,19 +7,19 @@ from typing import Annotated, Final, Literal, get_args
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from greenstalk_server.broker import Broker
-from greenstalk_server.clock import Clock
-from web.api.cursors import DEFAULT_LIMIT, Cursor, Limit, dump, load
-from web.api.endpoint import endpoint
-from web.api.frame import located
-from web.api.jobs import HIDDEN, JobList, Which, rows_of, wanted_by
-from web.api.problems import refuse
-from web.api.values import Asked, Count, Delay, Instant, JobId, Pri, Told, TubeName, instant
-from web.bodies import each
-from web.bulk import ACTIONS, TICKED_AT_MOST, Bulk, Change, Plan, plan_of
-from web.search import FIRST_WAIT, FOUND_AT_MOST, Search, Searches, search_of
-from web.tasks import Task as Work
-from web.tasks import Tasks as Running
+from greenstalk_server.core.broker import Broker
+from greenstalk_server.runtime.clock import Clock
+from greenstalk_server.web.api.cursors import DEFAULT_LIMIT, Cursor, Limit, dump, load
+from greenstalk_server.web.api.framework.endpoint import endpoint
+from greenstalk_server.web.api.framework.problems import refuse
+from greenstalk_server.web.api.framework.router import located
+from greenstalk_server.web.api.jobs import HIDDEN, JobList, Which, rows_of, wanted_by
+from greenstalk_server.web.api.values import Asked, Count, Delay, Instant, JobId, Pri, Told, TubeName, instant
+from greenstalk_server.web.jobs.bodies import each
+from greenstalk_server.web.operations.bulk import ACTIONS, TICKED_AT_MOST, Bulk, Change, Plan, plan_of
+from greenstalk_server.web.operations.tasks import Task as Work
+from greenstalk_server.web.operations.tasks import Tasks as Running
+from greenstalk_server.web.pages.search import FIRST_WAIT, FOUND_AT_MOST, Search, Searches, search_of
 
 TaskId = Annotated[str, Meta(description="The id of a task.", max_length=64, examples=["8f14e45fceea167a"])]
 
@@ -29,7 +29,7 @@ Progress = Literal["running", "done", "cancelled", "failed"]
 
 _ACTIONS: Final[Mapping[str, Action]] = {action: action for action in get_args(Action)}
 _STATES: Final[Mapping[str, Progress]] = {state: state for state in get_args(Progress)}
-"""By the words of web.bulk and web.tasks, which are the same; a test compares them."""
+"""By the words of operations.bulk and operations.tasks, which are the same; a test compares them."""
 
 
 class Counted(Told):

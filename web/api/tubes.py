@@ -9,25 +9,25 @@ from typing import Annotated, Final, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from greenstalk_server.broker import Broker
-from greenstalk_server.clock import Clock
-from greenstalk_server.job import BURIED, DELAYED, READY
-from greenstalk_server.stats import tube_stats
-from greenstalk_server.tube import Tube as CoreTube
-from web.api.cursors import DEFAULT_LIMIT, Cursor, Limit, NextCursor, dump, load
-from web.api.endpoint import endpoint
-from web.api.problems import refuse
-from web.api.settled import settle
-from web.api.values import Asked, Count, OfTube, Told, TubeName, tube_of
-from web.charts import figures
-from web.deeds import LONGEST_REASON, Deeds
-from web.fields import MAX_NUMBER
-from web.history import History, Rates
-from web.jobs import count
-from web.overview import BY_NAME, LONGEST_FILTER, SORTS, TUBES_A_STEP, Seen
-from web.pace import Pace
-from web.rings import SPANS
-from web.store import Store
+from greenstalk_server.core.broker import Broker
+from greenstalk_server.core.job import BURIED, DELAYED, READY
+from greenstalk_server.core.stats import tube_stats
+from greenstalk_server.core.tube import Tube as CoreTube
+from greenstalk_server.runtime.clock import Clock
+from greenstalk_server.web.api.cursors import DEFAULT_LIMIT, Cursor, Limit, NextCursor, dump, load
+from greenstalk_server.web.api.durability import settle
+from greenstalk_server.web.api.framework.endpoint import endpoint
+from greenstalk_server.web.api.framework.problems import refuse
+from greenstalk_server.web.api.values import Asked, Count, OfTube, Told, TubeName, tube_of
+from greenstalk_server.web.cooperative import Pace
+from greenstalk_server.web.fields import MAX_NUMBER
+from greenstalk_server.web.jobs.job_list import count
+from greenstalk_server.web.metrics.history import History, Rates
+from greenstalk_server.web.metrics.rings import SPANS
+from greenstalk_server.web.operations.operations import LONGEST_REASON, Deeds
+from greenstalk_server.web.operations.store import Store
+from greenstalk_server.web.pages.charts import figures
+from greenstalk_server.web.pages.overview import BY_NAME, LONGEST_FILTER, SORTS, TUBES_A_STEP, Seen
 
 Sort = Literal[
     "name", "attention", "ready", "urgent", "reserved", "delayed", "buried", "waiting", "put-rate", "reserve-rate",

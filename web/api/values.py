@@ -8,14 +8,14 @@ from typing import Annotated, Final, Literal
 
 from msgspec import Meta, Struct
 
-from greenstalk_server.broker import Broker
-from greenstalk_server.job import MAX_ID, SECOND
-from greenstalk_server.tube import Tube
-from web import text
-from web.actions import find_tube
-from web.api.problems import refuse
-from web.export import encoded
-from web.fields import MAX_NUMBER, MAX_PUT
+from greenstalk_server.core.broker import Broker
+from greenstalk_server.core.job import MAX_ID, SECOND
+from greenstalk_server.core.tube import Tube
+from greenstalk_server.web import text
+from greenstalk_server.web.api.framework.problems import refuse
+from greenstalk_server.web.fields import MAX_NUMBER, MAX_PUT
+from greenstalk_server.web.pages.actions import find_tube
+from greenstalk_server.web.pages.export import encoded
 
 
 class Asked(Struct, kw_only=True, forbid_unknown_fields=True):

@@ -8,7 +8,7 @@ import pytest
 from flask import Flask
 from werkzeug.test import TestResponse
 
-from web.guard import SECURITY_HEADERS
+from greenstalk_server.web.auth.guard import SECURITY_HEADERS
 
 from ..conftest import Queue
 

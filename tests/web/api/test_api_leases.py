@@ -24,15 +24,15 @@ from hypothesis import Phase, settings
 from schemathesis.schemas import BaseSchema
 from werkzeug.test import TestResponse
 
-from greenstalk_server.job import BURIED, DELAYED, READY, RESERVED, SECOND, Job
-from greenstalk_server.journal import NullJournal
-from greenstalk_server.stats import COUNTERS
+from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, SECOND, Job
+from greenstalk_server.core.journal import NullJournal
+from greenstalk_server.core.stats import COUNTERS
+from greenstalk_server.web.api.values import BODY_AT_MOST
+from greenstalk_server.web.operations import leases as lessor
 from tests.daemon import PATIENCE, REPOSITORY, Daemon, environment
 from tests.server.peer import Peer, eventually, open_files
 from tests.web.conftest import Queue
 from tests.web.visit import FLAGS
-from web import leases as lessor
-from web.api.values import BODY_AT_MOST
 
 API = "/api/v1"
 PAGE = (REPOSITORY / "docs" / "http-jobs.md").read_text()

@@ -9,9 +9,9 @@ import pytest
 from flask import Flask
 from werkzeug.test import TestResponse
 
-from web.api.frame import ROOT
-from web.guard import FOR_EVERYBODY
-from web.logins import FAILURES, LOCKED_FOR
+from greenstalk_server.web.api.framework.router import ROOT
+from greenstalk_server.web.auth.guard import FOR_EVERYBODY
+from greenstalk_server.web.auth.logins import FAILURES, LOCKED_FOR
 
 from ..conftest import Queue
 from ..test_guard import basic

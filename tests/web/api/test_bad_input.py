@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from flask.testing import FlaskClient
 
-from web.api import server
-from web.api.frame import LEAST_REQUEST, SMALL_REQUEST, request_at_most
+from greenstalk_server.web.api import server
+from greenstalk_server.web.api.framework.router import LEAST_REQUEST, SMALL_REQUEST, request_at_most
 
 from ..conftest import Queue
 from .conftest import ROOT, TOKEN, Program, bearer, problem

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from greenstalk_server.broker import WAITING
-from greenstalk_server.job import SECOND
+from greenstalk_server.core.broker import WAITING
+from greenstalk_server.core.job import SECOND
 
 from ..conftest import Queue
 from .conftest import Program, problem

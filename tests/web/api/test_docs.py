@@ -13,7 +13,7 @@ import pytest
 from flask import Flask
 from werkzeug.test import TestResponse
 
-from web.api.problems import MEANINGS
+from greenstalk_server.web.api.framework.problems import MEANINGS
 
 from ...daemon import REPOSITORY
 from ..conftest import Queue

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from greenstalk_server.broker import Broker
-from greenstalk_server.client import Client
-from greenstalk_server.job import SECOND, STATE_NAMES, Job
-from greenstalk_server.journal import NullJournal
-from web.api.values import BODY_AT_MOST
-from web.notices import LATE
+from greenstalk_server.core.broker import Broker
+from greenstalk_server.core.client import Client
+from greenstalk_server.core.job import SECOND, STATE_NAMES, Job
+from greenstalk_server.core.journal import NullJournal
+from greenstalk_server.web.api.values import BODY_AT_MOST
+from greenstalk_server.web.pages.notices import LATE
 
 from ..conftest import Queue
 from .conftest import TOKEN, Program, problem

@@ -14,12 +14,12 @@ from gevent.event import Event
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from greenstalk_server.job import READY, SECOND
+from greenstalk_server.core.job import READY, SECOND
+from greenstalk_server.web.api import jobs, listing
+from greenstalk_server.web.jobs.job_list import DEEPEST
+from greenstalk_server.web.jobs.query import Query, parse
+from greenstalk_server.web.pages.search import SMALL_TUBE
 from tests.daemon import PATIENCE
-from web.api import jobs, listing
-from web.jobs import DEEPEST
-from web.query import Query, parse
-from web.search import SMALL_TUBE
 
 from ..conftest import Queue
 from .conftest import Program, problem

@@ -10,9 +10,9 @@ import gevent
 import pytest
 from werkzeug.test import TestResponse
 
-from greenstalk_server.journal import NullJournal
-from greenstalk_server.stats import JournalStats
-from web import live
+from greenstalk_server.core.journal import NullJournal
+from greenstalk_server.core.stats import JournalStats
+from greenstalk_server.web.live import hub
 
 from ..conftest import Queue
 from .conftest import ROOT, TOKEN, Program, bearer, problem
@@ -67,7 +67,7 @@ def events(response: TestResponse) -> Iterator[tuple[str, Any]]:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live, "EVERY", 0.01)
+    monkeypatch.setattr(hub, "EVERY", 0.01)
 
 
 @pytest.mark.usefixtures("quick")
@@ -101,7 +101,7 @@ def test_stream_of_a_tube_ends_with_it(queue: Queue, program: Program) -> None:
 
 
 def test_streams_are_not_without_end(queue: Queue, program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live, "STREAMS_AT_MOST", 0)
+    monkeypatch.setattr(hub, "STREAMS_AT_MOST", 0)
     problem(program.ask("GET", "/events"), 503)
 
 

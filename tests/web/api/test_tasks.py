@@ -7,9 +7,9 @@ from typing import Any, get_args
 import gevent
 import pytest
 
-from greenstalk_server.job import BURIED, READY
-from web import bulk, tasks
-from web.api.tasks import Action, Progress
+from greenstalk_server.core.job import BURIED, READY
+from greenstalk_server.web.api.tasks import Action, Progress
+from greenstalk_server.web.operations import bulk, tasks
 
 from ..conftest import Queue
 from .conftest import Program, problem
@@ -138,8 +138,8 @@ def test_cancel(queue: Queue, program: Program, monkeypatch: pytest.MonkeyPatch)
         task.scanned -= 1
 
     monkeypatch.setattr(tasks.Task, "rest", rest)
-    monkeypatch.setattr("web.search.candidates", lambda *_: (10, iter(lambda: 1, 0)))
-    monkeypatch.setattr("web.api.tasks.FIRST_WAIT", 0.01)
+    monkeypatch.setattr("greenstalk_server.web.pages.search.candidates", lambda *_: (10, iter(lambda: 1, 0)))
+    monkeypatch.setattr("greenstalk_server.web.api.tasks.FIRST_WAIT", 0.01)
     started = [program.do("POST", "/searches", {"q": f"pri:{at}"}, 202) for at in range(tasks.RUNNING_AT_MOST)]
     problem(program.ask("POST", "/searches", json={"q": "pri:99"}), 503)
     problem(program.ask("POST", f"/tasks/{started[0]['id']}/run"), 404)

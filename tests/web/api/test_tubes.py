@@ -6,9 +6,9 @@ from typing import get_args
 
 import pytest
 
-from greenstalk_server.job import SECOND
-from web.api.tubes import Sort
-from web.overview import BY_NAME, SORTS
+from greenstalk_server.core.job import SECOND
+from greenstalk_server.web.api.tubes import Sort
+from greenstalk_server.web.pages.overview import BY_NAME, SORTS
 
 from ..conftest import Queue
 from .conftest import Program, problem

@@ -1,0 +1,1 @@
+"""Leadership among servers that share one journal."""

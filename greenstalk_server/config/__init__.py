@@ -1,0 +1,1 @@
+"""Configuration: definitions of the settings, the command line, the environment and the configuration file."""

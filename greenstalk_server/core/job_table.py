@@ -1,0 +1,208 @@
+"""The table of every job by id.
+
+Ids rise, and most of those given lately are there. So jobs stand in pages of PAGE ids each, a list indexed by the id's
+low bits: eight bytes a job, found without hashing. A page begins with the first id above all before, and goes when FEW
+of its jobs are left: they move to a dict, as does any id that comes late. Those dicts are shards of the ids too, since
+one dict of a million entries stops the server for 30 ms whenever it grows, and so does a copy of its keys; and one in
+which jobs have come to stand close is made pages again, as when a journal is read. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, MutableMapping, ValuesView
+from itertools import chain
+from typing import Final, TypeVar, cast, overload
+
+from greenstalk_server.core.gc_untrack import untrack
+from greenstalk_server.core.job import Job
+
+PAGE_BITS: Final = 10
+PAGE: Final = 1 << PAGE_BITS
+"""Ids."""
+
+FEW: Final = PAGE // 16
+"""Jobs; with more a page takes less than 128 bytes a job."""
+
+SHARD_BITS: Final = 14
+SHARD: Final = 1 << SHARD_BITS
+"""Ids; a dict of as many grows in about half a millisecond."""
+
+CLOSE: Final = SHARD // 4
+"""Jobs in one dict that are made pages, those of at least PAGE_WORTH; which takes half a millisecond."""
+
+PAGE_WORTH: Final = PAGE // 8
+
+T = TypeVar("T")
+
+
+class Page:
+    """The jobs of PAGE ids, by their low bits; *count* of them are there."""
+
+    __slots__ = ("count", "jobs")
+
+    def __init__(self) -> None:
+        self.count: int = 0
+        self.jobs: list[Job | None] = [None] * PAGE
+        untrack(self.jobs)
+
+
+class JobTable(MutableMapping[int, Job]):
+    """A dict of jobs by id, in no order.
+
+    Invariant: no id has both a page and a place in a dict; no dict is empty; `_newest` is the number of the last page
+    that was begun for a new id.
+    """
+
+    __slots__ = ("_count", "_newest", "_pages", "_shards")
+
+    def __init__(self) -> None:
+        self._count: int = 0
+        self._newest: int = -1
+        self._pages: dict[int, Page] = {}
+        self._shards: dict[int, dict[int, Job]] = {}
+
+    @overload
+    def get(self, id: int, default: None = None, /) -> Job | None: ...
+    @overload
+    def get(self, id: int, default: Job | T, /) -> Job | T: ...
+    def get(self, id: int, default: T | None = None, /) -> Job | T | None:
+        """The job *id*, or *default*."""
+        page = self._pages.get(id >> PAGE_BITS)
+        if page is None:
+            shard = self._shards.get(id >> SHARD_BITS)
+            return default if shard is None else shard.get(id, default)
+        job = page.jobs[id & (PAGE - 1)]
+        return default if job is None else job
+
+    def __getitem__(self, id: int) -> Job:
+        job = self.get(id)
+        if job is None:
+            raise KeyError(id)
+        return job
+
+    def __setitem__(self, id: int, job: Job) -> None:
+        assert id == job.id
+        self.set(job)
+
+    def set(self, job: Job) -> None:
+        """Have *job* stand under its id; quicker than by the operator."""
+        id = job.id
+        page = self._pages.get(id >> PAGE_BITS)
+        if page is None:
+            if id >> PAGE_BITS <= self._newest:
+                self._set_late(id, job)
+                return
+            page = self._begin_page(id >> PAGE_BITS)
+        at = id & (PAGE - 1)
+        if page.jobs[at] is None:
+            page.count += 1
+            self._count += 1
+        page.jobs[at] = job
+
+    def __delitem__(self, id: int) -> None:
+        self.remove(id)
+
+    def remove(self, id: int) -> None:
+        """Remove the job *id*; quicker than by the operator. KeyError if there is none."""
+        number = id >> PAGE_BITS
+        page = self._pages.get(number)
+        if page is None:
+            shard = self._shards[id >> SHARD_BITS]
+            del shard[id]
+            if not shard:
+                del self._shards[id >> SHARD_BITS]
+        else:
+            at = id & (PAGE - 1)
+            if page.jobs[at] is None:
+                raise KeyError(id)
+            page.jobs[at] = None
+            page.count -= 1
+            if page.count <= FEW and number != self._newest:
+                self._end_page(number)
+        self._count -= 1
+
+    def clear(self) -> None:
+        """Remove all jobs at once: 0.1 s for a million."""
+        self._pages.clear()
+        self._shards.clear()
+        self._count, self._newest = 0, -1
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __contains__(self, id: object) -> bool:
+        return self.get(cast(int, id)) is not None
+
+    def __iter__(self) -> Iterator[int]:
+        """Every id; valid until the table next changes."""
+        return (job.id for job in self.values())
+
+    def values(self) -> ValuesView[Job]:
+        """Every job; valid until the table next changes."""
+        return _Jobs(self)
+
+    def ids_above(self, id: int) -> Iterator[int]:
+        """The ids above *id* of all jobs that are here all along, and perhaps of others, whatever happens meanwhile.
+
+        They rise, so that a look can go on where another has ended.
+        """
+        shard_bits = SHARD_BITS - PAGE_BITS
+        numbers = {number >> shard_bits for number in self._pages}.union(self._shards)
+        for number in sorted(number for number in numbers if number >= id >> SHARD_BITS):
+            of_shard: list[Iterable[Job | None]] = [self._shards.get(number, {}).values()]
+            for page_number in range(number << shard_bits, (number + 1) << shard_bits):
+                page = self._pages.get(page_number)
+                if page is not None:
+                    of_shard.append(page.jobs)
+            yield from sorted([job.id for job in chain.from_iterable(of_shard) if job is not None and job.id > id])
+
+    def _begin_page(self, number: int) -> Page:
+        """Begin the page *number*, above all before."""
+        before, self._newest = self._newest, number
+        page = self._pages[number] = Page()
+        if before in self._pages and self._pages[before].count <= FEW:
+            self._end_page(before)
+        return page
+
+    def _end_page(self, number: int) -> None:
+        """Move the jobs of the page *number*, which are few, to a dict."""
+        for job in self._pages.pop(number).jobs:
+            if job is not None:
+                self._shards.setdefault(job.id >> SHARD_BITS, {})[job.id] = job
+
+    def _set_late(self, id: int, job: Job) -> None:
+        """Set *id*, which has no page and is above no other."""
+        shard = self._shards.setdefault(id >> SHARD_BITS, {})
+        before = len(shard)
+        shard[id] = job
+        self._count += len(shard) - before
+        if before < len(shard) == CLOSE:
+            self._make_pages(id >> SHARD_BITS)
+
+    def _make_pages(self, number: int) -> None:
+        """Make the dict *number* pages where its jobs stand close."""
+        by_page: dict[int, list[Job]] = {}
+        for job in self._shards.pop(number).values():
+            by_page.setdefault(job.id >> PAGE_BITS, []).append(job)
+        rest: dict[int, Job] = {}
+        for page_number, jobs in by_page.items():
+            if len(jobs) < PAGE_WORTH:
+                rest.update({job.id: job for job in jobs})
+                continue
+            page = self._pages[page_number] = Page()
+            page.count = len(jobs)
+            for job in jobs:
+                page.jobs[job.id & (PAGE - 1)] = job
+        if rest:
+            self._shards[number] = rest
+
+
+class _Jobs(ValuesView[Job]):
+    """Every job of a table, without a look-up each."""
+
+    _mapping: JobTable
+
+    def __iter__(self) -> Iterator[Job]:
+        pages = chain.from_iterable([page.jobs for page in self._mapping._pages.values()])
+        late = chain.from_iterable([shard.values() for shard in self._mapping._shards.values()])
+        return filter(None, chain(pages, late))

@@ -1,0 +1,331 @@
+"""Counters, and the frozen snapshots that every output shares.
+
+A snapshot's fields, in order, are the keys of the protocol's YAML with `_` for `-`; so one class is the table
+for YAML, JSON and HTML. Knows no wire and no clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from greenstalk_server.core.job import DELAYED, RESERVED, SECOND, STATE_NAMES, Job
+from greenstalk_server.core.tube import Tube
+
+if TYPE_CHECKING:
+    from greenstalk_server.core.broker import Broker
+
+
+DEFAULT_BINLOG_SIZE: Final = 10485760
+"""Bytes of a file of the journal."""
+
+
+COUNTERS: Final = (
+    "cmd_bury",
+    "cmd_delete",
+    "cmd_ignore",
+    "cmd_kick",
+    "cmd_list_tube_used",
+    "cmd_list_tubes",
+    "cmd_list_tubes_watched",
+    "cmd_pause_tube",
+    "cmd_peek",
+    "cmd_peek_buried",
+    "cmd_peek_delayed",
+    "cmd_peek_ready",
+    "cmd_put",
+    "cmd_release",
+    "cmd_reserve",
+    "cmd_reserve_with_timeout",
+    "cmd_stats",
+    "cmd_stats_job",
+    "cmd_stats_tube",
+    "cmd_touch",
+    "cmd_use",
+    "cmd_watch",
+    "job_timeouts",
+    "total_connections",
+    "total_jobs",
+)
+"""The keys of "stats" that are counted, with underscores."""
+
+
+class Counters:
+    """What a server has counted since it started; the names are the keys of "stats" in protocol.txt."""
+
+    __slots__ = COUNTERS
+
+    def __init__(self) -> None:
+        self.cmd_put: int = 0
+        self.cmd_peek: int = 0
+        self.cmd_peek_ready: int = 0
+        self.cmd_peek_delayed: int = 0
+        self.cmd_peek_buried: int = 0
+        self.cmd_reserve: int = 0
+        self.cmd_reserve_with_timeout: int = 0
+        self.cmd_delete: int = 0
+        self.cmd_release: int = 0
+        self.cmd_use: int = 0
+        self.cmd_watch: int = 0
+        self.cmd_ignore: int = 0
+        self.cmd_bury: int = 0
+        self.cmd_kick: int = 0
+        self.cmd_touch: int = 0
+        self.cmd_stats: int = 0
+        self.cmd_stats_job: int = 0
+        self.cmd_stats_tube: int = 0
+        self.cmd_list_tubes: int = 0
+        self.cmd_list_tube_used: int = 0
+        self.cmd_list_tubes_watched: int = 0
+        self.cmd_pause_tube: int = 0
+        self.job_timeouts: int = 0
+        self.total_jobs: int = 0
+        self.total_connections: int = 0
+
+
+def _unknown_memory() -> None:
+    """Stand in for `ServerFacts.memory` where the system does not tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFacts:
+    """What is fixed about a server while it runs.
+
+    id              16 hexadecimal digits, new at each start.
+    started_at      nanoseconds since the Unix epoch.
+    rusage          gives user and system CPU time of the process so far, seconds.
+    memory          gives the bytes of memory that the process has, and those of them it shares with nobody; or None.
+    """
+
+    id: str
+    pid: int
+    version: str
+    hostname: str
+    os: str
+    platform: str
+    started_at: int
+    rusage: Callable[[], tuple[float, float]]
+    memory: Callable[[], tuple[int, int] | None] = _unknown_memory
+
+
+@dataclass(frozen=True, slots=True)
+class JournalStats:
+    """The journal's figures as "stats" shows them, and more; the defaults are those of a server without one.
+
+    is_on_disk      jobs survive the process.
+    is_full         the disk has no room for a file ahead.
+    files           how many there are.
+    bytes_on_disk   what the files take.
+    bytes_recorded  what the records of files in use take.
+    bytes_live      those of them that hold a job.
+    synced_ago      seconds since it was last known that all records written before are on disk; None if never.
+    syncs           how many syncs of files there were since the start, by the bit length of what each took in
+                    nanoseconds; sync_time is the sum of that.
+    """
+
+    oldest_index: int = 0
+    current_index: int = 0
+    records_migrated: int = 0
+    records_written: int = 0
+    max_size: int = DEFAULT_BINLOG_SIZE
+    is_on_disk: bool = False
+    is_full: bool = False
+    files: int = 0
+    bytes_on_disk: int = 0
+    bytes_recorded: int = 0
+    bytes_live: int = 0
+    synced_ago: float | None = None
+    syncs: Mapping[int, int] = field(default_factory=dict)
+    sync_time: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ServerStats:
+    """The reply to "stats"; times in seconds."""
+
+    current_jobs_urgent: int
+    current_jobs_ready: int
+    current_jobs_reserved: int
+    current_jobs_delayed: int
+    current_jobs_buried: int
+    cmd_put: int
+    cmd_peek: int
+    cmd_peek_ready: int
+    cmd_peek_delayed: int
+    cmd_peek_buried: int
+    cmd_reserve: int
+    cmd_reserve_with_timeout: int
+    cmd_delete: int
+    cmd_release: int
+    cmd_use: int
+    cmd_watch: int
+    cmd_ignore: int
+    cmd_bury: int
+    cmd_kick: int
+    cmd_touch: int
+    cmd_stats: int
+    cmd_stats_job: int
+    cmd_stats_tube: int
+    cmd_list_tubes: int
+    cmd_list_tube_used: int
+    cmd_list_tubes_watched: int
+    cmd_pause_tube: int
+    job_timeouts: int
+    total_jobs: int
+    max_job_size: int
+    current_tubes: int
+    current_connections: int
+    current_producers: int
+    current_workers: int
+    current_waiting: int
+    total_connections: int
+    pid: int
+    version: str
+    rusage_utime: float
+    rusage_stime: float
+    uptime: int
+    binlog_oldest_index: int
+    binlog_current_index: int
+    binlog_records_migrated: int
+    binlog_records_written: int
+    binlog_max_size: int
+    draining: bool
+    id: str
+    hostname: str
+    os: str
+    platform: str
+
+
+@dataclass(frozen=True, slots=True)
+class LimitedServerStats(ServerStats):
+    """The same where there is a limit to memory: and of the bodies, what is in memory and what on disk alone, bytes."""
+
+    body_bytes_in_memory: int
+    body_bytes_on_disk: int
+
+
+@dataclass(frozen=True, slots=True)
+class TubeStats:
+    """The reply to "stats-tube"; times in whole seconds."""
+
+    name: str
+    current_jobs_urgent: int
+    current_jobs_ready: int
+    current_jobs_reserved: int
+    current_jobs_delayed: int
+    current_jobs_buried: int
+    total_jobs: int
+    current_using: int
+    current_watching: int
+    current_waiting: int
+    cmd_delete: int
+    cmd_pause_tube: int
+    pause: int
+    pause_time_left: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobStats:
+    """The reply to "stats-job"; times in whole seconds."""
+
+    id: int
+    tube: str
+    state: str
+    pri: int
+    age: int
+    delay: int
+    ttr: int
+    time_left: int
+    file: int
+    reserves: int
+    timeouts: int
+    releases: int
+    buries: int
+    kicks: int
+
+
+def server_stats(broker: Broker, now: int) -> ServerStats:
+    """Return the figures of the reply to "stats"."""
+    facts, journal, totals = broker.facts, broker.journal.stats(), broker.totals
+    utime, stime = facts.rusage()
+    counters = {name: getattr(broker.counters, name) for name in COUNTERS}
+    of_bodies = {}
+    if broker.bodies is not None:
+        of_bodies = {"body_bytes_in_memory": broker.bodies.in_memory, "body_bytes_on_disk": broker.bodies.on_disk}
+    return (LimitedServerStats if of_bodies else ServerStats)(
+        **counters,
+        **of_bodies,
+        current_jobs_urgent=totals.urgent,
+        current_jobs_ready=len(broker.jobs) - totals.reserved - totals.delayed - totals.buried,
+        current_jobs_reserved=totals.reserved,
+        current_jobs_delayed=totals.delayed,
+        current_jobs_buried=totals.buried,
+        max_job_size=broker.max_job_size,
+        current_tubes=len(broker.tubes),
+        current_connections=len(broker.clients),
+        current_producers=broker.producer_count,
+        current_workers=broker.worker_count,
+        current_waiting=broker.waiting_count,
+        pid=facts.pid,
+        version=facts.version,
+        rusage_utime=utime,
+        rusage_stime=stime,
+        uptime=(now - facts.started_at) // SECOND,
+        binlog_oldest_index=journal.oldest_index,
+        binlog_current_index=journal.current_index,
+        binlog_records_migrated=journal.records_migrated,
+        binlog_records_written=journal.records_written,
+        binlog_max_size=journal.max_size,
+        draining=broker.is_draining,
+        id=facts.id,
+        hostname=facts.hostname,
+        os=facts.os,
+        platform=facts.platform,
+    )
+
+
+def tube_stats(tube: Tube, now: int) -> TubeStats:
+    """Everything that "stats-tube" tells."""
+    return TubeStats(
+        name=tube.name.decode(),
+        current_jobs_urgent=tube.urgent_count,
+        current_jobs_ready=tube.ready.count,
+        current_jobs_reserved=tube.reserved_count,
+        current_jobs_delayed=tube.delayed.count,
+        current_jobs_buried=len(tube.buried),
+        total_jobs=tube.total_jobs,
+        current_using=tube.using,
+        current_watching=tube.watching,
+        current_waiting=tube.waiting_count,
+        cmd_delete=tube.cmd_delete,
+        cmd_pause_tube=tube.cmd_pause_tube,
+        pause=tube.pause // SECOND,
+        pause_time_left=_seconds_left(tube.paused_until, now),
+    )
+
+
+def job_stats(job: Job, now: int) -> JobStats:
+    """Everything that "stats-job" tells."""
+    runs_out = job.state in (RESERVED, DELAYED)
+    return JobStats(
+        id=job.id,
+        tube=job.tube.name.decode(),
+        state=STATE_NAMES[job.state],
+        pri=job.pri,
+        age=(now - job.created_at) // SECOND,
+        delay=job.delay // SECOND,
+        ttr=job.ttr // SECOND,
+        time_left=_seconds_left(job.deadline, now) if runs_out else 0,
+        file=job.segment,
+        reserves=job.reserves,
+        timeouts=job.timeouts,
+        releases=job.releases,
+        buries=job.buries,
+        kicks=job.kicks,
+    )
+
+
+def _seconds_left(until: int, now: int) -> int:
+    """Whole seconds, cut; a moment has passed even since what the same chunk of commands began."""
+    return max(0, until - now - 1) // SECOND

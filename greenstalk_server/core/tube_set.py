@@ -1,0 +1,120 @@
+"""Many tubes that clients watch together, and the first job of them all.
+
+A client that watches a few tubes looks at each when it reserves. One that watches a thousand would look for long, so
+the first job of each stands in a heap, shared by all clients that watch the same tubes. Nor does it wait at each: it
+waits here, and a tube looks for who waits in each of its watches. Pure.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from heapq import heapify, heappop, heappush
+from typing import TYPE_CHECKING, Final
+
+from greenstalk_server.core.job import ID_BITS, READY, Job
+
+if TYPE_CHECKING:
+    from greenstalk_server.core.client import Client
+    from greenstalk_server.core.tube import Tube
+
+FEW: Final = 16
+"""Tubes that a reserve looks at one by one."""
+
+AT_MOST: Final = 16
+"""Watches at a time: each put tells those of its tube. Who watches yet other sets of many tubes looks at each."""
+
+SLACK: Final = 64
+
+
+class Watch:
+    """Some tubes that clients watch.
+
+    users   how many clients watch these.
+    waiters those of them that are parked in a reserve, longest waiting first.
+
+    An entry is the key of a job, pri << 64 | id, a number that no other has, and the job's tube; it counts while it is
+    that of its tube in `_keys`. Invariant: each of the tubes that has ready jobs has a key no larger than its first
+    job's, or is in `_paused`. There are at most 2 * keys + SLACK entries after `note`.
+    """
+
+    __slots__ = ("_entries", "_keys", "_paused", "_serial", "tubes", "users", "waiters")
+
+    def __init__(self, tubes: frozenset[Tube]) -> None:
+        self.tubes: frozenset[Tube] = tubes
+        self.users: int = 0
+        self.waiters: OrderedDict[Client, None] = OrderedDict()
+        self._entries: list[tuple[int, int, Tube]] = []
+        self._keys: dict[Tube, int] = {}
+        self._paused: set[Tube] = set()
+        self._serial: int = 0
+        for tube in tubes:
+            tube.watches.append(self)
+            job = tube.ready.first()
+            if job is not None:
+                self.note(job)
+
+    def close(self) -> None:
+        """Have the tubes tell it nothing more."""
+        for tube in self.tubes:
+            tube.watches.remove(self)
+
+    def note(self, job: Job) -> None:
+        """Note *job*, ready in one of the tubes, which may be the first one there."""
+        key, tube = job.pri << ID_BITS | job.id, job.tube
+        before = self._keys.get(tube)
+        if before is None or key < before:
+            self._keys[tube] = key
+            self._push(key, tube)
+            if len(self._entries) > 2 * len(self._keys) + SLACK:
+                self._sweep()
+
+    def first(self, now: int) -> Job | None:
+        """The job with the smallest (pri, id) of all tubes that are not paused at *now*; None if there is none."""
+        if self._paused:
+            self._take_up(now)
+        entries, keys = self._entries, self._keys
+        while entries:
+            key, _, tube = entries[0]
+            if keys.get(tube) == key:
+                job = tube.ready.first()
+                if tube.paused_until > now:
+                    self._paused.add(tube)
+                    job = None
+                elif job is not None and job.pri << ID_BITS | job.id == key:
+                    return job
+                del keys[tube]
+                heappop(entries)
+                if job is not None:
+                    self.note(job)
+            else:
+                heappop(entries)
+        return None
+
+    def check(self) -> None:
+        """Assert its invariants. O(everything): for tests."""
+        assert self.users > 0
+        standing = {(key, tube) for key, _, tube in self._entries}
+        assert all((key, tube) in standing for tube, key in self._keys.items())
+        for tube in self.tubes:
+            assert tube.watches.count(self) == 1
+            first = tube.ready.first()
+            if first is not None and tube not in self._paused:
+                assert first.state == READY and self._keys[tube] <= first.pri << ID_BITS | first.id
+
+    def _take_up(self, now: int) -> None:
+        """Note the first jobs of tubes that are paused no more."""
+        for tube in [tube for tube in self._paused if tube.paused_until <= now]:
+            self._paused.discard(tube)
+            job = tube.ready.first()
+            if job is not None:
+                self.note(job)
+
+    def _sweep(self) -> None:
+        """Leave one entry for each tube; there may be several, if its first job has come and gone."""
+        live = {tube: (key, serial, tube) for key, serial, tube in self._entries if self._keys.get(tube) == key}
+        self._entries = list(live.values())
+        heapify(self._entries)
+
+    def _push(self, key: int, tube: Tube) -> None:
+        self._serial += 1
+        heappush(self._entries, (key, self._serial, tube))

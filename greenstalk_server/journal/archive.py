@@ -1,0 +1,270 @@
+"""A journal as JSON lines, to be kept elsewhere: what `journal export` writes and `journal import` reads.
+
+The first line says what this is, and the last how many lines there are and what their checksum is, so that nobody
+takes a part for the whole. Between them stand tubes that are paused, by name, and all jobs, by id. The format is
+in docs/archive-format.md; its numbers are those of docs/journal-format.md.
+
+Knows no disk and no clock.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from base64 import b64decode, b64encode
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any, Final
+
+from greenstalk_server import __version__
+from greenstalk_server.core import job_history
+from greenstalk_server.core.body_cache import held_body
+from greenstalk_server.core.job import BURIED, DELAYED, READY, SECOND, STATE_NAMES, Job
+from greenstalk_server.core.tube import Tube, is_tube_name
+
+FORMAT: Final = "greenstalk journal"
+VERSION: Final = 1
+
+NO_HEAD: Final = f"it must be the head of a {FORMAT}, as `journal export` writes it"
+
+_U32: Final = 2**32 - 1
+_U64: Final = 2**64 - 1
+_ID: Final = 2**62
+"""No server has counted so far, be it jobs or burials; and what is above has to last for all that are to come."""
+
+_LONGEST: Final = _U32 * SECOND
+"""A delay or ttr that a client may ask for, nanoseconds."""
+
+_JOB_NUMBERS: Final = {
+    "id": (1, _ID),
+    "pri": (0, _U32),
+    "delay": (0, _LONGEST),
+    "ttr": (SECOND, _LONGEST),
+    "created_at": (0, _U64),
+    "deadline": (0, _U64),
+    "reserves": (0, _U32),
+    "timeouts": (0, _U32),
+    "releases": (0, _U32),
+    "buries": (0, _U32),
+    "kicks": (0, _U32),
+}
+"""Numbers of a job, and the least and most that each may be."""
+
+_HEAD_KEYS: Final = frozenset(("type", "format", "version", "server", "exported_at", "next_id"))
+_PAUSE_KEYS: Final = frozenset(("type", "tube", "until", "length"))
+_JOB_KEYS: Final = frozenset(("type", "tube", "state", *_JOB_NUMBERS, "encoding", "body"))
+_EVENTS: Final = frozenset(("events",))
+_END_KEYS: Final = frozenset(("type", "pauses", "jobs", "sha256"))
+
+_STATES: Final = {STATE_NAMES[state]: state for state in (READY, DELAYED, BURIED)}
+_KINDS: Final = {kind: number for number, kind in enumerate(job_history.KINDS) if number}
+
+
+class BadLine(Exception):
+    """A line that is not as it was exported; str() says what is wrong with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """A tube that is paused: till when, and for how long, nanoseconds."""
+
+    tube: bytes
+    until: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """What an archive holds."""
+
+    pauses: int
+    jobs: int
+
+
+class Writer:
+    """Makes the lines of one archive."""
+
+    def __init__(self) -> None:
+        self._checksum = sha256()
+        self._pauses: int = 0
+        self._jobs: int = 0
+
+    def lines(self, now: int, next_id: int, pauses: Iterable[Pause], jobs: Iterable[Job]) -> Iterator[bytes]:
+        """All of them, of *jobs* in the order of their ids, as of the time *now*."""
+        head = {"type": "head", "format": FORMAT, "version": VERSION, "server": __version__, "exported_at": now}
+        yield self._line({**head, "next_id": next_id})
+        for pause in pauses:
+            self._pauses += 1
+            yield self._line(
+                {"type": "pause", "tube": pause.tube.decode(), "until": pause.until, "length": pause.length}
+            )
+        for job in jobs:
+            self._jobs += 1
+            yield self._line(_job_line(job))
+        counts = {"type": "end", "pauses": self._pauses, "jobs": self._jobs}
+        yield self._line({**counts, "sha256": self._checksum.hexdigest()})
+
+    def _line(self, value: dict[str, object]) -> bytes:
+        line = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+        self._checksum.update(line)
+        return line
+
+
+class Reader:
+    """Takes the lines of one archive, and raises BadLine at the first that is wrong."""
+
+    def __init__(self, lines: Iterable[bytes]) -> None:
+        """*lines* have their ends; all but the last."""
+        self.number: int = 0
+        self._lines: Iterator[bytes] = iter(lines)
+        self._checksum = sha256()
+        self._tube: Tube = Tube(b"", {})
+
+    def head(self) -> int:
+        """Take the first line; return the next job id."""
+        line = self._next()
+        if line.get("type") != "head" or line.get("format") != FORMAT:
+            raise BadLine(NO_HEAD)
+        if line.get("version") != VERSION:
+            raise BadLine(f"version {_cut(line.get('version'))}, and this server reads {VERSION}")
+        _expect(line, _HEAD_KEYS)
+        return _number(line, "next_id", 1, _ID)
+
+    def rest(self, next_id: int) -> Iterator[Pause | Job]:
+        """Take all that follows: pauses, then jobs; return once the end is reached, and all was as it was exported."""
+        pauses = jobs = last_id = 0
+        while True:
+            checksum = self._checksum.hexdigest()
+            line = self._next()
+            match line.get("type"):
+                case "job":
+                    job = self._job(line)
+                    if not last_id < job.id < next_id:
+                        raise BadLine(f"id {job.id}: must be above {last_id} and below the head's next_id, {next_id}")
+                    last_id = job.id
+                    jobs += 1
+                    yield job
+                case "pause" if not jobs:
+                    pauses += 1
+                    yield self._pause(line)
+                case "end":
+                    self._end(line, Count(pauses, jobs), checksum)
+                    return
+                case _:
+                    raise BadLine("it must be a job, a pause before all jobs, or the end")
+
+    def _next(self) -> dict[str, Any]:
+        self.number += 1
+        line = next(self._lines, b"")
+        if not line.endswith(b"\n"):
+            raise BadLine("the archive ends here, and is cut short" if self.number > 1 else NO_HEAD)
+        self._checksum.update(line)
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise BadLine(f"it must be JSON: {error}") from None
+        if not isinstance(value, dict):
+            raise BadLine("it must be an object")
+        return value
+
+    def _end(self, line: dict[str, Any], found: Count, checksum: str) -> None:
+        _expect(line, _END_KEYS)
+        if (line["pauses"], line["jobs"]) != (found.pauses, found.jobs):
+            told = f"{_cut(line['jobs'])} jobs and {_cut(line['pauses'])} pauses"
+            raise BadLine(f"{told} were exported, and there are {found.jobs} and {found.pauses}")
+        if line["sha256"] != checksum:
+            raise BadLine("the lines are not those that were exported: their checksum is another")
+        if next(self._lines, b""):
+            self.number += 1
+            raise BadLine("nothing may follow the end")
+
+    def _pause(self, line: dict[str, Any]) -> Pause:
+        _expect(line, _PAUSE_KEYS)
+        until, length = _number(line, "until", 1, _U64), _number(line, "length", 0, _U64)
+        return Pause(_tube_name(line), until, length)
+
+    def _job(self, line: dict[str, Any]) -> Job:
+        _expect(line, _JOB_KEYS, _EVENTS)
+        fields = [_number(line, name, *bounds) for name, bounds in _JOB_NUMBERS.items()]
+        id, pri, delay, ttr, created_at, deadline = fields[:6]
+        name = _tube_name(line)
+        if name != self._tube.name:
+            self._tube = Tube(name, {})
+        job = Job(id, self._tube, _body(line), pri, delay, ttr, created_at)
+        job.deadline = deadline
+        job.reserves, job.timeouts, job.releases, job.buries, job.kicks = fields[6:]
+        job.state = _one_of(line, "state", _STATES)
+        if job.state == BURIED:
+            _number(line, "deadline", 0, _ID)  # which is the how manieth burial it was
+        job.events = _packed(line.get("events", []))
+        return job
+
+
+def _job_line(job: Job) -> dict[str, object]:
+    line: dict[str, object] = {"type": "job", "id": job.id, "tube": job.tube.name.decode()}
+    line["state"] = STATE_NAMES[job.state]
+    for name in _JOB_NUMBERS:
+        line[name] = getattr(job, name)
+    if job.events:
+        line["events"] = [[at, job_history.KINDS[kind], client] for at, kind, client in job_history.unpack(job.events)]
+    body = held_body(job)
+    try:
+        line["encoding"], line["body"] = "utf-8", body.decode()
+    except UnicodeDecodeError:
+        line["encoding"], line["body"] = "base64", b64encode(body).decode()
+    return line
+
+
+def _expect(line: dict[str, Any], names: frozenset[str], optional: frozenset[str] = frozenset()) -> None:
+    """Raise BadLine unless *line* has all *names*, perhaps *optional* ones, and no other."""
+    if missing := names - line.keys():
+        raise BadLine(f"{min(missing)} is missing")
+    if unknown := line.keys() - names - optional:
+        raise BadLine(f"{_cut(min(unknown))} is unknown here")
+
+
+def _number(line: dict[str, Any], name: str, least: int, most: int) -> int:
+    value = line[name]
+    if type(value) is not int or not least <= value <= most:
+        raise BadLine(f"{name} {_cut(value)}: must be a whole number from {least} to {most}")
+    return value
+
+
+def _tube_name(line: dict[str, Any]) -> bytes:
+    value = line["tube"]
+    name = value.encode("utf-8", "replace") if isinstance(value, str) else b""
+    if not is_tube_name(name):
+        raise BadLine(f"tube {_cut(value)}: must be the name of a tube")
+    return name
+
+
+def _one_of(line: dict[str, Any], name: str, allowed: dict[str, int]) -> int:
+    value = line[name]
+    if not isinstance(value, str) or value not in allowed:
+        raise BadLine(f"{name} {_cut(value)}: must be one of {', '.join(allowed)}")
+    return allowed[value]
+
+
+def _body(line: dict[str, Any]) -> bytes:
+    body, encoding = line["body"], line["encoding"]
+    if isinstance(body, str) and encoding in ("utf-8", "base64"):
+        try:
+            return body.encode() if encoding == "utf-8" else b64decode(body, validate=True)
+        except ValueError:
+            pass
+    raise BadLine(f"body: must be a text in the encoding utf-8 or base64, not {_cut(encoding)}")
+
+
+def _packed(events: object) -> bytes:
+    """Return *events* as a job has them."""
+    if isinstance(events, list) and len(events) <= job_history.KEPT:
+        try:
+            return b"".join([job_history.EVENT.pack(at, _KINDS[kind], client) for at, kind, client in events])
+        except (TypeError, ValueError, KeyError, struct.error):
+            pass
+    raise BadLine(f"events: must be at most {job_history.KEPT}, each its time, kind and client")
+
+
+def _cut(value: object) -> str:
+    return ascii(value)[:60]

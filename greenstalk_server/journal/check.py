@@ -1,0 +1,257 @@
+"""`greenstalk-server journal check DIR`: what a binlog directory holds, and what in it is damaged.
+
+Reads what a start would read and finds what a start would find, but writes nothing: no file is made, cut,
+moved or locked. A server may be running on the directory; then what it is about to write is not seen.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from greenstalk_server.core.job import BURIED, DELAYED, READY, SECOND, Job
+from greenstalk_server.core.tube import Tube
+from greenstalk_server.journal import beanstalkd, record
+from greenstalk_server.journal.files import Directory
+from greenstalk_server.journal.lock import holder_of
+from greenstalk_server.journal.recovery import Damage, Recovery, Replayed, is_begun, retold
+from greenstalk_server.journal.segment import name_of, numbers
+from greenstalk_server.runtime.exit_codes import EXIT_BINLOG, EXIT_DAMAGED, EXIT_OK, StartError
+
+ATTEMPTS: Final = 20
+"""How often to begin anew because a running server has removed a file in between."""
+
+KINDS: Final = {
+    "job": (record.JOB, record.JOB_WITH_EVENTS),
+    "update": (record.UPDATE, record.UPDATE_WITH_EVENT),
+    "reserve": (record.RESERVE, record.RESERVE_WITH_EVENT),
+    "delete": (record.DELETE,),
+    "pause": (record.PAUSE,),
+    "import begun": (record.IMPORT_BEGIN,),
+    "import ended": (record.IMPORT_END,),
+    "import undone": (record.IMPORT_UNDO,),
+    "ids": (record.IDS,),
+}
+"""How records are named, and the kinds that go by that name."""
+
+STATES: Final = (READY, DELAYED, BURIED)
+"""Those that a job can be in after a start, in the order of the table."""
+
+
+@dataclass(slots=True)
+class Report:
+    """What a directory holds, as a start now would find it.
+
+    holder      who has the directory locked, as a phrase; "" if nobody.
+    sizes       bytes by file of the journal, those made ahead included; the jobs in them are `recovery`'s.
+    kinds       how many sound records of each kind there are.
+    source      beanstalkd's files, which a start would import; without those that are blank.
+    is_imported an earlier start has brought all of their jobs, and a start would only move them.
+    taken       ids that they share with the journal, for which a start would refuse them.
+    """
+
+    directory: str
+    recovery: Recovery
+    holder: str = ""
+    sizes: dict[str, int] = field(default_factory=dict)
+    kinds: Counter[int] = field(default_factory=Counter)
+    source: beanstalkd.Binlog = field(default_factory=beanstalkd.Binlog)
+    is_imported: bool = False
+    taken: set[int] = field(default_factory=set)
+
+    @property
+    def exit_code(self) -> int:
+        """As the command's: EXIT_BINLOG if a later version has written here, as this one starts on that never."""
+        if not self.recovery.is_readable:
+            return EXIT_BINLOG
+        return EXIT_OK if self.is_sound else EXIT_DAMAGED
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether a start would lose nothing but what a crash may tear, and bring every job."""
+        source = self.source
+        is_source_sound = all(damage.is_torn_tail for damage in source.damage) and not (
+            source.skipped or source.unended or source.mended or self.taken
+        )
+        return self.recovery.is_sound and is_source_sound
+
+
+def check(directory: str) -> int:
+    """Print what *directory* holds; return the exit code that says if it is sound; raise StartError."""
+    report = inspect(directory, time.time_ns())
+    print("\n".join(describe(report)))
+    return report.exit_code
+
+
+def inspect(directory: str, now: int, verb: str = "check") -> Report:
+    """Read *directory* as it is; raise StartError if it is none, or if a file in it cannot be read.
+
+    *verb* is what of `journal` asks for it.
+    """
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            return _inspect(directory, now)
+        except OSError as error:
+            is_gone = isinstance(error, FileNotFoundError) and Path(directory).is_dir()
+            if not is_gone or attempt == ATTEMPTS:
+                reason = f"{error.filename or directory}: {error.strerror}"
+                raise StartError(f"journal {verb}: {reason}", EXIT_BINLOG) from error
+    raise AssertionError
+
+
+def _inspect(directory: str, now: int) -> Report:
+    files = Directory(directory)
+    names = files.list()
+    jobs: dict[int, Job] = {}
+    tubes: dict[bytes, Tube] = {}
+
+    def tube_of(name: bytes) -> Tube:
+        return tubes.get(name) or tubes.setdefault(name, Tube(name, jobs))
+
+    report = Report(directory, Recovery(tube_of, jobs), holder_of(directory))
+    _replay(files, numbers(names), report)
+    report.recovery.settle(now)
+    for name in beanstalkd.find(names):
+        data = files.read(name)
+        if data.strip(b"\0"):
+            report.source.read(name, data)
+    report.is_imported = report.source.is_imported(jobs)
+    if not report.is_imported:
+        report.taken = report.source.jobs.keys() & jobs.keys()
+    return report
+
+
+def _replay(files: Directory, found: list[int], report: Report) -> None:
+    """Replay the segments *found*. The one that is written to is the newest that was begun when it was looked at.
+
+    Those above it are taken as they were then, and not what a server has begun since: only so is everything that
+    is read whole.
+    """
+    newest = 0
+    unbegun: dict[int, bytes] = {}
+    for number in reversed(found):
+        data = files.read(name_of(number))
+        if is_begun(data):
+            newest = number
+            break
+        unbegun[number] = data
+    heads = {number: files.read(name_of(number), record.SEGMENT_HEADER_SIZE) for number in found if number <= newest}
+    again = retold(heads | unbegun)
+    for number in found:
+        name = name_of(number)
+        data = files.read(name) if number <= newest else unbegun[number]
+        report.sizes[name] = len(data)
+        segment = report.recovery.replay(name, number, data, number >= newest, again[number])
+        if segment is not None:
+            report.kinds.update(_kinds(segment, data, report.recovery.damage))
+
+
+def _kinds(segment: Replayed, data: bytes, damage: list[Damage]) -> Iterator[int]:
+    """The kinds of the sound records of *segment*, which has been replayed."""
+    unsound = {each.offset: each.bytes_lost for each in damage if each.file == segment.file and each.bytes_lost}
+    at = record.SEGMENT_HEADER_SIZE
+    while at < segment.end:
+        if at in unsound:
+            at += unsound[at]
+            continue
+        _, _, length, _, kind = record.HEADER.unpack_from(data, at)
+        yield kind
+        at += record.HEADER_SIZE + length
+
+
+# As text
+
+
+def describe(report: Report) -> list[str]:
+    """Return *report* as lines for an operator."""
+    state = {EXIT_OK: "sound", EXIT_DAMAGED: "DAMAGED", EXIT_BINLOG: "OF A LATER VERSION"}[report.exit_code]
+    return [
+        f"{report.directory}: {state}",
+        *_locked(report),
+        *_files(report),
+        *_jobs(report.recovery),
+        *_pauses(report.recovery),
+        *_damage(report.recovery),
+        *_import(report),
+        *_beanstalkd(report),
+    ]
+
+
+def _locked(report: Report) -> Iterator[str]:
+    if report.holder:
+        yield f"in use by {report.holder}: what is being written now is not seen"
+
+
+def _files(report: Report) -> Iterator[str]:
+    recovery = report.recovery
+    if not report.sizes:
+        yield "journal: no file"
+        return
+    used = {segment.file: segment.records for segment in recovery.segments}
+    bad = {damage.file for damage in recovery.damage}
+    live = sum([record.recorded_size(job) for job in recovery.jobs.values()])
+    yield f"journal: {_counted(len(report.sizes), 'file')}, {_counted(recovery.records, 'record')}"
+    for name in sorted(report.sizes, key=lambda name: numbers([name])):
+        held = _counted(used[name], "record") if name in used else "unreadable" if name in bad else "made ahead, unused"
+        yield f"  {name}: {_counted(report.sizes[name], 'byte')}, {held}"
+    counts = {name: sum([report.kinds[kind] for kind in kinds]) for name, kinds in KINDS.items()}
+    yield f"records: {', '.join([f'{count} {name}' for name, count in counts.items() if count]) or 'none'}"
+    yield f"bytes: {live} live of {sum(report.sizes.values())} on disk"
+    yield f"next job id: {recovery.next_id}"
+
+
+def _jobs(recovery: Recovery) -> Iterator[str]:
+    counts = Counter([(job.tube.name, job.state) for job in recovery.jobs.values()])
+    names = sorted({name for name, _ in counts})
+    yield f"jobs: {len(recovery.jobs)}"
+    for name in names:
+        yield f"  {name.decode()}: " + ", ".join(
+            f"{counts[name, state]} {word}" for state, word in zip(STATES, ("ready", "delayed", "buried"), strict=True)
+        )
+
+
+def _pauses(recovery: Recovery) -> Iterator[str]:
+    for name, (until, _) in sorted(recovery.pauses.items()):
+        end = datetime.fromtimestamp(until / SECOND, UTC).isoformat(" ", "seconds")
+        yield f"paused: {name.decode()}, until {end}"
+
+
+def _damage(recovery: Recovery) -> Iterator[str]:
+    last = numbers([segment.file for segment in recovery.segments])[-1:]
+    for damage in recovery.damage:
+        how = "DAMAGE"
+        if damage.is_torn_tail:
+            is_anew = numbers([damage.file]) < last
+            how = "recorded anew, as the disk had failed" if is_anew else "torn, as a crash leaves it"
+        yield f"{how}: {damage}"
+    if not recovery.is_readable:
+        yield "a start would refuse: a later version has written here; start that one"
+
+
+def _import(report: Report) -> Iterator[str]:
+    if report.recovery.is_import_open:
+        next_step = "a start repeats it" if report.source.files else "repeat it, in an empty directory"
+        yield f"an import was cut short, and none of its jobs counts: {next_step}"
+
+
+def _beanstalkd(report: Report) -> Iterator[str]:
+    source = report.source
+    if source.files or source.skipped:
+        jobs = _counted(len(source.jobs), "job")
+        todo = f"only move the files, as the journal has their {jobs}" if report.is_imported else f"import {jobs}"
+        files, records = _counted(source.files, "file"), _counted(source.records, "record")
+        yield f"beanstalkd: {files}, {records}; a start would {todo}"
+    for warning in source.warnings():
+        yield f"  {warning}"
+    if report.taken:
+        ids = f"{len(report.taken)} of their ids are in the journal too, {min(report.taken)} the first"
+        yield f"  a start would refuse: {ids}"
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -1,0 +1,194 @@
+"""From a directory to a broker that has its jobs: recovery, and the import of beanstalkd's own files.
+
+Blocks; for the time before anyone is served.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Final
+
+from greenstalk_server.core.broker import Broker
+from greenstalk_server.core.job import BURIED, DELAYED, READY, Job
+from greenstalk_server.journal import beanstalkd, record
+from greenstalk_server.journal.beanstalkd import ImportedJob
+from greenstalk_server.journal.files import Files
+from greenstalk_server.journal.recovery import Recovery, is_begun, retold
+from greenstalk_server.journal.segment import name_of, numbers
+from greenstalk_server.journal.writer import Binlog
+from greenstalk_server.runtime.exit_codes import EXIT_BINLOG, MORE_MEMORY, StartError
+
+log = logging.getLogger(__name__)
+
+LATER_VERSION: Final = "a later version of the server has written the journal; start that one"
+
+IMPORTED_DIRECTORY: Final = "beanstalkd-imported"
+IMPORT_BATCH: Final = 2**24
+"""Bytes of imported jobs that are written at a time."""
+
+PROGRESS_EVERY: Final = 1.0
+"""Seconds between two lines about a long recovery."""
+
+
+def recover(files: Files, broker: Broker, binlog: Binlog, now: int, is_strict: bool) -> None:
+    """Fill *broker*, new and empty, and have *binlog* go on where the files end; raise StartError.
+
+    With *is_strict*, damage beyond a torn tail is an error. beanstalkd's files, if there are some, are imported.
+    """
+    try:
+        memory = broker.bodies.limit if broker.bodies is not None else None
+        recovery = replay_all(files, Recovery(broker.tube, broker.jobs, memory=memory))
+        refuse_unfit(recovery, is_strict)
+        _tidy(files, recovery)
+        _begin(recovery, broker, binlog, now)
+        write_out(binlog)  # the header alone, which has room: it sets ids aside, so that no put waits for a sync
+        _record_returns(recovery, binlog)
+        next_id = max(recovery.next_id, _import_all(files, broker, binlog, now))
+    except OSError as error:
+        reason = f"{error.filename}: {error.strerror}" if error.filename is not None else str(error)
+        raise StartError(f"journal: {reason}", EXIT_BINLOG) from error
+    except MemoryError:
+        raise StartError(f"journal: not enough memory to read it; {MORE_MEMORY}", EXIT_BINLOG) from None
+    broker.restore(next_id)
+
+
+def refuse_unfit(recovery: Recovery, is_strict: bool) -> None:
+    """Raise StartError if a later version has written what *recovery* has read, or if *is_strict* and it is damaged."""
+    if not recovery.is_readable:
+        raise StartError(LATER_VERSION, EXIT_BINLOG)
+    if is_strict and not recovery.is_sound:
+        reasons = "; ".join(str(damage) for damage in recovery.damage)
+        raise StartError(f"--strict-recovery: the journal is damaged: {reasons}", EXIT_BINLOG)
+
+
+def go_on(recovery: Recovery, broker: Broker, binlog: Binlog, now: int) -> None:
+    """Settle *recovery*, which *broker*'s tables were filled by, and have *binlog* go on where it ends."""
+    _begin(recovery, broker, binlog, now)
+    _record_returns(recovery, binlog)
+
+
+def _begin(recovery: Recovery, broker: Broker, binlog: Binlog, now: int) -> None:
+    """Settle *recovery*, and have *binlog* begin a segment."""
+    recovery.settle(now)
+    if recovery.is_import_open:
+        log.warning("journal: an import was cut short, and none of its jobs counts")
+    binlog.begin(recovery, broker.jobs, broker.tubes, broker.bodies)
+
+
+def _record_returns(recovery: Recovery, binlog: Binlog) -> None:
+    """Record which reservations *recovery* has ended. On a full disk that may need more room than the first segment."""
+    for job in recovery.returned:
+        if job.state == READY:
+            binlog.lapse(job)
+        else:
+            binlog.update(job)
+
+
+def replay_all(files: Files, recovery: Recovery) -> Recovery:
+    """Replay every segment among *files* into *recovery*; log what was damaged and, if it takes long, how far it is."""
+    found = numbers(files.list())
+    newest = next((number for number in reversed(found) if is_begun(files.read(name_of(number)))), 0)
+    again = retold({number: files.read(name_of(number), record.SEGMENT_HEADER_SIZE) for number in found})
+    began = told = time.monotonic()
+    for done, number in enumerate(found, 1):
+        recovery.replay(name_of(number), number, files.read(name_of(number)), number >= newest, again[number])
+        if time.monotonic() - told > PROGRESS_EVERY:
+            told = time.monotonic()
+            log.info("journal: %d of %d files read, %d jobs so far", done, len(found), len(recovery.jobs))
+    for damage in recovery.damage:
+        log.warning("journal: %s", damage)
+    if recovery.segments:
+        took = time.monotonic() - began
+        log.info("journal: %d records read in %.1f s, %d jobs", recovery.records, took, len(recovery.jobs))
+    return recovery
+
+
+def _tidy(files: Files, recovery: Recovery) -> None:
+    """Cut torn tails, and remove segments that were made ahead, and those that were torn at their head."""
+    used = {segment.file for segment in recovery.segments}
+    used |= {damage.file for damage in recovery.damage if not damage.is_torn_tail}
+    for number in numbers(files.list()):
+        if name_of(number) not in used:
+            files.remove(name_of(number))
+    for segment in recovery.segments[-1:]:
+        handle = files.open(segment.file)
+        try:
+            files.truncate(handle, segment.end)
+            files.sync(handle)
+        finally:
+            files.close(handle)
+    files.sync_directory()
+
+
+# Taking over from beanstalkd
+
+
+def _import_all(files: Files, broker: Broker, binlog: Binlog, now: int) -> int:
+    """Take over beanstalkd's files, if there are some; return a number above every id they know.
+
+    All of it counts or none: the jobs stand between two marks, and the files stay until both are on disk. If they
+    are all here already, somebody has ended between that and the moving of the files, which is then done.
+    """
+    names = beanstalkd.find(files.list())
+    if not names:
+        return 1
+    source = beanstalkd.Binlog()
+    for name in names:
+        source.read(name, files.read(name))
+    for warning in source.warnings():
+        log.warning("import from beanstalkd: %s", warning)
+    if source.is_imported(broker.jobs):
+        _move_away(files, names)
+        return source.highest_id + 1
+    taken = source.jobs.keys() & broker.jobs.keys()
+    if taken:
+        raise StartError(
+            f"beanstalkd's files hold {len(taken)} jobs whose ids our journal has given too, {min(taken)} the first;"
+            " move them to a directory of their own, start a second server there, and drain it",
+            EXIT_BINLOG,
+        )
+    binlog.mark(record.IMPORT_BEGIN)
+    burials = max([job.deadline for job in broker.jobs.values() if job.state == BURIED], default=0)
+    for burial, imported in enumerate(source.jobs.values(), burials + 1):
+        _import(imported, burial, broker, binlog, now)
+    binlog.note_id(source.highest_id)
+    binlog.mark(record.IMPORT_END)
+    write_out(binlog)
+    log.info("imported %d jobs from beanstalkd's files", len(source.jobs))
+    _move_away(files, names)
+    return source.highest_id + 1
+
+
+def _move_away(files: Files, names: list[str]) -> None:
+    for name in names:
+        files.move(name, IMPORTED_DIRECTORY)
+    files_of = "1 file of beanstalkd is" if len(names) == 1 else f"{len(names)} files of beanstalkd are"
+    log.info("%s now in %s", files_of, IMPORTED_DIRECTORY)
+
+
+def _import(imported: ImportedJob, burial: int, broker: Broker, binlog: Binlog, now: int) -> None:
+    created_at = min(imported.created_at, now)
+    tube = broker.tube(imported.tube)
+    job = Job(imported.id, tube, imported.body, imported.pri, imported.delay, imported.ttr, created_at)
+    job.reserves, job.timeouts, job.releases = imported.reserves, imported.timeouts, imported.releases
+    job.buries, job.kicks = imported.buries, imported.kicks
+    job.state = imported.state
+    if job.state == BURIED:
+        job.deadline = burial
+    elif job.state == DELAYED and imported.deadline > now:
+        job.deadline = imported.deadline
+    else:
+        job.state = READY
+    if not binlog.put(job):
+        raise StartError(f"cannot import beanstalkd's jobs: {binlog.refusal}", EXIT_BINLOG)
+    broker.jobs[job.id] = job
+    if binlog.pending_bytes > IMPORT_BATCH:
+        write_out(binlog)
+
+
+def write_out(binlog: Binlog) -> None:
+    """Write and sync all that *binlog* has been told, here and now; raise OSError."""
+    batch = binlog.take(is_synced=True)
+    batch.run()
+    binlog.done(batch)

@@ -1,0 +1,272 @@
+"""`greenstalk-server journal export` and `journal import`: a directory as an archive, and an archive as a directory.
+
+An export reads as `journal check` does, and changes nothing. An import writes the segments of a fresh journal, a
+segment at a time. Its jobs stand between the marks of an import, and the second of these is written once the
+archive has been read to its end: so a start finds all of them or none, whatever happens meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from greenstalk_server.core.job import Job
+from greenstalk_server.core.tube import Tube
+from greenstalk_server.journal import record
+from greenstalk_server.journal.archive import BadLine, Count, Pause, Reader, Writer
+from greenstalk_server.journal.check import Report, inspect
+from greenstalk_server.journal.files import Directory, Files
+from greenstalk_server.journal.lock import LOCK_NAME, DirectoryLock
+from greenstalk_server.journal.recovery import Recovery
+from greenstalk_server.journal.segment import name_of
+from greenstalk_server.runtime.exit_codes import EXIT_BINLOG, EXIT_DAMAGED, EXIT_OK, StartError
+
+SEGMENT_SIZE: Final = 10 * 2**20
+"""Bytes of a segment that an import writes, unless a single job is larger."""
+
+BUFFER: Final = 2**20
+
+LONGEST_HEAD: Final = 65536
+"""Bytes of a first line."""
+
+MODE: Final = 0o600
+
+
+def export_journal(directory: str, target: str | None, is_quiet: bool = False) -> int:
+    """Write what *directory* holds to the file *target*, or to stdout; return the exit code; raise StartError.
+
+    The file is there whole or not at all. Messages go to stderr; if *is_quiet* only damage is reported.
+    """
+    now = time.time_ns()
+    report = inspect(directory, now, "export")
+    _refuse_what_is_no_whole(report)
+    in_use = f"{directory} is in use by {report.holder}" if report.holder else ""
+    return write_archive(report.recovery, now, target, in_use, is_quiet)
+
+
+def write_archive(recovery: Recovery, now: int, target: str | None, in_use: str, is_quiet: bool) -> int:
+    """Write what *recovery*, settled, has read to *target*, or to stdout; return the exit code; raise StartError.
+
+    *in_use* says which server writes to the journal; empty if none does.
+    """
+    pauses = [Pause(name, until, length) for name, (until, length) in sorted(recovery.pauses.items())]
+    jobs = [recovery.jobs[id] for id in sorted(recovery.jobs)]
+    try:
+        with _output(target) as out:
+            out.writelines(Writer().lines(now, recovery.next_id, pauses, jobs))
+    except OSError as error:
+        raise StartError(f"journal export: {target or 'stdout'}: {error.strerror}", EXIT_BINLOG) from error
+    if in_use and not is_quiet:
+        _say(f"{in_use}; the archive has all changes that were acknowledged before the export began")
+    for damage in recovery.damage:
+        _say(f"{damage}")
+    if not is_quiet:
+        _say(f"{_told(Count(len(pauses), len(jobs)))} exported")
+    return EXIT_OK if recovery.is_sound else EXIT_DAMAGED
+
+
+def import_journal(directory: str, source: str | None) -> int:
+    """Make a journal in *directory*, which is empty, of the file *source*, or of stdin; raise StartError."""
+    _refuse_unless_empty(directory)
+    try:
+        with closing(_lock(directory)):
+            _refuse_unless_empty(directory)
+            read_archive(Directory(directory), directory, source)
+    except OSError as error:
+        message = f"journal import: {error.filename or directory}: {error.strerror}; nothing was imported"
+        raise StartError(message, EXIT_BINLOG) from error
+    return EXIT_OK
+
+
+def read_archive(files: Files, named: str, source: str | None) -> None:
+    """Make a journal in *files*, which are none so far, of *source* or stdin; raise StartError or OSError."""
+    with _input(source) as lines:
+        reader = Reader(lines)
+        try:
+            count = _import(files, reader)
+        except BadLine as error:
+            message = f"journal import: {source or 'stdin'}:{reader.number}: {error}; nothing was imported"
+            raise StartError(message, EXIT_DAMAGED) from error
+    print(f"{named}: {_told(count)} imported", file=sys.stderr)
+
+
+def _refuse_what_is_no_whole(report: Report) -> None:
+    """Raise StartError if there is no journal, if a start would refuse it, or bring more than is in it."""
+    if not report.recovery.is_readable:
+        message = f"{report.directory}: a later version has written here; export with that one"
+    elif report.source.jobs and not report.is_imported:
+        message = f"{report.directory}: start a server on it first, so that beanstalkd's files are imported"
+    elif report.recovery.is_import_open and not report.source.jobs:
+        message = f"{report.directory}: an import was cut short here; there is nothing to export"
+    elif not report.sizes:
+        message = f"{report.directory}: there is no journal in it"
+    else:
+        return
+    raise StartError(f"journal export: {message}", EXIT_BINLOG)
+
+
+@contextmanager
+def _output(target: str | None) -> Iterator[BinaryIO]:
+    """What to write to: stdout, or a file that takes the place of *target* once all of it is on disk."""
+    if target is None or _is_special(target):
+        with open(target or sys.stdout.fileno(), "wb", BUFFER, closefd=target is not None) as out:
+            yield out
+        return
+    part = f"{target}.part"
+    try:
+        with suppress(FileNotFoundError):
+            Path(part).unlink()  # left by one that was killed; its mode may be any
+        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, MODE), "wb", BUFFER) as out:  # noqa: PTH123
+            yield out
+            out.flush()
+            os.fsync(out.fileno())
+        Path(part).replace(target)
+    except BaseException:
+        with suppress(OSError):
+            Path(part).unlink()
+        raise
+    Directory(str(Path(target).parent)).sync_directory()
+
+
+def _is_special(target: str) -> bool:
+    """Whether *target* is something to write into rather than to replace, such as a pipe or a device."""
+    try:
+        return not stat.S_ISREG(Path(target).stat().st_mode)
+    except FileNotFoundError:
+        return False
+
+
+@contextmanager
+def _input(source: str | None) -> Iterator[Iterator[bytes]]:
+    if source is None:
+        if sys.stdin is None:
+            raise StartError("journal import: there is no input: name a file", EXIT_BINLOG)
+        yield _lines(sys.stdin.buffer)
+        return
+    with Path(source).open("rb", BUFFER) as file:
+        yield _lines(file)
+
+
+def _lines(file: BinaryIO) -> Iterator[bytes]:
+    """The lines of *file*, of which the first is cut where no head is so long: that is no archive, and may not end."""
+    yield file.readline(LONGEST_HEAD)
+    yield from file
+
+
+def _refuse_unless_empty(directory: str) -> None:
+    """Raise StartError unless *directory* is one, with nothing in it but a lock."""
+    try:
+        names = sorted(set(Directory(directory).list()) - {LOCK_NAME})
+    except OSError as error:
+        raise StartError(
+            f"journal import: {directory}: {error.strerror}; it must be a directory", EXIT_BINLOG
+        ) from error
+    if names:
+        raise StartError(f"journal import: {directory}: must be empty, and has {names[0]}", EXIT_BINLOG)
+
+
+def _lock(directory: str) -> DirectoryLock:
+    try:
+        return DirectoryLock(directory)
+    except StartError as error:
+        raise StartError(f"journal import: {str(error).removeprefix('-b ')}", error.exit_code) from error
+
+
+def _import(files: Files, reader: Reader) -> Count:
+    """Write all that *reader* gives; return what it was. Whatever is raised, no file stays."""
+    segments = _Segments(files, reader.head())
+    pauses = jobs = 0
+    try:
+        for each in reader.rest(segments.next_id):
+            if isinstance(each, Pause):
+                pauses += 1
+                segments.add_pause(each)
+                continue
+            if not jobs:
+                segments.add_mark(record.IMPORT_BEGIN)
+            jobs += 1
+            segments.add_job(each)
+        if jobs:
+            segments.add_mark(record.IMPORT_END)
+        segments.finish()
+    except BaseException:
+        segments.remove()
+        raise
+    return Count(pauses, jobs)
+
+
+class _Segments:
+    """The segments of a fresh journal, of which one at a time is in memory."""
+
+    def __init__(self, files: Files, next_id: int) -> None:
+        """*next_id* is above the ids of all jobs to come, and of those that were ever given."""
+        self.next_id: int = next_id
+        self._files: Files = files
+        self._number: int = 0
+        self._sequence: int = 0
+        self._data: bytearray = bytearray()
+        self._encoder: record.Encoder = record.Encoder(b"\0\0\0\0")
+        self._begin()
+
+    def add_job(self, job: Job) -> None:
+        self._sequence += 1
+        self._add(self._encoder.job(job, self._sequence, job.events))
+
+    def add_pause(self, pause: Pause) -> None:
+        tube = Tube(pause.tube, {})
+        tube.paused_until, tube.pause = pause.until, pause.length
+        self._sequence += 1
+        self._add(self._encoder.pause(tube, self._sequence))
+
+    def add_mark(self, kind: int) -> None:
+        self._sequence += 1
+        self._add(self._encoder.mark(kind, self._sequence))
+
+    def finish(self) -> None:
+        """Write what is left; then all is on disk."""
+        self._write()
+        self._files.sync_directory()
+
+    def remove(self) -> None:
+        """Remove every file that was made."""
+        for number in range(1, self._number + 1):
+            with suppress(OSError):
+                self._files.remove(name_of(number))
+
+    def _begin(self) -> None:
+        self._number += 1
+        salt = os.urandom(4)
+        self._encoder = record.Encoder(salt)
+        self._data[:] = record.SegmentHeader(salt, self._number, self._sequence + 1, self.next_id).encode()
+
+    def _add(self, data: bytes) -> None:
+        """Add *data*, the record made last, and have the segment on disk if it is full."""
+        self._data += data
+        if len(self._data) >= SEGMENT_SIZE:
+            self._write()
+            self._begin()
+
+    def _write(self) -> None:
+        """Have the segment on disk, whole before the next one is begun."""
+        handle = self._files.create(name_of(self._number), len(self._data))
+        try:
+            self._files.write(handle, 0, bytes(self._data))
+            self._files.sync(handle)
+        finally:
+            self._files.close(handle)
+
+
+def _told(count: Count) -> str:
+    jobs = "1 job" if count.jobs == 1 else f"{count.jobs} jobs"
+    pauses = "1 paused tube" if count.pauses == 1 else f"{count.pauses} paused tubes"
+    return f"{jobs} and {pauses}"
+
+
+def _say(text: str) -> None:
+    print(f"journal export: {text}", file=sys.stderr)

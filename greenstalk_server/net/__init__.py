@@ -1,0 +1,1 @@
+"""The gevent side: sockets, TLS, connections, polling, group commit and HTTP requests."""

@@ -1,0 +1,411 @@
+"""The listening sockets: bound by us, or handed over by systemd; and which of them speak TLS.
+
+Every socket is returned bound, listening and non-blocking, with the options that accepted connections inherit
+from it already set. A failure is a StartError that names the address.
+
+Binding happens before privileges are dropped. Host names are resolved here, which blocks: nothing is served yet.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import re
+import socket
+import stat
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Self
+
+from greenstalk_server.config.options import Options
+from greenstalk_server.runtime.exit_codes import EXIT_LISTEN, StartError
+
+BACKLOG: Final = 4096
+"""Connections that may wait to be accepted; the kernel cuts it to net.core.somaxconn."""
+
+LAST_PORT: Final = 65535
+
+INHERITED_FD: Final = 3
+"""SD_LISTEN_FDS_START of sd_listen_fds(3)."""
+
+UNIX_PREFIX: Final = "unix:"
+PLAIN_PREFIX: Final = "plain:"
+PLAIN_NAME: Final = "plain"
+"""Of a socket handed over (FileDescriptorName= of systemd.socket(5)): it speaks no TLS."""
+
+KEEPALIVE_PROBES: Final = 4
+"""Unanswered ones of TCP, after which the other side counts as gone."""
+
+LONGEST_UNIX_PATH: Final = 107
+"""Bytes, of unix(7)."""
+
+NO_SOCKET: Final = "a file that is not a socket is there already"
+
+_WITH_PORT: Final = re.compile(r"(?:\[([^]]*)\]|([^:]*)):([0-9]{1,5})")
+"""`HOST:PORT`, or `[ADDRESS]:PORT` where the address has colons."""
+
+_CREDENTIALS: Final = struct.Struct("iII")
+"""struct ucred of unix(7): process, user, group."""
+
+log = logging.getLogger(__name__)
+
+
+class Listener(NamedTuple):
+    """A socket for the beanstalk protocol.
+
+    name    as -l has it, without `plain:`; or the name that systemd gave it. Access rules know it by that.
+    is_tls  whoever connects has to speak TLS.
+    """
+
+    sock: socket.socket
+    name: str
+    is_tls: bool = False
+
+    def listen(self) -> None:
+        """Let connect whoever wants to."""
+        self.sock.listen(BACKLOG)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.sock.close()
+
+    def described(self) -> str:
+        """Where it listens, as an operator writes it."""
+        return describe(self.sock) + (" (TLS)" if self.is_tls else "")
+
+
+def open_listeners(options: Options, environ: Mapping[str, str], is_serving: bool = True) -> Iterator[Listener]:
+    """The sockets for the beanstalk protocol: the inherited ones if there are some, else as -l and -p say.
+
+    Unless *is_serving* those that are not inherited refuse whoever connects, until `Listener.listen`.
+    """
+    has_tls = options.tls_cert is not None
+    inherited = _inherited(environ)
+    for sock, name in inherited:
+        yield Listener(sock, name, has_tls and sock.family != socket.AF_UNIX and name != PLAIN_NAME)
+    if inherited:
+        for field, value in (("listen", ",".join(options.listen)), ("port", options.port)):
+            if field in options.origins:
+                log.warning("%s %s is ignored: serving the socket that was handed over", options.named(field), value)
+        return
+    yield from _listen_on_each(options, has_tls, is_serving)
+
+
+def notice_dead_peers(sock: socket.socket, timeout: int) -> None:
+    """Have connections accepted from *sock* fail if the other side does not answer for *timeout* seconds.
+
+    It is asked while nothing is under way to it; what is under way is oversight's. 0 is as the system has it, which
+    asks after two hours.
+    """
+    if sock.family == socket.AF_UNIX or not timeout:
+        return
+    interval = max(1, timeout // (2 * KEEPALIVE_PROBES))
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, min(max(1, timeout - KEEPALIVE_PROBES * interval), 32767))
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, min(interval, 32767))
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_PROBES)
+
+
+def open_web_listener(options: Options) -> socket.socket:
+    """Return the socket for the dashboard."""
+    host, port = options.web_host, options.web_port
+    try:
+        target = _Target(0, host, False, _host_and_port(host, port), _resolve(host, port))
+        sock = _listen_on(target, (), is_serving=True)
+    except StartError as error:
+        raise of_dashboard(error) from error.__cause__
+    assert isinstance(sock, socket.socket)
+    return sock
+
+
+def of_dashboard(error: StartError) -> StartError:
+    """Say in *error*, which is about its address, that it is the dashboard's."""
+    return StartError(f"{error} (the dashboard: see --web-host, --web-port, --no-web)", error.exit_code)
+
+
+def try_listening(where: str, port: int) -> None:
+    """Raise StartError unless a server could listen on *where*, as -l has it; no client notices the attempt.
+
+    The `__cause__` of the error is the OSError, if one is. A Unix socket is not made: only its path is looked at.
+    """
+    target = _target(0, where, port, has_tls=False)
+    family, address = target.addresses[0]
+    if family == socket.AF_UNIX:
+        try:
+            _look_at_path(Path(address))
+        except OSError as error:
+            raise _cannot_listen(target.shown, error) from error
+        return
+    sock = _listen_on(target, (), is_serving=False)
+    assert isinstance(sock, socket.socket)
+    sock.close()
+
+
+def _look_at_path(path: Path) -> None:
+    """Raise OSError if no Unix socket could be made at *path*."""
+    if len(os.fsencode(path)) > LONGEST_UNIX_PATH:
+        raise OSError(errno.ENAMETOOLONG, "AF_UNIX path too long")  # in the words of Python's bind()
+    if path.exists() and not path.is_socket():
+        raise FileExistsError(errno.EEXIST, NO_SOCKET)
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        path.parent.stat()  # raises the reason if there is no such directory
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+
+def describe(sock: socket.socket) -> str:
+    """Return where *sock* listens, as an operator writes it: `127.0.0.1:11300`, `[::1]:11300`, `unix:PATH`."""
+    address = sock.getsockname()
+    match sock.family:
+        case socket.AF_UNIX:
+            return UNIX_PREFIX + _unix_name(address)
+        case socket.AF_INET6:
+            return _host_and_port(address[0], address[1])
+        case _:
+            return f"{address[0]}:{address[1]}"
+
+
+class _Target(NamedTuple):
+    """One address of -l, resolved.
+
+    place       of the address among those of -l.
+    shown       the address in messages.
+    addresses   pairs of family and address; the first that can be bound counts.
+    """
+
+    place: int
+    name: str
+    is_tls: bool
+    shown: str
+    addresses: list[tuple[int, Any]]
+
+    def width(self) -> int:
+        """Return how far down to bind this one: those that may cover others come first."""
+        family, address = self.addresses[0]
+        if family == socket.AF_UNIX or not _ip(address).is_unspecified:
+            return 2
+        return 0 if family == socket.AF_INET6 else 1
+
+
+def _listen_on_each(options: Options, has_tls: bool, is_serving: bool) -> list[Listener]:
+    """Listen on each address of -l, and once where one is the same as another or is covered by a wildcard address."""
+    targets = [_target(place, where, options.port, has_tls) for place, where in enumerate(options.listen)]
+    opened: dict[int, Listener] = {}
+    with ExitStack() as on_failure:
+        for target in sorted(targets, key=lambda target: (target.width(), target.place)):
+            found = _listen_on(target, list(opened.values()), is_serving)
+            if isinstance(found, Listener):
+                where = found.described()
+                log.warning("%s %s is ignored: %s covers it", options.named("listen"), target.name, where)
+            else:
+                opened[target.place] = on_failure.enter_context(Listener(found, target.name, target.is_tls))
+        on_failure.pop_all()
+    return [opened[place] for place in sorted(opened)]
+
+
+def _target(place: int, where: str, port: int, has_tls: bool) -> _Target:
+    """Resolve *where*, an address as -l has it; raise StartError. Blocks."""
+    name = where.removeprefix(PLAIN_PREFIX)
+    if name.startswith(UNIX_PREFIX):
+        path = name.removeprefix(UNIX_PREFIX)
+        if not path:
+            raise StartError("cannot listen on unix: without a path", EXIT_LISTEN)
+        return _Target(place, name, False, name, [(socket.AF_UNIX, path)])
+    host, port = _host_port(name, port)
+    return _Target(place, name, has_tls and name == where, _host_and_port(host, port), _resolve(host, port))
+
+
+def _host_port(where: str, port: int) -> tuple[str, int]:
+    """Return the host and the port of *where*, which has *port* if it names none; raise StartError."""
+    with_port = _WITH_PORT.fullmatch(where)
+    if with_port is None:
+        if ":" in where and not _is_address(where):
+            raise _not_a_place(where)
+        return where, port
+    if int(with_port[3]) > LAST_PORT:
+        raise _not_a_place(where)
+    return with_port[1] or with_port[2], int(with_port[3])
+
+
+def _not_a_place(where: str) -> StartError:
+    allowed = f"HOST:PORT or [ADDRESS]:PORT, and the port a number from 0 to {LAST_PORT}"
+    return StartError(f"cannot listen on {where}: must be {allowed}", EXIT_LISTEN)
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _resolve(host: str, port: int) -> list[tuple[int, Any]]:
+    """Return the families and addresses of *host*; raise StartError if there are none. Blocks."""
+    if not host:
+        raise StartError("cannot listen on an empty address", EXIT_LISTEN)
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError) as error:
+        raise _cannot_listen(_host_and_port(host, port), error) from error
+    return [(family, address) for family, _, _, _, address in found]
+
+
+def _covers(sock: socket.socket, family: int, address: Any) -> bool:
+    """Return whether the bound *sock* gets the connections to *address*. Port 0 is a port of its own each time."""
+    own = sock.getsockname()
+    if socket.AF_UNIX in (sock.family, family):
+        return sock.family == family and os.path.realpath(own) == os.path.realpath(address)
+    if own[1] != address[1]:
+        return False
+    bound, wanted = _ip(own), _ip(address)
+    if not bound.is_unspecified:
+        return bound == wanted and own[3:] == address[3:]
+    if bound.version == wanted.version:
+        return True
+    return bound.version == 6 and not sock.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY)
+
+
+def _ip(address: Any) -> IPv4Address | IPv6Address:
+    """Return the IP address in a socket's *address*; an IPv4 one also where IPv6 wraps it."""
+    found = ip_address(address[0].partition("%")[0])
+    return (found.ipv4_mapped or found) if isinstance(found, IPv6Address) else found
+
+
+def _listen_on(target: _Target, opened: Sequence[Listener], is_serving: bool) -> socket.socket | Listener:
+    """Listen on the first address of *target* that can be bound; return one of *opened* if that gets its connections.
+
+    Raises StartError, also if that one does not speak what *target* does.
+    """
+    failure: Exception | None = None
+    for family, address in target.addresses:
+        covering = next((one for one in opened if _covers(one.sock, family, address)), None)
+        if covering is not None:
+            if covering.is_tls != target.is_tls:
+                wanted = f"{target.shown} for {'TLS' if target.is_tls else 'plain connections'}"
+                reason = f"{covering.described()} covers it; give one of them another port"
+                raise StartError(f"cannot listen on {wanted}: {reason}", EXIT_LISTEN)
+            return covering
+        try:
+            return _listening(family, address, is_serving)
+        except OSError as error:
+            failure = error
+    raise _cannot_listen(target.shown, failure) from failure
+
+
+def _listening(family: int, address: Any, is_serving: bool) -> socket.socket:
+    """Return a socket at *address*; in place of a Unix socket that an earlier server left there. Raises OSError."""
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        if family == socket.AF_UNIX:
+            _remove_socket(Path(address))
+        else:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+        return _ready(sock, is_serving)
+    except OSError:
+        sock.close()
+        raise
+
+
+def describe_peer(sock: socket.socket, address: object) -> tuple[str, str]:
+    """Return where the accepted *sock*, from *address*, connects from, and what is known of who does."""
+    if sock.family != socket.AF_UNIX:
+        assert isinstance(address, tuple)
+        return _host_and_port(address[0], address[1]), ""
+    pid, _, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    try:
+        program = Path("/proc", str(pid), "comm").read_text(errors="replace").strip()
+    except OSError:  # it is gone, or of another namespace
+        program = "unknown program"
+    return UNIX_PREFIX.removesuffix(":"), f"{program}, process {pid}"
+
+
+def _remove_socket(path: Path) -> None:
+    """Remove the socket at *path*, if there is one; raise FileExistsError if something else is there."""
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise FileExistsError(NO_SOCKET)
+    if _is_served(path):
+        raise FileExistsError("a server listens there already")
+    log.warning("removing the socket at %s, to listen there", path)
+    path.unlink()
+
+
+def _is_served(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        sock.setblocking(False)
+        try:
+            sock.connect(str(path))
+        except BlockingIOError:  # more wait to be accepted than may
+            return True
+        except OSError:
+            return False
+    return True
+
+
+def _ready(sock: socket.socket, is_serving: bool = True) -> socket.socket:
+    """Set what accepted connections inherit: answers leave at once, dead peers are noticed; listen if *is_serving*."""
+    if sock.family != socket.AF_UNIX:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setblocking(False)
+    if is_serving:
+        sock.listen(BACKLOG)
+    return sock
+
+
+def _inherited(environ: Mapping[str, str]) -> list[tuple[socket.socket, str]]:
+    """Return the sockets that systemd handed over to this very process (sd_listen_fds(3)), and how it calls them."""
+    if environ.get("LISTEN_PID") != str(os.getpid()) or "LISTEN_FDS" not in environ:
+        return []
+    count = environ["LISTEN_FDS"]
+    if not (count.isascii() and count.isdigit() and int(count)):
+        raise StartError(f"LISTEN_FDS {count!r}: must be how many sockets are handed over, at least 1", EXIT_LISTEN)
+    names = environ.get("LISTEN_FDNAMES", "").split(":")
+    names += [""] * (int(count) - len(names))
+    return [(_adopt(INHERITED_FD + place), names[place]) for place in range(int(count))]
+
+
+def _adopt(fd: int) -> socket.socket:
+    """Take over *fd*, which must be a listening stream socket, TCP or Unix."""
+    what = f"the socket handed over as file descriptor {fd}"
+    try:
+        sock = socket.socket(fileno=fd)
+    except OSError as error:
+        raise _cannot_listen(what, error) from error
+    if not _is_listening_stream(sock):
+        sock.close()
+        raise StartError(f"cannot listen on {what}: it is not a listening TCP or Unix socket", EXIT_LISTEN)
+    sock.set_inheritable(False)
+    return _ready(sock)
+
+
+def _is_listening_stream(sock: socket.socket) -> bool:
+    return (
+        sock.family in {socket.AF_INET, socket.AF_INET6, socket.AF_UNIX}
+        and sock.type == socket.SOCK_STREAM
+        and sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) == 1
+    )
+
+
+def _cannot_listen(where: str, error: Exception | None) -> StartError:
+    reason = getattr(error, "strerror", None) or str(error)
+    return StartError(f"cannot listen on {where}: {reason}", EXIT_LISTEN)
+
+
+def _host_and_port(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _unix_name(address: str | bytes) -> str:
+    """Return the name of a Unix socket; an abstract one is written with an at sign, as ss(8) does."""
+    name = os.fsdecode(address)
+    return "@" + name[1:] if name.startswith("\0") else name

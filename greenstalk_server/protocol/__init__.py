@@ -1,0 +1,1 @@
+"""The beanstalk protocol without I/O: bytes to commands, commands to the broker, replies to bytes."""

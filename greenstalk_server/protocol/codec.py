@@ -1,0 +1,383 @@
+"""The wire: bytes to commands, and replies to bytes. Nothing else knows it.
+
+A command is a tuple: the verb, then its arguments, numbers as int (times in nanoseconds), names as bytes:
+
+    (PUT, pri, delay, ttr, size, is_well_formed)
+    (RELEASE, id, pri, delay)    (BURY, id, pri)
+    (DELETE | TOUCH | PEEK | KICK_JOB | RESERVE_JOB | STATS_JOB, id)
+    (KICK, bound)                (RESERVE_WITH_TIMEOUT, timeout or None)
+    (USE | WATCH | IGNORE | STATS_TUBE, name)
+    (PAUSE_TUBE, name, delay, is_valid_name)
+    (any other verb,)
+
+Where protocol.txt is silent this follows beanstalkd 1.13, down to which malformed line gets which error; and 1.12
+where clients rely on that: a negative timeout waits without a limit, and names in YAML are bare if they can be.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import fields
+from typing import Any, ClassVar, Final, TypeAlias
+
+from greenstalk_server.core.job import SECOND
+from greenstalk_server.core.stats import JobStats, LimitedServerStats, ServerStats, TubeStats
+from greenstalk_server.core.tube import NAME, is_tube_name
+
+Command: TypeAlias = tuple[Any, ...]
+
+CRLF: Final = b"\r\n"
+MAX_LINE: Final = 224
+"""The longest command line, its CRLF included (protocol.txt, BAD_FORMAT)."""
+
+# Verbs
+
+PUT: Final = b"put"
+PEEK: Final = b"peek"
+PEEK_READY: Final = b"peek-ready"
+PEEK_DELAYED: Final = b"peek-delayed"
+PEEK_BURIED: Final = b"peek-buried"
+RESERVE: Final = b"reserve"
+RESERVE_WITH_TIMEOUT: Final = b"reserve-with-timeout"
+RESERVE_JOB: Final = b"reserve-job"
+DELETE: Final = b"delete"
+RELEASE: Final = b"release"
+BURY: Final = b"bury"
+KICK: Final = b"kick"
+KICK_JOB: Final = b"kick-job"
+TOUCH: Final = b"touch"
+STATS: Final = b"stats"
+STATS_JOB: Final = b"stats-job"
+STATS_TUBE: Final = b"stats-tube"
+USE: Final = b"use"
+WATCH: Final = b"watch"
+IGNORE: Final = b"ignore"
+LIST_TUBES: Final = b"list-tubes"
+LIST_TUBE_USED: Final = b"list-tube-used"
+LIST_TUBES_WATCHED: Final = b"list-tubes-watched"
+QUIT: Final = b"quit"
+PAUSE_TUBE: Final = b"pause-tube"
+
+# Replies
+
+BURIED: Final = b"BURIED\r\n"
+DEADLINE_SOON: Final = b"DEADLINE_SOON\r\n"
+DELETED: Final = b"DELETED\r\n"
+DRAINING: Final = b"DRAINING\r\n"
+EXPECTED_CRLF: Final = b"EXPECTED_CRLF\r\n"
+INTERNAL_ERROR: Final = b"INTERNAL_ERROR\r\n"
+JOB_TOO_BIG: Final = b"JOB_TOO_BIG\r\n"
+KICKED: Final = b"KICKED\r\n"
+NOT_FOUND: Final = b"NOT_FOUND\r\n"
+NOT_IGNORED: Final = b"NOT_IGNORED\r\n"
+OUT_OF_MEMORY: Final = b"OUT_OF_MEMORY\r\n"
+PAUSED: Final = b"PAUSED\r\n"
+RELEASED: Final = b"RELEASED\r\n"
+TIMED_OUT: Final = b"TIMED_OUT\r\n"
+TOUCHED: Final = b"TOUCHED\r\n"
+
+
+class ProtocolError(Exception):
+    """A line that is no command. The connection survives it."""
+
+    reply: ClassVar[bytes] = INTERNAL_ERROR
+
+
+class BadFormat(ProtocolError):
+    """The line is not well-formed."""
+
+    reply: ClassVar[bytes] = b"BAD_FORMAT\r\n"
+
+
+class UnknownCommand(ProtocolError):
+    """The line starts with no verb."""
+
+    reply: ClassVar[bytes] = b"UNKNOWN_COMMAND\r\n"
+
+
+def parse(line: bytes) -> Command:
+    """The command in *line*, which has at most 222 bytes, no CRLF, and is not in `known`; raise ProtocolError."""
+    verb, space, rest = line.partition(b" ")
+    if verb in _TAKE_AN_ID and len(rest) < 20 and rest.isdigit():
+        return (verb, int(rest))
+    if b"\0" in line:
+        raise BadFormat
+    parser = _WITH_ARGUMENTS.get(verb) if space else None
+    if parser is None:
+        return _parse_by_prefix(line)
+    command = parser(verb, rest)
+    if verb in _WORTH_KNOWING:
+        if len(known) >= _KNOWN_AT_MOST:
+            known.clear()
+            known.update(_BARE)
+        known[line] = command
+    return command
+
+
+def _parse_by_prefix(line: bytes) -> Command:
+    """Parse what beanstalkd, which looks at the line's start alone, takes for one of its verbs."""
+    for prefix, parser in _PREFIXES:
+        if line.startswith(prefix):
+            return parser(prefix.rstrip(b" "), line[len(prefix) :])
+    raise UnknownCommand
+
+
+# Arguments
+
+_U32: Final = 2**32 - 1
+_U64: Final = 2**64 - 1
+_I31: Final = 2**31 - 1
+
+_put_arguments: Final = re.compile(rb" *([0-9]+) +([0-9]+) +([0-9]+) +([0-9]+)(.*)", re.DOTALL)
+_release_arguments: Final = re.compile(rb" *([0-9]+) +([0-9]+) +([0-9]+)")
+_bury_arguments: Final = re.compile(rb" *([0-9]+) +([0-9]+)")
+_id: Final = re.compile(rb" *([0-9]+)")
+_timeout: Final = re.compile(rb" *(-?)([0-9]+)")
+_lenient_number: Final = re.compile(rb"[ \t\n\v\f\r]*([+-]?)([0-9]+)")
+_pause_arguments: Final = re.compile(rb" *([-A-Za-z0-9+/;.$_()]+) +([0-9]+)")
+
+
+def _number(digits: bytes, most: int) -> int:
+    value = int(digits)
+    if value > most:
+        raise BadFormat
+    return value
+
+
+def _fully(pattern: re.Pattern[bytes], text: bytes) -> re.Match[bytes]:
+    match = pattern.fullmatch(text)
+    if match is None:
+        raise BadFormat
+    return match
+
+
+def _parse_put(verb: bytes, rest: bytes) -> Command:
+    pri, delay, ttr, size, garbage = _fully(_put_arguments, rest).groups()
+    return (
+        verb,
+        _number(pri, _U32),
+        _number(delay, _U32) * SECOND,
+        max(1, _number(ttr, _U32)) * SECOND,
+        _number(size, _U32),
+        not garbage,
+    )
+
+
+def _parse_id(verb: bytes, rest: bytes) -> Command:
+    return (verb, _number(_fully(_id, rest)[1], _U64))
+
+
+def _parse_release(verb: bytes, rest: bytes) -> Command:
+    id, pri, delay = _fully(_release_arguments, rest).groups()
+    return (verb, _number(id, _U64), _number(pri, _U32), _number(delay, _U32) * SECOND)
+
+
+def _parse_bury(verb: bytes, rest: bytes) -> Command:
+    id, pri = _fully(_bury_arguments, rest).groups()
+    return (verb, _number(id, _U64), _number(pri, _U32))
+
+
+def _parse_kick(verb: bytes, rest: bytes) -> Command:
+    """The bound as C's strtoul reads it, modulo 2**32; what follows it is ignored."""
+    match = _lenient_number.match(rest)
+    if match is None:
+        raise BadFormat
+    bound = _number(match[2], _U64)
+    return (verb, (-bound if match[1] == b"-" else bound) & _U32)
+
+
+def _parse_timeout(verb: bytes, rest: bytes) -> Command:
+    """Read -2**31 to 2**31-1 seconds, of which a negative number is None: no limit. Ignore what follows the number."""
+    match = _timeout.match(rest)
+    if match is None:
+        raise BadFormat
+    if not match[1]:
+        return (verb, _number(match[2], _I31) * SECOND)
+    return (verb, None if _number(match[2], _I31 + 1) else 0)
+
+
+def _parse_name(verb: bytes, rest: bytes) -> Command:
+    return (verb, _fully(NAME, rest)[0])
+
+
+def _parse_pause(verb: bytes, rest: bytes) -> Command:
+    name, delay = _fully(_pause_arguments, rest).groups()
+    return (verb, name, _number(delay, _U32) * SECOND, is_tube_name(name))
+
+
+def _parse_bare(verb: bytes, rest: bytes) -> Command:
+    if rest:
+        raise BadFormat
+    return (verb,)
+
+
+def _parse_quit(verb: bytes, rest: bytes) -> Command:
+    return (verb,)
+
+
+_Parser: TypeAlias = Callable[[bytes, bytes], Command]
+
+_WITH_ARGUMENTS: Final[dict[bytes, _Parser]] = {
+    PUT: _parse_put,
+    PEEK: _parse_id,
+    RESERVE_WITH_TIMEOUT: _parse_timeout,
+    RESERVE_JOB: _parse_id,
+    DELETE: _parse_id,
+    RELEASE: _parse_release,
+    BURY: _parse_bury,
+    KICK: _parse_kick,
+    KICK_JOB: _parse_id,
+    TOUCH: _parse_id,
+    STATS_JOB: _parse_id,
+    STATS_TUBE: _parse_name,
+    USE: _parse_name,
+    WATCH: _parse_name,
+    IGNORE: _parse_name,
+    PAUSE_TUBE: _parse_pause,
+}
+"""By the verb before a line's first space."""
+
+_TAKE_AN_ID: Final = frozenset(verb for verb, parser in _WITH_ARGUMENTS.items() if parser is _parse_id)
+
+_PREFIXES: Final[tuple[tuple[bytes, _Parser], ...]] = (
+    (PEEK_READY, _parse_bare),
+    (PEEK_DELAYED, _parse_bare),
+    (PEEK_BURIED, _parse_bare),
+    (RESERVE, _parse_bare),
+    (STATS, _parse_bare),
+    (LIST_TUBES_WATCHED, _parse_bare),
+    (LIST_TUBE_USED, _parse_bare),
+    (LIST_TUBES, _parse_bare),
+    (QUIT, _parse_quit),
+    (PAUSE_TUBE, _parse_pause),
+)
+"""What is tried in this order on a line that starts with no verb and space of _WITH_ARGUMENTS."""
+
+_BARE: Final[dict[bytes, Command]] = {
+    prefix: (prefix,) for prefix, parser in _PREFIXES if parser in (_parse_bare, _parse_quit)
+}
+
+_WORTH_KNOWING: Final = frozenset((PUT, RESERVE_WITH_TIMEOUT, USE, WATCH, IGNORE))
+"""Verbs whose lines clients repeat to the letter, as they do not those with a job's id."""
+
+_KNOWN_AT_MOST: Final = 1024
+
+known: Final[dict[bytes, Command]] = dict(_BARE)
+"""Lines parsed before, to be asked before `parse`. A hit costs 0.05 us, parsing a put 2 us; and equal numbers
+share one object."""
+
+
+# Replies with arguments
+
+
+def inserted(id: int) -> bytes:
+    """The reply to a put that made job *id*."""
+    return b"INSERTED %d\r\n" % id
+
+
+def reserved(id: int, body: bytes) -> bytes:
+    """The reply to a reserve that got the job *id*. Joined, not formatted: 0.2 us less, one copy less."""
+    return b"".join((b"RESERVED %d %d\r\n" % (id, len(body)), body, CRLF))
+
+
+def found(id: int, body: bytes) -> bytes:
+    """The reply to a peek that found the job *id*."""
+    return b"".join((b"FOUND %d %d\r\n" % (id, len(body)), body, CRLF))
+
+
+def reserved_line(id: int, body: bytes) -> bytes:
+    """The first line of the reply to a reserve that got the job *id*."""
+    return b"RESERVED %d %d\r\n" % (id, len(body))
+
+
+def found_line(id: int, body: bytes) -> bytes:
+    """The first line of the reply to a peek that found the job *id*."""
+    return b"FOUND %d %d\r\n" % (id, len(body))
+
+
+def ok_line(size: int) -> bytes:
+    """The first line of a reply with *size* bytes of YAML."""
+    return b"OK %d\r\n" % size
+
+
+def using(name: bytes) -> bytes:
+    """The reply to use and list-tube-used."""
+    return b"USING %b\r\n" % name
+
+
+def watching(count: int) -> bytes:
+    """The reply to watch and ignore."""
+    return b"WATCHING %d\r\n" % count
+
+
+def kicked(count: int) -> bytes:
+    """The reply to kick."""
+    return b"KICKED %d\r\n" % count
+
+
+def name_list(names: Iterable[bytes]) -> bytes:
+    """The reply to list-tubes and list-tubes-watched."""
+    lines = b"\n- ".join(names)
+    return _ok(b"---\n- %b\n" % lines if lines else b"---\n")
+
+
+def stats(snapshot: ServerStats | TubeStats | JobStats) -> bytes:
+    """The reply to stats, stats-tube or stats-job."""
+    lines = [f"{key}: {_scalar(key, getattr(snapshot, name))}\n" for name, key in _KEYS[type(snapshot)]]
+    if isinstance(snapshot, ServerStats):
+        lines.append(f'greenstalk-version: "{snapshot.version}"\n')
+    return _ok(("---\n" + "".join(lines)).encode())
+
+
+def _ok(data: bytes) -> bytes:
+    return b"OK %d\r\n%b\r\n" % (len(data), data)
+
+
+_KEYS: Final = {
+    kind: [(field.name, field.name.replace("_", "-")) for field in fields(kind)]
+    for kind in (ServerStats, LimitedServerStats, TubeStats, JobStats)
+}
+
+BEANSTALKD_VERSION: Final = "1.99"
+"""The `version` in `stats`, which clients compare with a version of beanstalkd to find out what the server can do.
+
+It is larger than every version of beanstalkd, as a decimal fraction (1.13 is less than 1.8) and as numbers between
+dots. Nothing follows the two numbers: some libraries (Perl's version, RubyGems) refuse text behind a `+`.
+"""
+
+_UNQUOTED: Final = frozenset(("state", "id"))
+
+_plain: Final = re.compile(
+    r"""
+    (?! (?: [Nn][Uu][Ll][Ll] | [Tt][Rr][Uu][Ee] | [Ff][Aa][Ll][Ss][Ee]
+          | [Yy] | [Yy][Ee][Ss] | [Nn] | [Nn][Oo] | [Oo][Nn] | [Oo][Ff][Ff]
+          | [-+]? 0 [Bb] [01_]* | [-+]? 0 [Oo] [0-7_]* | [-+]? 0 [Xx] [0-9A-Fa-f_]*  # integers
+          | [-+]? [0-9.] [0-9_.]* (?: [Ee] [-+]? [0-9_]* )?                          # integers and fractions
+          | [-+]? [.] (?: [Ii][Nn][Ff] | [Nn][Aa][Nn] )
+          | [0-9]{4} - [0-9]{1,2} - [0-9]{1,2}                                       # dates
+        ) \Z )
+    [A-Za-z0-9+/;.$_()] [-A-Za-z0-9+/;.$_()]*
+    """,
+    re.VERBOSE,
+)
+"""Text that YAML 1.1 and 1.2 both read as itself without quotes: the characters of a tube's name, and none of what
+either takes for null, a boolean, a number or a date; nor what readers that are less strict (Psych, LibYAML's) do."""
+
+
+def _scalar(key: str, value: object) -> str:
+    """*value* as beanstalkd writes it in YAML: text bare as 1.12 does, or quoted as 1.13 does if bare would not do."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return f"{value:.6f}"
+    if not isinstance(value, str) or key in _UNQUOTED:
+        return str(value)
+    if key == "version":
+        return f'"{BEANSTALKD_VERSION}"'
+    return value if _plain.fullmatch(value) else _quoted(value)
+
+
+def _quoted(text: str) -> str:
+    """*text* in double quotes; YAML has the escapes of Python."""
+    return '"' + text.encode("unicode_escape").decode().replace('"', '\\"') + '"'

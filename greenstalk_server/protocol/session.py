@@ -1,0 +1,620 @@
+"""One connection's conversation, sans-IO: bytes in, bytes out, and the broker in between.
+
+Where a session stands, one of:
+
+- at a command line: `_rest` holds the beginning of the line, if some of it has arrived;
+- in the body of a put: `_put` is the command, `_partial` what has come, `_missing` how many bytes have not;
+- in the body of a put that is too big, or not allowed: `_skip` bytes are still to be discarded;
+- in a line that is too long: `_is_long_line`;
+- parked in a reserve: `is_waiting`; input that arrives meanwhile is kept in `_rest`, from `_position` on;
+- parked because the body of `_awaited` is on disk: `is_waiting` too;
+- in the middle of its input or of its work, at the end of a slice: `has_more`, and `_rest` as above;
+- in the middle of a large reply: `has_more`, and `stream` holds the rest of the reply, to be sent before `resume`;
+- closing: `is_closing`; the connection is to be closed once what was returned is sent.
+
+One call serves what has arrived, up to a slice, and returns the replies as one piece. A slice bounds the cost of a
+call; the bytes it returns are at most OUTPUT_SLICE and one reply that is no larger than that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from io import BytesIO
+from typing import Any, Final, TypeAlias
+
+from greenstalk_server.core import broker as outcomes
+from greenstalk_server.core import job as states
+from greenstalk_server.core import stats
+from greenstalk_server.core.broker import SLICE, Broker
+from greenstalk_server.core.client import Client
+from greenstalk_server.core.job import Job
+from greenstalk_server.core.streams import BodyStream, NameList, Stream
+from greenstalk_server.core.tube import Tube
+from greenstalk_server.protocol import codec
+from greenstalk_server.protocol.codec import CRLF, MAX_LINE, Command
+
+INPUT_LIMIT: Final = 65536
+"""Bytes kept unread while parked; the caller should read no further."""
+
+OUTPUT_SLICE: Final = 65536
+"""Cost of a slice: bytes of replies, and what counts as such. A reply that is larger is a stream."""
+
+COMMAND_SLICE: Final = range(500)
+"""Commands of a slice; about a millisecond of puts."""
+
+COMMAND_WEIGHT: Final = OUTPUT_SLICE // len(COMMAND_SLICE)
+"""Cost of a command, besides that of its reply."""
+
+FEW_NAMES: Final = 256
+"""Names whose list is smaller than OUTPUT_SLICE, however long they are."""
+
+FEW_WATCHED: Final = 64
+WATCHED_WEIGHT: Final = 512
+"""What looking at so many watched tubes counts as, in bytes of replies. A reserve that watches fewer looks for nothing;
+one that watches 8000 is a slice, of about two milliseconds."""
+
+NAME_WEIGHT: Final = 2
+"""The same, for a name of a list that is sent as a stream: it is copied and measured at once."""
+
+KICK_WEIGHT: Final = 128
+"""The same, for each job that a kick moves."""
+
+NEW_TUBE_WEIGHT: Final = 2048
+"""The same, for a tube that was not there: with the job that is put into it next, 13 us."""
+
+LEAVE_WEIGHT: Final = 128
+"""The same, for each job and each watched tube of a client that disconnects."""
+
+TURN: Final = 0.000001
+"""Seconds between two slices, in which others have their turn. No zero: gevent would go on with all that does not wait
+for a socket, and look at the sockets after fifty slices."""
+
+
+class Session:
+    """One connection's conversation with *broker*; see the module."""
+
+    __slots__ = (
+        "_awaited",
+        "_body",
+        "_broker",
+        "_handlers",
+        "_is_body_here",
+        "_is_eof",
+        "_is_forbidden",
+        "_is_long_line",
+        "_is_peek",
+        "_largest",
+        "_missing",
+        "_partial",
+        "_position",
+        "_put",
+        "_put_id",
+        "_rest",
+        "_skip",
+        "_slice",
+        "_weight",
+        "_work",
+        "client",
+        "cost",
+        "has_more",
+        "is_closing",
+        "is_waiting",
+        "pause",
+        "refused",
+        "stream",
+    )
+
+    def __init__(self, broker: Broker, wake: Callable[[], None]) -> None:
+        """Connect a client. *wake* is called when a reserve that was parked has its outcome: then `resume`."""
+        self._broker: Broker = broker
+        self.client: Client = broker.connect(wake)
+        self.is_waiting: bool = False
+        self.has_more: bool = False
+        self.is_closing: bool = False
+        self.pause: float = 0.0  # seconds to let pass before `resume`, where `has_more`
+        self.stream: Stream | None = None
+        self.cost: int = 0  # of the current or last slice, see OUTPUT_SLICE
+        self.refused: Callable[[Client, bytes, bytes], None] = _nothing  # is told a command and the error that it gets
+        self._is_eof: bool = False
+        self._is_long_line: bool = False
+        self._rest: bytes = b""
+        self._position: int = 0
+        self._put: Command | None = None
+        self._put_id: int = 0
+        self._partial: BytesIO | None = None
+        self._missing: int = 0
+        self._skip: int = 0
+        self._is_forbidden: bool = False  # what is skipped is not too big, but may not be put
+        self._largest: int = broker.max_job_size  # bytes of a body that is taken; less than 0 is none
+        self._handlers: dict[bytes, _Handler] = HANDLERS
+        self._work: Work | None = None
+        self._slice: range = COMMAND_SLICE
+        self._weight: int = 0  # cost of a reserve
+        self._awaited: Job | None = None
+        self._is_peek: bool = False
+        self._is_body_here: bool = False
+        self._body: bytes | None = None
+
+    @property
+    def wants_input(self) -> bool:
+        """Whether to read on: not in the middle of its input, nor at its end, and not too much kept unread."""
+        return not self.has_more and not self._is_eof and len(self._rest) - self._position < INPUT_LIMIT
+
+    @property
+    def is_woken(self) -> bool:
+        """Whether it is parked no longer, and `resume` is due."""
+        if self._awaited is not None:
+            return self._is_body_here
+        return self.is_waiting and not self.client.is_waiting
+
+    def receive(self, data: bytes, now: int, limit: range = COMMAND_SLICE) -> bytes:
+        """Take *data*, not empty; serve up to len(*limit*) commands of it, and return their replies."""
+        if self.is_waiting:
+            self._rest = self._rest[self._position :] + data
+            self._position = 0
+            return b""
+        self.cost = 0
+        out: list[bytes] = []
+        pos = 0
+        if self._put is not None:
+            pos = self._go_on_with_body(self._put, data, out, now)
+        elif self._skip:
+            pos = self._go_on_skipping(data, 0, out)
+        elif self._rest:
+            data = self._rest + data
+            self._rest = b""
+        return self._serve(data, pos, out, now, limit)
+
+    def receive_eof(self, now: int, limit: range = COMMAND_SLICE) -> bytes:
+        """Note that no more data comes: the peer closed its side. What has come is still served."""
+        self._is_eof = True
+        if self.is_woken:
+            return self.resume(now, limit)
+        out: list[bytes] = []
+        if self._awaited is not None:
+            return b""  # what has come is served once the body is here
+        if self.is_waiting:
+            self._broker.cancel_wait(self.client)
+            self.is_waiting = False
+            out.append(codec.TIMED_OUT)
+        self.cost = 0
+        return self._serve(self._rest, self._position, out, now, limit)
+
+    def resume(self, now: int, limit: range = COMMAND_SLICE) -> bytes:
+        """Continue after `wake`, or where the last call left `has_more`; its stream has been sent."""
+        out: list[bytes] = []
+        self.cost = 0
+        if self.is_waiting:
+            self.is_waiting = False
+            told = self._with_body(now) if self._awaited is not None else self._outcome(self._take_outcome(), now)
+            if told is None:
+                return b""
+            out.append(told)
+        elif self._work is not None:
+            reply = self._go_on_working(self._work, now)
+            if reply is None:
+                return b""
+            out.append(reply)
+        if self.stream is not None:
+            self.has_more = True
+            return out[0]
+        return self._serve(self._rest, self._position, out, now, limit)
+
+    def close(self, now: int) -> None:
+        """Disconnect the client, and set `cost`; call once, last."""
+        client = self.client
+        self.cost = self._weight + LEAVE_WEIGHT * min(len(client.reserved) + len(client.watched), 2 * SLICE)
+        self._awaited = None
+        self.end_stream()
+        self._broker.disconnect(self.client, now)
+
+    def end_stream(self) -> None:
+        """Note that the stream, if there is one, is sent or given up."""
+        if self.stream is not None:
+            self.stream.close()
+            self.stream = None
+
+    # Framing
+
+    def _serve(self, data: bytes, pos: int, out: list[bytes], now: int, limit: range) -> bytes:
+        """Serve the lines of *data* from *pos* on, up to a slice; keep the rest; return *out* as one piece."""
+        known, handlers = codec.known, self._handlers
+        self.has_more = False
+        if self._is_long_line:
+            pos = self._go_on_with_long_line(data, pos, out)
+        size = len(data)
+        for _ in limit:
+            if pos == size:
+                break
+            end = data.find(CRLF, pos, pos + MAX_LINE)
+            if end < 0:
+                if size - pos < MAX_LINE:
+                    break
+                self._is_long_line = True
+                pos = self._go_on_with_long_line(data, pos, out)
+                continue
+            line = data[pos:end]
+            pos = end + 2
+            try:
+                command = known.get(line) or codec.parse(line)
+                if command[0] == codec.PUT:
+                    pos = self._begin_put(command, data, pos, out, now)
+                    continue
+                reply = handlers[command[0]](self, command, now)
+            except codec.ProtocolError as error:
+                reply = error.reply
+                self.refused(self.client, line, reply)
+            if reply is None:
+                break
+            out.append(reply)
+            if self.cost > OUTPUT_SLICE:
+                self.has_more = True
+                break
+        else:
+            self.has_more = pos < size
+            self.cost += COMMAND_WEIGHT * len(limit)
+        self._keep_from(data, pos)
+        if self._is_eof and not self.has_more and self._awaited is None:
+            self.is_closing = True
+        return out[0] if len(out) == 1 else b"".join(out)
+
+    def _keep_from(self, data: bytes, pos: int) -> None:
+        """Keep *data* from *pos* on. It is not copied for each of many small slices."""
+        if pos < len(data) - pos and (self.has_more or self.is_waiting):
+            self._rest, self._position = data, pos
+        else:
+            self._rest, self._position = data[pos:], 0
+
+    def _go_on_with_long_line(self, data: bytes, pos: int, out: list[bytes]) -> int:
+        end = data.find(CRLF, pos)
+        if end < 0:
+            return len(data) - data.endswith(b"\r")
+        self._is_long_line = False
+        out.append(codec.BadFormat.reply)
+        return end + 2
+
+    # Put
+
+    def _begin_put(self, command: Command, data: bytes, pos: int, out: list[bytes], now: int) -> int:
+        """Begin the put whose line ends before *pos*, and finish it if its body has come; return where to go on."""
+        broker = self._broker
+        size: int = command[4]
+        broker.counters.cmd_put += 1
+        if size > self._largest:
+            self._skip = size + 2
+            self._is_forbidden = size <= broker.max_job_size
+            self.refused(self.client, b"put of %d bytes" % size, self._why_skipped())
+            return self._go_on_skipping(data, pos, out)
+        if not command[5]:
+            raise codec.BadFormat
+        if not self.client.is_producer:
+            broker.note_producer(self.client)
+        id = broker.allocate_id()
+        end = pos + size
+        if len(data) < end + 2:
+            self._put = command
+            self._put_id = id
+            self._partial = BytesIO()
+            self._partial.write(memoryview(data)[pos:])
+            self._missing = end + 2 - len(data)
+            return len(data)
+        out.append(self._end_put(command, id, data[pos:end], data.startswith(CRLF, end), now))
+        return end + 2
+
+    def _go_on_with_body(self, command: Command, data: bytes, out: list[bytes], now: int) -> int:
+        partial, taken = self._partial, min(self._missing, len(data))
+        assert partial is not None
+        partial.write(memoryview(data)[:taken])
+        self._missing -= taken
+        if not self._missing:
+            self._put = self._partial = None
+            size: int = command[4]
+            partial.seek(size)
+            is_terminated = partial.read() == CRLF
+            partial.truncate(size)  # and `getvalue` returns the buffer itself, not a copy
+            out.append(self._end_put(command, self._put_id, partial.getvalue(), is_terminated, now))
+        return taken
+
+    def _end_put(self, command: Command, id: int, body: bytes, is_terminated: bool, now: int) -> bytes:
+        if not is_terminated:
+            self.refused(self.client, b"put of %d bytes" % command[4], codec.EXPECTED_CRLF)
+            return codec.EXPECTED_CRLF
+        if self._broker.is_draining:
+            return codec.DRAINING
+        _, pri, delay, ttr, _, _ = command
+        is_done = self._broker.put(self.client, id, pri, delay, ttr, body, now)
+        return codec.inserted(id) if is_done else codec.OUT_OF_MEMORY
+
+    def _go_on_skipping(self, data: bytes, pos: int, out: list[bytes]) -> int:
+        skipped = min(self._skip, len(data) - pos)
+        self._skip -= skipped
+        if not self._skip:
+            out.append(self._why_skipped())
+        return pos + skipped
+
+    def _why_skipped(self) -> bytes:
+        return codec.UnknownCommand.reply if self._is_forbidden else codec.JOB_TOO_BIG
+
+    # Verbs: each returns its reply, or None if what follows it has to wait
+
+    def _reserve(self, command: Command, now: int) -> bytes | None:
+        self._broker.counters.cmd_reserve += 1
+        return self._reserve_until(None, now)
+
+    def _reserve_with_timeout(self, command: Command, now: int) -> bytes | None:
+        self._broker.counters.cmd_reserve_with_timeout += 1
+        timeout: int | None = command[1]
+        return self._reserve_until(None if timeout is None else now + timeout, now)
+
+    def _reserve_until(self, until: int | None, now: int) -> bytes | None:
+        broker, client = self._broker, self.client
+        if not client.is_worker:
+            broker.note_worker(client)
+        if self._weight:
+            self.cost += self._weight
+        job = broker.reserve(client, now)
+        if job is not None:
+            return self._bring(job, is_peek=False)
+        outcome = broker.wait(client, now if self._is_eof else until, now)
+        if outcome == outcomes.WAITING:
+            self.is_waiting = True
+            return None
+        return self._outcome(outcome, now)
+
+    def _take_outcome(self) -> Job | int | None:
+        """How the client's wait has ended. A job is not kept by it: it may be deleted long before the next wait."""
+        outcome, self.client.outcome = self.client.outcome, None
+        return outcome
+
+    def _outcome(self, outcome: Job | int | None, now: int) -> bytes | None:
+        if isinstance(outcome, Job):
+            return self._bring(outcome, is_peek=False)
+        return codec.DEADLINE_SOON if outcome == outcomes.DEADLINE_SOON else codec.TIMED_OUT
+
+    def _bring(self, job: Job, is_peek: bool) -> bytes | None:
+        """The reply with *job*, reserved or, if *is_peek*, found; None if it has to wait for the body."""
+        body = job.body
+        if body is None:
+            self._await_body(job, is_peek)
+            return None
+        return self._with(job, body, is_peek)
+
+    def _with(self, job: Job, body: bytes, is_peek: bool) -> bytes:
+        self.cost += len(body)
+        if len(body) > OUTPUT_SLICE:
+            self.stream = BodyStream(body)
+            return codec.found_line(job.id, body) if is_peek else codec.reserved_line(job.id, body)
+        return codec.found(job.id, body) if is_peek else codec.reserved(job.id, body)
+
+    def _await_body(self, job: Job, is_peek: bool) -> None:
+        """Park until the body of *job* is read back."""
+        bodies = self._broker.bodies
+        assert bodies is not None
+        self.is_waiting = True
+        self._awaited, self._is_peek = job, is_peek
+        self._is_body_here = False
+        bodies.fetch(job, self._take_body)
+
+    def _take_body(self, body: bytes | None) -> None:
+        """Note that the body it waits for is here, or lost, and have `resume` called."""
+        if self._awaited is not None:
+            self._body = body
+            self._is_body_here = True
+            self.client.wake()
+
+    def _with_body(self, now: int) -> bytes:
+        """The reply that waited for a body."""
+        job, body = self._awaited, self._body
+        assert job is not None
+        self._awaited = self._body = None
+        if body is not None:
+            return self._with(job, body, self._is_peek)
+        if self._is_peek:
+            return codec.INTERNAL_ERROR if job.id in self._broker.jobs else codec.NOT_FOUND
+        self._broker.bury(self.client, job.id, job.pri, now)  # or it would be served again and again
+        return codec.INTERNAL_ERROR
+
+    def _reserve_job(self, command: Command, now: int) -> bytes | None:
+        job = self._broker.reserve_job(self.client, command[1], now)
+        if job is None:
+            return codec.NOT_FOUND
+        self._broker.note_worker(self.client)
+        return self._bring(job, is_peek=False)
+
+    def _delete(self, command: Command, now: int) -> bytes:
+        self._broker.counters.cmd_delete += 1
+        return codec.DELETED if self._broker.delete(self.client, command[1], now) else codec.NOT_FOUND
+
+    def _release(self, command: Command, now: int) -> bytes:
+        self._broker.counters.cmd_release += 1
+        done = self._broker.release(self.client, command[1], command[2], command[3], now)
+        return codec.RELEASED if done else codec.NOT_FOUND
+
+    def _bury(self, command: Command, now: int) -> bytes:
+        self._broker.counters.cmd_bury += 1
+        done = self._broker.bury(self.client, command[1], command[2], now)
+        return codec.BURIED if done else codec.NOT_FOUND
+
+    def _touch(self, command: Command, now: int) -> bytes:
+        self._broker.counters.cmd_touch += 1
+        return codec.TOUCHED if self._broker.touch(self.client, command[1], now) else codec.NOT_FOUND
+
+    def _peek(self, command: Command, now: int) -> bytes | None:
+        self._broker.counters.cmd_peek += 1
+        return self._found(self._broker.jobs.get(command[1]))
+
+    def _peek_ready(self, command: Command, now: int) -> bytes | None:
+        self._broker.counters.cmd_peek_ready += 1
+        return self._found(self.client.used.ready.first())
+
+    def _peek_delayed(self, command: Command, now: int) -> bytes | None:
+        self._broker.counters.cmd_peek_delayed += 1
+        return self._found(self.client.used.delayed.first())
+
+    def _peek_buried(self, command: Command, now: int) -> bytes | None:
+        self._broker.counters.cmd_peek_buried += 1
+        return self._found(self.client.used.first_buried())
+
+    def _found(self, job: Job | None) -> bytes | None:
+        if job is None:
+            return codec.NOT_FOUND
+        return self._bring(job, is_peek=True)
+
+    def _begin_kick(self, command: Command, now: int) -> bytes | None:
+        self._broker.counters.cmd_kick += 1
+        tube = self.client.used
+        state = states.BURIED if tube.buried else states.DELAYED
+        present = len(tube.buried) or tube.delayed.count
+        return self._go_on_working(_Kick(tube, state, min(command[1], present)), now)
+
+    def _go_on_working(self, work: Work, now: int) -> bytes | None:
+        """Do a slice of *work*; return the reply at its end, else None, with `has_more`."""
+        reply = work.go_on(self, self._broker, now)
+        self._work = None if reply is not None else work
+        self.has_more = reply is None
+        return reply
+
+    def _kick_job(self, command: Command, now: int) -> bytes:
+        return codec.KICKED if self._broker.kick_job(command[1], now) else codec.NOT_FOUND
+
+    def _use(self, command: Command, now: int) -> bytes:
+        self._broker.counters.cmd_use += 1
+        self._weigh_new(command[1])
+        return codec.using(command[1]) if self._broker.use(self.client, command[1]) else codec.OUT_OF_MEMORY
+
+    def _watch(self, command: Command, now: int) -> bytes:
+        self._broker.counters.cmd_watch += 1
+        self._weigh_new(command[1])
+        count = self._broker.watch(self.client, command[1])
+        self._weight = len(self.client.watched) // FEW_WATCHED * WATCHED_WEIGHT
+        return codec.watching(count) if count else codec.OUT_OF_MEMORY
+
+    def _ignore(self, command: Command, now: int) -> bytes:
+        self._broker.counters.cmd_ignore += 1
+        count = self._broker.ignore(self.client, command[1])
+        self._weight = len(self.client.watched) // FEW_WATCHED * WATCHED_WEIGHT
+        return codec.watching(count) if count else codec.NOT_IGNORED
+
+    def _pause_tube(self, command: Command, now: int) -> bytes:
+        self._broker.counters.cmd_pause_tube += 1
+        if not command[3]:
+            raise codec.BadFormat
+        return codec.PAUSED if self._broker.pause_tube(command[1], command[2], now) else codec.NOT_FOUND
+
+    def _stats(self, command: Command, now: int) -> bytes:
+        self._broker.counters.cmd_stats += 1
+        return self._sized(codec.stats(stats.server_stats(self._broker, now)))
+
+    def _stats_job(self, command: Command, now: int) -> bytes:
+        self._broker.counters.cmd_stats_job += 1
+        job = self._broker.jobs.get(command[1])
+        return codec.NOT_FOUND if job is None else self._sized(codec.stats(stats.job_stats(job, now)))
+
+    def _stats_tube(self, command: Command, now: int) -> bytes:
+        self._broker.counters.cmd_stats_tube += 1
+        tube = self._broker.tubes.get(command[1])
+        return codec.NOT_FOUND if tube is None else self._sized(codec.stats(stats.tube_stats(tube, now)))
+
+    def _list_tubes(self, command: Command, now: int) -> bytes:
+        broker = self._broker
+        broker.counters.cmd_list_tubes += 1
+        if len(broker.tubes) <= FEW_NAMES:
+            return self._sized(codec.name_list(broker.tubes))
+        return self.list_names(broker.name_list())
+
+    def _list_tube_used(self, command: Command, now: int) -> bytes:
+        self._broker.counters.cmd_list_tube_used += 1
+        return codec.using(self.client.used.name)
+
+    def _list_tubes_watched(self, command: Command, now: int) -> bytes:
+        self._broker.counters.cmd_list_tubes_watched += 1
+        watched = self.client.watched
+        if len(watched) <= FEW_NAMES:
+            return self._sized(codec.name_list(watched))
+        return self.list_names(NameList(watched, self._broker.listings))
+
+    def list_names(self, names: NameList) -> bytes:
+        """Return the reply that lists *names*, or its first line if it is a stream."""
+        if names.size <= OUTPUT_SLICE:
+            return self._sized(codec.name_list(names.names))
+        self.cost += OUTPUT_SLICE + NAME_WEIGHT * len(names.names)
+        self.stream = names.open()
+        if self.stream is None:
+            self._broker.limited.note("listings", self.client.address)
+            return codec.OUT_OF_MEMORY
+        return codec.ok_line(names.size)
+
+    def _weigh_new(self, tube: bytes) -> None:
+        if tube not in self._broker.tubes:
+            self.cost += NEW_TUBE_WEIGHT
+
+    def _sized(self, reply: bytes) -> bytes:
+        self.cost += len(reply)
+        return reply
+
+    def _quit(self, command: Command, now: int) -> None:
+        self.is_closing = True
+
+
+def _nothing(client: Client, command: bytes, reply: bytes) -> None:
+    """Stand in for `Session.refused` where nobody listens."""
+
+
+class Work:
+    """A command that takes several slices."""
+
+    __slots__ = ()
+
+    def go_on(self, session: Session, broker: Broker, now: int) -> bytes | None:
+        """Do the next slice, and add its cost to the session's; return the reply at the end, else None."""
+        raise NotImplementedError
+
+
+class _Kick(Work):
+    """A kick of up to *bound* jobs of *tube* in *state*."""
+
+    __slots__ = ("_bound", "_done", "_state", "_tube")
+
+    def __init__(self, tube: Tube, state: int, bound: int) -> None:
+        self._tube: Tube = tube
+        self._state: int = state
+        self._bound: int = bound
+        self._done: int = 0
+
+    def go_on(self, session: Session, broker: Broker, now: int) -> bytes | None:
+        """Kick a slice."""
+        done = broker.kick(self._tube, self._state, self._bound - self._done, now)
+        session.cost += KICK_WEIGHT * done
+        self._done += done
+        return None if done and self._done < self._bound else codec.kicked(self._done)
+
+
+_Handler: TypeAlias = Callable[[Any, Command, int], bytes | None]
+"""Of a session, which one of a subclass may want to be one of its own."""
+
+HANDLERS: Final[dict[bytes, _Handler]] = {
+    codec.PEEK: Session._peek,
+    codec.PEEK_READY: Session._peek_ready,
+    codec.PEEK_DELAYED: Session._peek_delayed,
+    codec.PEEK_BURIED: Session._peek_buried,
+    codec.RESERVE: Session._reserve,
+    codec.RESERVE_WITH_TIMEOUT: Session._reserve_with_timeout,
+    codec.RESERVE_JOB: Session._reserve_job,
+    codec.DELETE: Session._delete,
+    codec.RELEASE: Session._release,
+    codec.BURY: Session._bury,
+    codec.KICK: Session._begin_kick,
+    codec.KICK_JOB: Session._kick_job,
+    codec.TOUCH: Session._touch,
+    codec.STATS: Session._stats,
+    codec.STATS_JOB: Session._stats_job,
+    codec.STATS_TUBE: Session._stats_tube,
+    codec.USE: Session._use,
+    codec.WATCH: Session._watch,
+    codec.IGNORE: Session._ignore,
+    codec.LIST_TUBES: Session._list_tubes,
+    codec.LIST_TUBE_USED: Session._list_tube_used,
+    codec.LIST_TUBES_WATCHED: Session._list_tubes_watched,
+    codec.QUIT: Session._quit,
+    codec.PAUSE_TUBE: Session._pause_tube,
+}

@@ -1,0 +1,1 @@
+"""The process: clock, exit codes, log, privileges, garbage collector."""

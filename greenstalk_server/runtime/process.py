@@ -1,0 +1,157 @@
+"""This process itself: whom it runs as, and how many files it may have open."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import pwd
+import resource
+import secrets
+import socket
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from typing import Final
+
+import gevent
+
+from greenstalk_server import __version__
+from greenstalk_server.core.stats import ServerFacts
+from greenstalk_server.runtime.exit_codes import EXIT_NO_SUCH_USER, EXIT_PRIVILEGES, StartError
+
+log = logging.getLogger(__name__)
+
+READY: Final = "READY=1"
+STOPPING: Final = "STOPPING=1"
+"""States of a service (sd_notify(3))."""
+
+
+def drop_privileges(user: str) -> None:
+    """Become *user*, with the user's groups, for good; raise StartError if there is none, or it is not allowed.
+
+    Whoever is not root can only become itself, which changes nothing.
+    """
+    account = _account(user)
+    try:
+        os.setgid(account.pw_gid)
+        if os.geteuid() == 0:
+            os.initgroups(account.pw_name, account.pw_gid)
+        os.setuid(account.pw_uid)
+    except PermissionError as error:
+        raise _not_allowed(user, error) from error
+
+
+@contextmanager
+def acting_as(user: str) -> Iterator[None]:
+    """Have the permissions of *user* within the block; raise StartError as `drop_privileges` would."""
+    account = _account(user)
+    groups, group, owner = os.getgroups(), os.getegid(), os.geteuid()
+    try:
+        os.setegid(account.pw_gid)
+        if owner == 0:
+            os.initgroups(account.pw_name, account.pw_gid)
+        os.seteuid(account.pw_uid)
+    except PermissionError as error:
+        os.setegid(group)
+        raise _not_allowed(user, error) from error
+    try:
+        yield
+    finally:
+        os.seteuid(owner)
+        os.setegid(group)
+        if owner == 0:
+            os.setgroups(groups)
+
+
+def _account(user: str) -> pwd.struct_passwd:
+    try:
+        return pwd.getpwnam(user)
+    except KeyError:
+        raise StartError(f"-u {user or repr(user)}: no such user", EXIT_NO_SUCH_USER) from None
+
+
+def _not_allowed(user: str, error: OSError) -> StartError:
+    return StartError(f"-u {user}: only root can become another user ({error.strerror})", EXIT_PRIVILEGES)
+
+
+def refuse_unreadable(user: str) -> None:
+    """Raise StartError if *user*, whose permissions this process has, cannot read the code that is imported only later.
+
+    The dashboard needs this: its templates are read and compiled when it is made.
+    """
+    for path in (os.__file__, gevent.__file__, __file__):
+        if not os.access(path, os.R_OK, effective_ids=True):
+            reason = f"that user cannot read {path}, and the dashboard loads more code from there"
+            raise StartError(f"-u {user}: {reason}; install it where every user can read it", EXIT_PRIVILEGES)
+
+
+def raise_file_limit() -> int:
+    """Raise the soft limit on open files to the hard one, and return the limit now: each connection is a file."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (OSError, ValueError) as error:
+        log.warning("the limit on open files stays at %d: %s", soft, error)
+        return soft
+    return hard
+
+
+def hide_secrets(names: Collection[str]) -> None:
+    """Overwrite the variables *names* where the system shows a process's environment (/proc/PID/environ).
+
+    Whoever reads Python's os.environ still has them.
+    """
+    wanted = {name.encode() for name in names}
+    environ = ctypes.POINTER(ctypes.c_void_p).in_dll(ctypes.CDLL(None), "environ")
+    for place in count():
+        address = environ[place]
+        if address is None:
+            return
+        name, _, value = ctypes.string_at(address).partition(b"=")
+        if name in wanted:
+            ctypes.memset(address + len(name) + 1, ord("*"), len(value))
+
+
+def tell_manager(state: str, environ: Mapping[str, str]) -> None:
+    """Tell whoever has started this process, as systemd does a unit of Type=notify, in what *state* it is."""
+    if not (address := environ.get("NOTIFY_SOCKET")):
+        return
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+            sock.connect(f"\0{address[1:]}" if address.startswith("@") else address)
+            sock.send(state.encode())
+    except OSError as error:
+        log.warning("NOTIFY_SOCKET %s: %s; systemd is not told: %s", address, error.strerror, state)
+
+
+def server_facts(started_at: int) -> ServerFacts:
+    """What this process can say of itself, and a new random id, for a server started at *started_at*."""
+    system = os.uname()
+    return ServerFacts(
+        id=secrets.token_hex(8),
+        pid=os.getpid(),
+        version=__version__,
+        hostname=system.nodename,
+        os=system.version,
+        platform=system.machine,
+        started_at=started_at,
+        rusage=_rusage,
+        memory=_memory,
+    )
+
+
+def _rusage() -> tuple[float, float]:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime, usage.ru_stime
+
+
+def _memory() -> tuple[int, int] | None:
+    try:
+        fields = Path("/proc/self/statm").read_text().split()
+    except OSError:
+        return None
+    page = resource.getpagesize()
+    resident, shared = int(fields[1]) * page, int(fields[2]) * page
+    return resident, resident - shared

@@ -1,0 +1,1 @@
+"""The framework of the API: endpoints, request parsing, schemas, and the OpenAPI document."""

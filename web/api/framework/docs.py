@@ -1,0 +1,225 @@
+"""The page of the API: what the OpenAPI document says, for people, with an example to paste for each endpoint."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any, Final
+from urllib.parse import urlencode
+
+from flask import Response
+from markupsafe import Markup, escape
+
+from greenstalk_server.web.api.framework.endpoint import Endpoint
+from greenstalk_server.web.api.framework.openapi import parameters_of, statuses_of
+from greenstalk_server.web.api.framework.problems import MEANINGS
+from greenstalk_server.web.api.framework.schema import Schema, in_words, of_type, resolved
+
+HERE: Final = "http://here"
+"""Where the API is, in examples; the address by which it is asked takes its place."""
+
+_CODE: Final = re.compile(r"`([^`]+)`")
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A parameter or a field: what it may be; whether it has to be there, or what it is else; and what it means."""
+
+    name: str
+    kind: Markup
+    need: str
+    said: Markup
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """An endpoint.
+
+    parameters      of the path and the query.
+    body            what the request's body is; empty if there is none.
+    answer          what success is answered with.
+    errors          status and meaning of those that mean something of their own here; *other_errors* are all others.
+    example         a command line, for the API at HERE.
+    """
+
+    id: str
+    method: str
+    path: str
+    summary: str
+    said: list[Markup]
+    is_change: bool
+    parameters: list[Item]
+    body: Markup
+    answer: Markup
+    errors: list[tuple[int, str, Markup]]
+    other_errors: list[int]
+    example: str
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A tag and its endpoints."""
+
+    name: str
+    said: list[Markup]
+    operations: list[Operation]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A type and its fields; *is_asked* if requests bring it, and not responses."""
+
+    name: str
+    said: list[Markup]
+    fields: list[Item]
+    is_asked: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """All of the page."""
+
+    said: list[Markup]
+    groups: list[Group]
+    kinds: list[Kind]
+    statuses: list[tuple[int, str, Markup]]
+
+
+def page(document: Mapping[str, Any], endpoints: Sequence[Endpoint]) -> Page:
+    """The page of *document*. It takes some milliseconds, for the time before anyone is served."""
+    schemas: dict[str, Schema] = document["components"]["schemas"]
+    login = login_of(document)
+    return Page(
+        said=_paragraphs(document["info"]["description"]),
+        groups=[
+            Group(
+                tag["name"],
+                _paragraphs(tag["description"]),
+                [_operation(one, schemas, login) for one in endpoints if one.tag == tag["name"]],
+            )
+            for tag in document["tags"]
+        ],
+        kinds=[
+            Kind(name, _paragraphs(schema.get("description", "")), _fields(schema), "additionalProperties" in schema)
+            for name, schema in sorted(schemas.items())
+        ],
+        statuses=[(status, HTTPStatus(status).phrase, marked(said)) for status, said in MEANINGS.items()],
+    )
+
+
+def example_of(endpoint: Endpoint, schemas: Mapping[str, Schema], login: Sequence[str]) -> str:
+    """Return a curl command that sends a request to *endpoint* of the API at HERE; *login* is its credentials."""
+    parameters = parameters_of(endpoint)
+    given = {one["name"]: sample(one["schema"], schemas) for one in parameters if one["required"]}
+    path = endpoint.path.format(**given)
+    query = urlencode({name: value for name, value in given.items() if name not in endpoint.path_types})
+    words = ["curl", *login]
+    if endpoint.method not in ("GET", "POST"):
+        words += ["-X", endpoint.method]
+    if endpoint.body is not None:
+        words += ["--json", json.dumps(sample(of_type(endpoint.body)[0], schemas), ensure_ascii=False)]
+    elif endpoint.method == "POST":
+        words += ["--json", "{}"]  # the guard refuses a POST that a form could send
+    return shlex.join([*words, f"{HERE}{path}{'?' if query else ''}{query}"])
+
+
+def login_of(document: Mapping[str, Any]) -> list[str]:
+    """Return the curl arguments that log in to the server of *document*; none if it is open."""
+    schemes = [name for one in document["security"] for name in one]
+    if "bearer" in schemes:
+        return ["-H", "Authorization: Bearer TOKEN"]
+    return ["-u", "NAME:PASSWORD"] if schemes else []
+
+
+def sample(schema: Schema, schemas: Mapping[str, Schema]) -> Any:
+    """A value that *schema* allows: its example, or of an object what is required."""
+    if "examples" in schema:
+        return schema["examples"][0]
+    schema = resolved(schema, schemas)
+    for key in ("examples", "enum"):
+        if key in schema:
+            return schema[key][0]
+    if "default" in schema:
+        return schema["default"]
+    if "anyOf" in schema:
+        return sample(min(schema["anyOf"], key=lambda one: "$ref" not in one), schemas)
+    if schema.get("type") == "object":
+        return {name: sample(schema["properties"][name], schemas) for name in schema.get("required", ())}
+    if schema.get("type") == "array":
+        return [sample(schema["items"], schemas)]
+    return {"integer": schema.get("minimum", 0), "number": 0, "boolean": False}.get(schema.get("type", ""), "")
+
+
+def marked(said: str) -> Markup:
+    """*said* as HTML, with what stands between backticks as code."""
+    return Markup(_CODE.sub(r"<code>\1</code>", str(escape(said))))  # noqa: S704  it is escaped
+
+
+def kind_of(schema: Schema) -> Markup:
+    """What *schema* allows, as HTML, with links to the types of the page."""
+    if "$ref" in schema:
+        name = schema["$ref"].rpartition("/")[2]
+        return Markup('<a href="#type-{0}">{0}</a>').format(name)
+    if "anyOf" in schema:
+        return Markup(" or ").join(map(kind_of, schema["anyOf"]))
+    if "items" in schema:
+        return Markup("a list of {}").format(kind_of(schema["items"]))
+    if isinstance(schema.get("additionalProperties"), dict):
+        return Markup("an object of {}").format(kind_of(schema["additionalProperties"]))
+    return Markup("a name") if "pattern" in schema else escape(in_words(schema))
+
+
+def _operation(endpoint: Endpoint, schemas: Mapping[str, Schema], login: Sequence[str]) -> Operation:
+    return Operation(
+        id=endpoint.name.replace("_", "-"),
+        method=endpoint.method,
+        path=endpoint.path,
+        summary=endpoint.summary,
+        said=_paragraphs(endpoint.description),
+        is_change=endpoint.is_change,
+        parameters=[
+            _item(one["name"], one["schema"] | {"description": one["description"]}, one["required"])
+            for one in parameters_of(endpoint)
+        ],
+        body=_body(endpoint),
+        answer=_answer(endpoint),
+        errors=[(status, HTTPStatus(status).phrase, marked(said)) for status, said in sorted(endpoint.errors.items())],
+        other_errors=[status for status in statuses_of(endpoint) if status not in endpoint.errors],
+        example=example_of(endpoint, schemas, login),
+    )
+
+
+def _body(endpoint: Endpoint) -> Markup:
+    if endpoint.body is None:
+        return Markup("")
+    kind = kind_of(of_type(endpoint.body)[0])
+    return kind if endpoint.is_body_needed else Markup("{}, or nothing").format(kind)
+
+
+def _answer(endpoint: Endpoint) -> Markup:
+    said = f"{endpoint.status} {HTTPStatus(endpoint.status).phrase}"
+    if endpoint.answer is None:
+        return escape(said)
+    if endpoint.answer is Response:
+        return escape(f"{said}, {' or '.join(endpoint.content)}")
+    return Markup("{}, {}").format(said, kind_of(of_type(endpoint.answer)[0]))
+
+
+def _fields(schema: Schema) -> list[Item]:
+    required = schema.get("required", ())
+    return [_item(name, one, name in required) for name, one in schema.get("properties", {}).items()]
+
+
+def _item(name: str, schema: Schema, is_required: bool) -> Item:
+    default = schema.get("default")
+    need = "required" if is_required else f"else {json.dumps(default)}" if default not in (None, "") else "optional"
+    said = schema.get("description", "")
+    return Item(name, kind_of(schema), need, marked(said[:1].upper() + said[1:]))
+
+
+def _paragraphs(said: str) -> list[Markup]:
+    return [marked(" ".join(one.split())) for one in said.split("\n\n") if one.strip()]

@@ -1,0 +1,120 @@
+"""The frame of the API: takes groups of endpoints, serves them under `/api/v1`, and tells of them.
+
+Who may is asked by the guard (auth.guard) before anything here runs; what goes wrong becomes a problem (problems).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+import msgspec
+from flask import Flask, Response, after_this_request, request, url_for
+from werkzeug.exceptions import RequestEntityTooLarge
+
+from greenstalk_server.core.broker import Broker
+from greenstalk_server.web.api.framework.docs import HERE, Page, page
+from greenstalk_server.web.api.framework.endpoint import JSON, Endpoint, endpoints_of, tag_of
+from greenstalk_server.web.api.framework.openapi import document
+from greenstalk_server.web.api.framework.reading import read_body, read_path, read_query
+from greenstalk_server.web.api.framework.schema import Schema
+from greenstalk_server.web.fields import MAX_PUT
+from greenstalk_server.web.pages.views import render_slowly
+
+ROOT: Final = "/api/v1"
+
+SMALL_REQUEST: Final = 64 * 1024
+"""Bytes of a request's body that brings no bodies of jobs; it is read in the loop."""
+
+LEAST_REQUEST: Final = 1024 * 1024
+"""Bytes that one which does may always have: a list of jobs to put has room, however small each may be."""
+
+
+def request_at_most(broker: Broker, has_bodies: bool = True) -> int:
+    """Bytes of a request's body: that of the largest job fits in, in base64, or as text that is not all escapes."""
+    return SMALL_REQUEST if not has_bodies else LEAST_REQUEST + 3 * min(broker.max_job_size, MAX_PUT)
+
+
+class Api:
+    """The endpoints of one server's API."""
+
+    def __init__(self, broker: Broker, security: Iterable[str]) -> None:
+        """*security* as for openapi.document."""
+        self._broker: Broker = broker
+        self._security: Iterable[str] = security
+        self._endpoints: list[Endpoint] = []
+        self._tags: list[tuple[str, str]] = []
+        self._document: Schema = {}
+        self._page: Page | None = None
+
+    def add(self, group: object) -> None:
+        """Have the endpoints of *group*, whose class is the tag: its name, and its docstring for users."""
+        self._tags.append(tag_of(group))
+        self._endpoints += endpoints_of(group)
+
+    def install(self, app: Flask) -> None:
+        """Add all endpoints to *app*, and the document and the page that tell of them."""
+        self._document = document(self._broker.facts.version, self._security, self._tags, self._endpoints)
+        self._page = page(self._document, self._endpoints)
+        for one in self._endpoints:
+            app.add_url_rule(f"{ROOT}{one.rule}", f"api_{one.name}", self._view(one), methods=[one.method])
+        app.add_url_rule(f"{ROOT}/openapi.json", "api_document", self.document)
+        app.add_url_rule(f"{ROOT}/docs", "api_docs", self.docs)
+
+    def document(self) -> Response:
+        """`/api/v1/openapi.json`: the OpenAPI document."""
+        here = self._document | {"servers": [{"url": f"{request.root_path}{ROOT}"}]}
+        return Response(msgspec.json.encode(here), mimetype=JSON)
+
+    def docs(self) -> str:
+        """`/api/v1/docs`: the same for people. May switch."""
+        root = f"{request.url_root.rstrip('/')}{ROOT}"
+        return render_slowly("api.html", api=self._page, here=HERE, root=root)
+
+    def _view(self, endpoint: Endpoint) -> Callable[..., Response]:
+        """What Flask calls for *endpoint*."""
+
+        def view(**path: str) -> Response:
+            most = request_at_most(self._broker, endpoint.has_bodies)
+            _refuse_large(request.content_length or 0, most)
+            arguments = read_path(endpoint.path_types, path)
+            query = read_query(endpoint.query)
+            if query is not None:
+                arguments["query"] = query
+            if endpoint.body is not None:
+                body = read_body(endpoint.body, _raw(most), is_needed=endpoint.is_body_needed)
+                if body is not None:
+                    arguments["body"] = body
+            return _response(endpoint.handler(**arguments), endpoint.status)
+
+        return view
+
+
+def _refuse_large(size: int, most: int) -> None:
+    """Raise RequestEntityTooLarge if *size* bytes of a body are more than *most*."""
+    if size > most:
+        raise RequestEntityTooLarge(f"The request's body may have {most} bytes at most.")
+
+
+def _raw(most: int) -> bytes:
+    """The request's body. One that does not say its length is read so far as it may go. May switch."""
+    request.max_content_length = most + 1
+    raw = request.get_data(cache=False)
+    _refuse_large(len(raw), most)
+    return raw
+
+
+def located(endpoint: str, **path: Any) -> None:
+    """Have the response say in `Location` where what was made is: at the endpoint *endpoint* of the API."""
+    where = url_for(f"api_{endpoint}", **path)
+
+    @after_this_request
+    def say(response: Response) -> Response:
+        response.headers["Location"] = where
+        return response
+
+
+def _response(answer: Any, status: int) -> Response:
+    if isinstance(answer, Response):
+        return answer
+    return Response(status=204) if answer is None else Response(msgspec.json.encode(answer), status, mimetype=JSON)

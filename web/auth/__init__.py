@@ -1,0 +1,1 @@
+"""Authentication, authorization, and the proxies in front of the dashboard."""

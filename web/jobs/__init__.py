@@ -1,0 +1,1 @@
+"""Jobs as the dashboard reads them: bodies, lists and queries."""

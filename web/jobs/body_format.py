@@ -1,0 +1,197 @@
+"""What a job's body is, told from its bytes: JSON, text, gzip, zlib, base64, or binary, which is shown in hexadecimal.
+
+Nothing is ever unpickled or run. All work is bounded by PREVIEW and LAYOUT_AT_MOST, whatever the body, so that a
+look at one takes a few milliseconds at most.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import codecs
+import json
+import re
+import zlib
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Final
+
+from greenstalk_server.web import text
+
+PREVIEW: Final = 64 * 1024
+"""Bytes of a body, or of what is packed in it, that are shown."""
+
+PREVIEW_PACKED: Final = 4096
+"""Bytes of a packed body that are shown as they came, after what is packed in it."""
+
+ROW_PREVIEW: Final = 120
+"""Bytes of a body in a list."""
+
+LAYOUT_AT_MOST: Final = 8000
+"""Values of a JSON text that are laid out, in about 4 ms; with more of them it is shown as it came."""
+
+INDENT_AT_MOST: Final = 16
+"""Levels that are indented; what is deeper stands no further right. A body of brackets would fill memory else."""
+
+UNPACK_AT_MOST: Final = 3
+"""Wrappings looked through, as JSON in gzip in base64."""
+
+GZIP: Final = b"\x1f\x8b\x08"
+ZLIB_FIRST: Final = 0x78
+"""The first byte of zlib's format, for deflate with a window of 32 KiB; with the second it makes a multiple of 31."""
+
+_BASE64: Final = re.compile(rb"[A-Za-z0-9+/\r\n]{8,}+={0,2}\s*")
+_CONTROL: Final = bytes([*range(9), 11, *range(14, 27), *range(28, 32), 127])
+_TOKEN: Final = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{},:]|[^\s\[\]{},:"]+')
+_ASCII: Final = bytes(byte if 32 <= byte < 127 else ord(".") for byte in range(256))
+
+
+SPELLED: Final = "Characters that change the direction of text are spelled out, such as ⟨U+202E⟩."
+
+
+@dataclass(frozen=True, slots=True)
+class Pane:
+    """One way to show a body: what it is called, the text, and what to know about it."""
+
+    title: str
+    text: str
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """A body as it is shown: *kind* for people, such as `gzip, holding JSON`; the best pane comes first."""
+
+    kind: str
+    panes: tuple[Pane, ...]
+
+
+def look(body: bytes) -> Look:
+    """Tell what *body* is."""
+    if not body:
+        return Look("empty", ())
+    kinds, panes = _look(body, UNPACK_AT_MOST)
+    return Look(", holding ".join(kinds), tuple(map(_noted, panes)))
+
+
+def row_preview(body: bytes) -> str:
+    """Return the beginning of *body* on one line."""
+    part = body[:ROW_PREVIEW]
+    found = decoded(part, is_cut=len(part) < len(body))
+    if found is None:
+        return f"0x{part[:24].hex(' ')}{' …' if len(body) > 24 else ''}"
+    return text.spelled(" ".join(found.split())) + ("…" if len(part) < len(body) else "")
+
+
+def _noted(pane: Pane) -> Pane:
+    """Return *pane* with a note about what the page spells out in it (see text.spelled)."""
+    return replace(pane, note=f"{pane.note} {SPELLED}".strip()) if text.is_reordered(pane.text) else pane
+
+
+def _look(body: bytes, wrappings: int) -> tuple[list[str], list[Pane]]:
+    part = body[:PREVIEW]
+    is_cut = len(part) < len(body)
+    note = f"The first {text.size(PREVIEW)} are shown; the download has all of it." if is_cut else ""
+    unpacked = _unpacked(body) if wrappings else None
+    if unpacked is not None:
+        kind, inner = unpacked
+        kinds, panes = _look(inner, wrappings - 1)
+        found = decoded(body[:PREVIEW_PACKED], is_cut=True)
+        as_it_came = found if found is not None else _hex(body[:PREVIEW_PACKED])
+        is_packed_cut = len(body) > PREVIEW_PACKED
+        note = f"The first {text.size(PREVIEW_PACKED)} are shown." if is_packed_cut else ""
+        return [kind, *kinds], [*panes, Pane("Raw", as_it_came, note)]
+    found = decoded(part, is_cut)
+    if found is None:
+        return ["binary"], [Pane("Hexadecimal", _hex(part), note)]
+    if not found.lstrip().startswith(("{", "[")) or is_cut:
+        return ["text"], [Pane("Text", found, note)]
+    if sum([found.count(mark) for mark in ",:[{"]) > LAYOUT_AT_MOST:
+        return ["text"], [Pane("Text", found, "It looks like JSON, with too many values to be laid out.")]
+    if not _is_json(found):
+        return ["text"], [Pane("Text", found)]
+    return ["JSON"], [Pane("JSON", laid_out(found)), Pane("Raw", found)]
+
+
+def _unpacked(body: bytes) -> tuple[str, bytes] | None:
+    """Return what *body* is packed with and the beginning of what is in it, or None."""
+    inflated = _inflated(body)
+    if inflated is not None:
+        return inflated
+    if len(body) > 2 * PREVIEW or not _BASE64.fullmatch(body):
+        return None
+    try:
+        inner = base64.b64decode(b"".join(body.split()), validate=True)
+    except binascii.Error:
+        return None
+    # Many a word is base64 as well. So it counts only if it holds what people pack, or nothing else looks like it.
+    if _inflated(inner) or decoded(inner, is_cut=False) is not None or (b"=" in body and len(body) >= 64):
+        return "base64", inner
+    return None
+
+
+def _inflated(body: bytes) -> tuple[str, bytes] | None:
+    """Return `gzip` or `zlib` and the beginning of what is in *body*, or None."""
+    for kind, is_so, window in (("gzip", body.startswith(GZIP), 31), ("zlib", _is_zlib(body), 15)):
+        if is_so:
+            try:
+                inner = zlib.decompressobj(wbits=window).decompress(body[: 4 * PREVIEW], PREVIEW + 1)
+            except zlib.error:
+                return None
+            return (kind, inner) if inner else None
+    return None
+
+
+def _is_zlib(body: bytes) -> bool:
+    return len(body) > 2 and body[0] == ZLIB_FIRST and int.from_bytes(body[:2]) % 31 == 0
+
+
+def decoded(part: bytes, is_cut: bool) -> str | None:
+    """Return *part* as UTF-8 text that a page can show, or None. If it *is_cut*, its last character may be too."""
+    if len(part.translate(None, _CONTROL)) < len(part):
+        return None
+    try:
+        return codecs.getincrementaldecoder("utf-8")().decode(part, final=not is_cut)
+    except UnicodeDecodeError:
+        return None
+
+
+def _is_json(source: str) -> bool:
+    try:
+        json.loads(source, parse_int=str, parse_float=str)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def laid_out(source: str) -> str:
+    """Return the JSON text *source*, each value on a line of its own. Its tokens stay as they are, so numbers do."""
+    out: list[str] = []
+    depth = 0
+    for piece, following in pairwise([*_TOKEN.findall(source), ""]):
+        if piece in ("[", "{"):
+            depth += 1
+            out.append(piece if following in ("]", "}") else piece + _line(depth))
+        elif piece in ("]", "}"):
+            depth -= 1
+            out.append(piece)
+        elif piece == ",":
+            out.append(piece + _line(depth))
+        elif piece == ":":
+            out.append(": ")
+        else:
+            out.append(piece)
+        if following in ("]", "}") and piece not in ("[", "{"):
+            out.append(_line(depth - 1))
+    return "".join(out)
+
+
+def _line(depth: int) -> str:
+    return "\n" + "  " * min(depth, INDENT_AT_MOST)
+
+
+def _hex(part: bytes) -> str:
+    """Return a dump of *part*: offset, 16 bytes, and the same in ASCII."""
+    pairs, letters = part.hex(" "), part.translate(_ASCII).decode()
+    lines = [f"{at:05x}  {pairs[3 * at : 3 * at + 47]:<47}  {letters[at : at + 16]}" for at in range(0, len(part), 16)]
+    return "\n".join(lines)

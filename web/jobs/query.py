@@ -1,0 +1,323 @@
+r"""A predicate over jobs, written as text that lives in a page's address: `tube:mail state:buried age:>2h "no route"`.
+
+    query   = [ term *( SPACE term ) ]              all of them must hold; an empty query matches every job
+    term    = [ "-" ] [ name ":" ] value            "-" turns it round; a value without a name is looked for in bodies
+    value   = [ "~" ] ( bare / quoted )             "~", for bodies alone: A-Z and a-z are the same
+    bare    = 1*( what is neither space nor quote )
+    quoted  = DQUOTE *( char / "\\" char ) DQUOTE
+
+Numbers are compared: `5`, `>5`, `>=5`, `<5`, `<=5`, `1..5`; durations in whole seconds, as pages show them. Reading is
+strict, so nothing is searched for that was not meant; and there are no regular expressions, which could take forever.
+
+Pure: knows jobs, and neither HTTP nor the broker.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, SECOND, STATE_NAMES, Job
+from greenstalk_server.core.tube import is_tube_name
+
+LONGEST: Final = 1000
+"""Characters of a query."""
+
+TERMS_AT_MOST: Final = 32
+"""Terms of a query; each is asked of every job."""
+
+LOOKED_THROUGH: Final = 1024 * 1024
+"""Bytes of a body that are looked through, from its beginning; it takes about a millisecond."""
+
+Test: TypeAlias = Callable[[Job, int], bool]
+"""Whether a job matches at a time, nanoseconds, but for its body."""
+
+BodyTest: TypeAlias = Callable[[bytes], bool]
+"""Whether a body matches."""
+
+_Get: TypeAlias = Callable[[Job, int], int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """A kind of number: its units, and how it may be written."""
+
+    units: Mapping[str, int]
+    examples: str
+
+
+_PLAIN: Final = _Kind({"": 1}, "5, >5, >=5, <5, <=5 or 1..5")
+_DURATION: Final = _Kind(
+    {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}, "30, 30s, >5min, >=2h, <1d or 1h..2h"
+)
+_SIZE: Final = _Kind({"": 1, "k": 1024, "m": 1024**2, "g": 1024**3}, "100, >1k, <=64k, >1m or 1k..2k")
+
+_NUMBERS: Final[Mapping[str, tuple[_Kind, _Get]]] = {
+    "id": (_PLAIN, lambda job, _: job.id),
+    "pri": (_PLAIN, lambda job, _: job.pri),
+    "age": (_DURATION, lambda job, now: (now - job.created_at) // SECOND),
+    "delay": (_DURATION, lambda job, _: job.delay // SECOND),
+    "ttr": (_DURATION, lambda job, _: job.ttr // SECOND),
+    "size": (_SIZE, lambda job, _: job.size),
+    "reserves": (_PLAIN, lambda job, _: job.reserves),
+    "timeouts": (_PLAIN, lambda job, _: job.timeouts),
+    "releases": (_PLAIN, lambda job, _: job.releases),
+    "buries": (_PLAIN, lambda job, _: job.buries),
+    "kicks": (_PLAIN, lambda job, _: job.kicks),
+}
+_STATES: Final = {STATE_NAMES[state]: state for state in (READY, RESERVED, DELAYED, BURIED)}
+
+NAMES: Final = ("id", "tube", "state", "body", *list(_NUMBERS)[1:])
+"""Every name that a term may have."""
+
+_TERM: Final = re.compile(
+    r'\s*+(?P<minus>-?)(?:(?P<name>[A-Za-z]+):)?(?P<tilde>~?)(?:"(?P<quoted>(?:[^"\\]|\\.)*)"|(?P<bare>[^\s"]*))(?=\s|$)',
+    re.DOTALL,
+)
+_BARE: Final = re.compile(r'[^\s"~][^\s"]*')
+_COMPARED: Final = re.compile(r"(>=|<=|>|<|)([0-9]{1,20})([a-z]*)")
+_BETWEEN: Final = re.compile(r"([0-9]{1,20})([a-z]*)\.\.([0-9]{1,20})([a-z]*)")
+
+
+class QueryError(ValueError):
+    """A query that cannot be read; the message names the word, and what would do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """How a number must compare: *sign* is one of `=`, `<`, `<=`, `>`, `>=` with *low*, or `..` for *low* to *high*."""
+
+    sign: str
+    low: int
+    high: int
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """What must be there: the name of a state or a tube, or its beginning if *is_loose*; or a part of a body.
+
+    For a body *is_loose* means that A-Z and a-z are the same.
+    """
+
+    text: str
+    is_loose: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One condition."""
+
+    name: str
+    value: Numbers | Text
+    is_negated: bool = False
+
+    def __str__(self) -> str:
+        return f"{'-' if self.is_negated else ''}{self.name}:{_written(self.name, self.value)}"
+
+    def test(self) -> Test:
+        """Return it, which is not about bodies, as a function of a job and the time."""
+        test = _number_test(self.name, self.value) if isinstance(self.value, Numbers) else _text_test(self)
+        return (lambda job, now: not test(job, now)) if self.is_negated else test
+
+    def body_test(self) -> BodyTest:
+        """Return it, which is about bodies, as a function of one."""
+        test = _body_test(self)
+        return (lambda body: not test(body)) if self.is_negated else test
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """Conditions that must all hold; as a str it is the canonical text, which reads back as an equal query."""
+
+    terms: tuple[Term, ...] = ()
+
+    def __str__(self) -> str:
+        return " ".join(map(str, self.terms))
+
+    @property
+    def needs_bodies(self) -> bool:
+        """Whether its answer tells of what is in bodies."""
+        return any(term.name == "body" for term in self.terms)
+
+    @property
+    def tube(self) -> str:
+        """The name of the one tube that it can match jobs of, or empty."""
+        return next((text for name, text in self._exactly() if name == "tube"), "")
+
+    @property
+    def state(self) -> str:
+        """The name of the one state that it can match jobs in, or empty."""
+        return next((text for name, text in self._exactly() if name == "state"), "")
+
+    @property
+    def id(self) -> int | None:
+        """The id of the one job that it can match, or None."""
+        for term in self.terms:
+            if term.name == "id" and isinstance(term.value, Numbers) and term.value.sign == "=" and not term.is_negated:
+                return term.value.low
+        return None
+
+    @property
+    def least_id(self) -> int:
+        """No job with a smaller id can match it."""
+        ids = [term.value for term in self.terms if term.name == "id" and not term.is_negated]
+        return max([_least(value) for value in ids if isinstance(value, Numbers)], default=0)
+
+    def within(self, tube: str, state: str = "") -> Query:
+        """This query, of *tube* and *state* alone; empty ones leave it as it is."""
+        added = [Term(name, Text(text)) for name, text in (("tube", tube), ("state", state)) if text]
+        return Query((*[term for term in added if term not in self.terms], *self.terms))
+
+    def test(self) -> Test:
+        """Return all but what is about bodies as a function, for a fraction of a microsecond a term."""
+        terms = [term for term in self.terms if term.name != "body"]
+        tests = [term.test() for term in sorted(terms, key=lambda term: isinstance(term.value, Numbers))]
+        if len(tests) == 1:
+            return tests[0]
+
+        def all_hold(job: Job, now: int) -> bool:
+            for test in tests:  # noqa: SIM110  all() with a generator takes twice as long
+                if not test(job, now):
+                    return False
+            return True
+
+        return all_hold
+
+    def body_test(self) -> BodyTest | None:
+        """Return what is about bodies as a function; None if nothing is."""
+        tests = [term.body_test() for term in self.terms if term.name == "body"]
+        if len(tests) < 2:
+            return tests[0] if tests else None
+
+        def all_hold(body: bytes) -> bool:
+            for test in tests:  # noqa: SIM110  as above
+                if not test(body):
+                    return False
+            return True
+
+        return all_hold
+
+    def _exactly(self) -> list[tuple[str, str]]:
+        return [
+            (term.name, term.value.text)
+            for term in self.terms
+            if isinstance(term.value, Text) and not term.value.is_loose and not term.is_negated
+        ]
+
+
+def parse(given: str) -> Query:
+    """Read a query; raise QueryError if it is none."""
+    if len(given) > LONGEST:
+        raise QueryError(f"The query has {len(given)} characters, and may have {LONGEST}.")
+    terms: list[Term] = []
+    at, end = 0, len(given.rstrip())
+    while at < end:
+        match = _TERM.match(given, at)
+        if match is None:
+            word = given[at:].strip()[:60]
+            raise QueryError(f"“{word}”: a quote is not closed, or stands in the middle of a word.")
+        terms.append(_term(match))
+        at = match.end()
+    if len(terms) > TERMS_AT_MOST:
+        raise QueryError(f"The query has {len(terms)} words, and may have {TERMS_AT_MOST}.")
+    return Query(tuple(terms))
+
+
+def _term(match: re.Match[str]) -> Term:
+    word = match[0].strip()[:60]
+    name = (match["name"] or "body").lower()
+    is_quoted = match["quoted"] is not None
+    given = re.sub(r"\\(.)", r"\1", match["quoted"], flags=re.DOTALL) if is_quoted else match["bare"]
+    if name not in NAMES:
+        raise QueryError(
+            f"“{word}”: there is no “{name}:”, but {', '.join(f'{known}:' for known in NAMES)}. To look for these very"
+            f" characters in bodies, put them in quotes."
+        )
+    if not given:
+        raise QueryError(f"“{word}” lacks what to look for.")
+    if match["tilde"] and name != "body":
+        raise QueryError(f"“{word}”: “~”, for any case, goes with body: alone.")
+    return Term(name, _value(word, name, given, bool(match["tilde"])), bool(match["minus"]))
+
+
+def _value(word: str, name: str, given: str, is_loose: bool) -> Numbers | Text:
+    if name == "body":
+        return Text(given, is_loose)
+    if name == "state":
+        if given not in _STATES:
+            raise QueryError(f"“{word}”: a state is one of {', '.join(_STATES)}.")
+        return Text(given)
+    if name == "tube":
+        beginning = given.removesuffix("*")
+        if not is_tube_name(beginning.encode(errors="replace")):
+            allowed = "1 to 200 of A–Z, a–z, 0–9 and -+/;.$_()"
+            raise QueryError(f"“{word}”: a tube's name has {allowed}; or it is a beginning with * after it.")
+        return Text(beginning, is_loose=beginning != given)
+    return _numbers(word, given.lower(), _NUMBERS[name][0])
+
+
+def _numbers(word: str, given: str, kind: _Kind) -> Numbers:
+    units = kind.units
+    if (match := _BETWEEN.fullmatch(given)) and match[2] in units and match[4] in units:
+        low, high = int(match[1]) * units[match[2]], int(match[3]) * units[match[4]]
+        if low <= high:
+            return Numbers("..", low, high)
+        raise QueryError(f"“{word}”: the smaller comes first.")
+    if (match := _COMPARED.fullmatch(given)) and match[3] in units:
+        number = int(match[2]) * units[match[3]]
+        return Numbers(match[1] or "=", number, number)
+    raise QueryError(f"“{word}” must compare with a number, as {kind.examples}.")
+
+
+def _written(name: str, value: Numbers | Text) -> str:
+    if isinstance(value, Text):
+        if name != "body":
+            return value.text + ("*" if value.is_loose else "")
+        escaped = value.text.replace("\\", "\\\\").replace('"', '\\"')
+        return ("~" if value.is_loose else "") + (value.text if _BARE.fullmatch(value.text) else f'"{escaped}"')
+    units = _NUMBERS[name][0].units
+    if value.sign == "..":
+        return f"{_amount(value.low, units)}..{_amount(value.high, units)}"
+    return f"{value.sign.removeprefix('=')}{_amount(value.low, units)}"
+
+
+def _amount(number: int, units: Mapping[str, int]) -> str:
+    whole = [unit for unit, size in units.items() if number and number % size == 0]
+    unit = max(whole, key=lambda unit: (units[unit], unit), default="")
+    return f"{number // units[unit] if unit else number}{unit}"
+
+
+def _least(value: Numbers) -> int:
+    """No smaller number compares as *value* asks."""
+    return {"<": 0, "<=": 0, ">": value.low + 1}.get(value.sign, value.low)
+
+
+def _number_test(name: str, value: Numbers) -> Test:
+    get, low, high = _NUMBERS[name][1], value.low, value.high
+    if value.sign == "..":
+        return lambda job, now: low <= get(job, now) <= high
+    compare = {"=": operator.eq, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}[value.sign]
+    return lambda job, now: compare(get(job, now), low)
+
+
+def _text_test(term: Term) -> Test:
+    assert isinstance(term.value, Text)
+    given, is_loose = term.value.text.encode(errors="replace"), term.value.is_loose
+    if term.name == "state":
+        state = _STATES[term.value.text]
+        return lambda job, _: job.state == state
+    if is_loose:
+        return lambda job, _: job.tube.name.startswith(given)
+    return lambda job, _: job.tube.name == given
+
+
+def _body_test(term: Term) -> BodyTest:
+    assert isinstance(term.value, Text)
+    given = term.value.text.encode(errors="replace")
+    if term.value.is_loose:
+        lowered = given.lower()
+        return lambda body: lowered in body[:LOOKED_THROUGH].lower()
+    return lambda body: body.find(given, 0, LOOKED_THROUGH) >= 0

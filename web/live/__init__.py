@@ -1,0 +1,1 @@
+"""Live pages by server-sent events."""

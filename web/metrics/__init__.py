@@ -1,0 +1,1 @@
+"""Prometheus metrics, and the history of each tube and of the server."""

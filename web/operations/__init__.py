@@ -1,0 +1,1 @@
+"""Changes to the queue, shared by the pages and the API, with their audit log."""

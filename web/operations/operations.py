@@ -1,0 +1,278 @@
+"""What the pages and the API do to the queue: each deed once, for both, with its place in the audit log.
+
+A deed calls the broker as the protocol does. Whoever asks for it waits for the journal (`commit`) before it says that
+it is done. Long ones go a slice at a time and let others run in between, so what one knew of a tube or a job before is
+looked up anew after. Only what says so may switch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final, NoReturn
+
+import gevent
+from werkzeug.exceptions import Conflict, ServiceUnavailable
+
+from greenstalk_server.core.broker import DONE, HELD, NO_ROOM, Broker
+from greenstalk_server.core.client import Client
+from greenstalk_server.core.job import BURIED, RESERVED, SECOND, STATE_NAMES, Job
+from greenstalk_server.core.tube import Tube
+from greenstalk_server.runtime.clock import Clock
+from greenstalk_server.web import text
+from greenstalk_server.web.cooperative import TURN, Pace
+from greenstalk_server.web.jobs.job_list import count
+from greenstalk_server.web.operations.audit import Audit
+from greenstalk_server.web.operations.store import Store
+from greenstalk_server.web.pages.edit import Changes
+
+BULK_AT_MOST: Final = 20.0
+"""Seconds that one request may go on; what is left after that takes another."""
+
+LONGEST_REASON: Final = 200
+"""Characters, of why a tube is paused."""
+
+CLOSED_WITHIN: Final = 1.0
+"""Seconds that a connection which is to be closed may take to be; it takes the next turn of the loop."""
+
+
+class Held(Conflict):
+    """A client holds the job, and it was not to be done by force."""
+
+
+class NotTaken(ServiceUnavailable):
+    """A job cannot be taken: the disk or memory *is_full*, or the disk fails.
+
+    *why* is said first, then what was *done*; *ids* are of those, of several, that were put.
+    """
+
+    def __init__(self, why: str, done: str, *, is_full: bool, ids: list[int] | None = None) -> None:
+        super().__init__(f"{why} {done}")
+        self.why: str = why
+        self.is_full: bool = is_full
+        self.ids: list[int] | None = ids
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """A job that is to be put; times in seconds."""
+
+    tube: bytes
+    pri: int
+    delay: int
+    ttr: int
+    body: bytes
+
+
+class Deeds:
+    """What can be done to the queue of *broker*."""
+
+    def __init__(self, broker: Broker, clock: Clock, audit: Audit, store: Store) -> None:
+        self._broker: Broker = broker
+        self._clock: Clock = clock
+        self._audit: Audit = audit
+        self._store: Store = store
+
+    # Tubes
+
+    def pause(self, tube: Tube, seconds: int, reason: str) -> None:
+        """Let no job of *tube* be reserved for so long. May switch."""
+        now = self._clock()
+        self._broker.pause_tube(tube.name, seconds * SECOND, now)
+        self._store.set_reason(tube.name.decode(), reason, tube.paused_until, now)
+        self._audit.note("tube/pause", tube=tube.name.decode(), seconds=seconds, reason=reason)
+        self._store.save()
+
+    def resume(self, tube: Tube) -> None:
+        """End the pause of *tube*. May switch."""
+        now = self._clock()
+        self._broker.pause_tube(tube.name, 0, now)
+        self._store.set_reason(tube.name.decode(), "", 0, now)
+        self._audit.note("tube/resume", tube=tube.name.decode())
+        self._store.save()
+
+    def kick(self, tube: Tube, state: int, bound: int) -> int:
+        """Make up to *bound* of the jobs of *tube* in *state*, BURIED or DELAYED, ready; return how many. May switch.
+
+        Fewer than there are, if it takes too long.
+        """
+        bound = min(bound, count(tube, state))
+        kicked = self._in_slices(tube, bound, lambda found, left: self._broker.kick(found, state, left, self._clock()))
+        self._audit.note("tube/kick", tube=tube.name.decode(), state=STATE_NAMES[state], jobs=kicked)
+        return kicked
+
+    def clear(self, tube: Tube, state: int) -> int:
+        """Delete the jobs of *tube* in *state* that there are now; return how many. May switch, as `kick`."""
+        below = self._broker.next_id
+
+        def clear(found: Tube, left: int) -> int:
+            return self._broker.clear(found, state, left, below, self._clock())
+
+        cleared = self._in_slices(tube, count(tube, state), clear)
+        self._audit.note("tube/clear", tube=tube.name.decode(), state=STATE_NAMES[state], jobs=cleared)
+        return cleared
+
+    # Jobs
+
+    def put(self, new: Put) -> Job:
+        """Put a job."""
+        self._refuse_puts()
+        job = self._put(new)
+        self._audit.note("tube/put", tube=new.tube.decode(), id=job.id, bytes=len(new.body))
+        return job
+
+    def put_all(self, new: Iterable[Put]) -> list[int]:
+        """Put several jobs; return their ids. Raise NotTaken, with those put, if the journal stops. May switch."""
+        self._refuse_puts()
+        pace, ids = Pace(), list[int]()
+        tubes: dict[bytes, list[int]] = {}
+        try:
+            for one in new:
+                job = self._put(one)
+                ids.append(job.id)
+                tubes.setdefault(one.tube, []).append(job.id)
+                pace.rest()
+        except NotTaken as error:
+            done = f"{text.counted(len(ids), 'job')} of them {_was(ids)}."
+            raise NotTaken(error.why, done, is_full=error.is_full, ids=ids) from None
+        finally:
+            for name, put in tubes.items():
+                self._audit.note("tube/put", tube=name.decode(), id=put[0], jobs=len(put))
+        return ids
+
+    def kick_job(self, job: Job) -> None:
+        """Make *job* ready; raise Conflict unless it is buried or delayed."""
+        if not self._broker.kick_job(job.id, self._clock()):
+            raise Conflict(f"Job {job.id} is {STATE_NAMES[job.state]}. Only a buried or delayed job can be kicked.")
+        self._audit.note("job/kick", id=job.id, tube=job.tube.name.decode())
+
+    def bury_job(self, job: Job, is_forced: bool) -> None:
+        """Set *job* aside; raise Conflict if it is buried already, or held and not *is_forced*."""
+        if job.state == BURIED:
+            raise Conflict(f"Job {job.id} is buried already.")
+        if not self._broker.bury_job(job.id, self._clock(), is_forced):
+            self._refuse_held(job, "buried")
+        self._audit.note("job/bury", id=job.id, tube=job.tube.name.decode())
+
+    def release_job(self, job: Job, is_forced: bool) -> None:
+        """Take *job* from the client that holds it, and make it ready; raise Conflict if nobody does."""
+        if job.state != RESERVED:
+            raise Conflict(f"Job {job.id} is {STATE_NAMES[job.state]}. Only a reserved job can be released.")
+        if not is_forced:
+            self._refuse_held(job, "released")
+        self._broker.release_job(job.id, self._clock())
+        self._audit.note("job/release", id=job.id, tube=job.tube.name.decode())
+
+    def delete_job(self, job: Job, is_forced: bool) -> None:
+        """Remove *job* for good; raise Held if it is held and not *is_forced*."""
+        name = job.tube.name.decode()
+        if not self._broker.delete_job(job.id, self._clock(), is_forced):
+            self._refuse_held(job, "deleted")
+        self._audit.note("job/delete", id=job.id, tube=name)
+
+    def move_job(self, job: Job, body: bytes, name: bytes, is_forced: bool) -> None:
+        """Have *job*, whose body is *body*, in the tube *name*, in the state that it is in."""
+        old = job.tube.name
+        if name == old:
+            raise Conflict(f"Job {job.id} is in the tube “{name.decode()}” already.")
+        done = self._broker.edit_job(job.id, self._clock(), tube=name, body=body, is_forced=is_forced)
+        self._refuse_undone(job, done, "moved")
+        self._audit.note("job/move", id=job.id, tube=old.decode(), to=name.decode())
+
+    def edit_job(self, job: Job, body: bytes, changes: Changes, is_forced: bool) -> None:
+        """Make *changes*, of which there are some, to *job*, whose body is *body*.
+
+        Raise Held if it is held and not *is_forced*.
+        """
+        done = self._broker.edit_job(
+            job.id,
+            self._clock(),
+            pri=changes.pri,
+            delay=changes.delay,
+            ttr=changes.ttr,
+            body=changes.body if changes.body is not None else body,
+            is_forced=is_forced,
+        )
+        self._refuse_undone(job, done, "changed")
+        self._audit.note("job/edit", id=job.id, tube=job.tube.name.decode(), changed=changes.names())
+
+    def copy_job(self, job: Job, body: bytes, delay: int) -> Job:
+        """Put a job like *job*, whose body is *body*, into its tube, with its own id, ready after *delay* seconds."""
+        self._refuse_puts()
+        copy = self._put(Put(job.tube.name, job.pri, delay, job.ttr // SECOND, body))
+        self._audit.note("job/copy", id=copy.id, of=job.id, tube=job.tube.name.decode(), bytes=job.size)
+        return copy
+
+    # Connections
+
+    def close(self, client: Client) -> None:
+        """End the connection of *client*; the jobs that it holds turn ready. Switches."""
+        held = len(client.reserved)
+        client.hang_up()
+        with gevent.Timeout(CLOSED_WITHIN, False):
+            while not client.is_closed:
+                gevent.sleep(CLOSED_WITHIN / 1000)
+        if not client.is_closed:
+            raise ServiceUnavailable(f"Connection {client.number} was told to close, and has not yet.")
+        self._audit.note("connection/close", number=client.number, address=client.address, jobs=held)
+
+    # What is refused
+
+    def _refuse_puts(self) -> None:
+        """Raise ServiceUnavailable if the server drains."""
+        if self._broker.is_draining:
+            raise ServiceUnavailable("The server is draining: it takes no new jobs. Nothing was put.")
+
+    def _refuse_held(self, job: Job, done: str) -> NoReturn:
+        left = text.duration(max(0, job.deadline - self._clock()) // SECOND)
+        raise Held(
+            f"Job {job.id} was not {done}: a client holds it, for {left} more at most. It can be once that client is"
+            " done with it, or its time is up."
+        )
+
+    def _refuse_undone(self, job: Job, outcome: int, done: str) -> None:
+        if outcome == HELD:
+            self._refuse_held(job, done)
+        if outcome == NO_ROOM:
+            self._refuse_no_room("changed")
+        assert outcome == DONE
+
+    def _refuse_no_room(self, done: str) -> NoReturn:
+        trouble = self._broker.journal.trouble
+        why = f"The journal cannot take the job: {trouble or 'there is no room for it on the disk'}."
+        raise NotTaken(why, f"Nothing was {done}.", is_full=trouble is None)
+
+    # How it is done
+
+    def _put(self, new: Put) -> Job:
+        broker = self._broker
+        if broker.bounds is not None:
+            broker.bounds.reached = ""
+        id = broker.put_into(new.tube, new.pri, new.delay * SECOND, new.ttr * SECOND, new.body, self._clock())
+        if not id:
+            if broker.bounds is not None and broker.bounds.reached:
+                told = f"A limit of the server is reached: {broker.bounds.reached}."
+                raise NotTaken(told, "Nothing was put.", is_full=True)
+            if broker.bodies is not None and not broker.bodies.have_room(len(new.body)):
+                told = "Jobs take as much memory as the server has for them (--memory-limit)."
+                raise NotTaken(told, "Nothing was put.", is_full=True)
+            self._refuse_no_room("put")
+        return broker.jobs[id]
+
+    def _in_slices(self, tube: Tube, bound: int, move: Callable[[Tube, int], int]) -> int:
+        """Have *move* called with how many are left, until *bound* jobs have moved or none does. May switch."""
+        moved, until = 0, time.monotonic() + BULK_AT_MOST
+        while moved < bound and self._broker.tubes.get(tube.name) is tube:
+            slice = move(tube, bound - moved)
+            if not slice:
+                break
+            moved += slice
+            gevent.sleep(TURN)
+            if time.monotonic() > until:
+                break
+        return moved
+
+
+def _was(ids: list[int]) -> str:
+    return "was put" if len(ids) == 1 else "were put"

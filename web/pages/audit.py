@@ -1,0 +1,255 @@
+"""The audit log as a page and as files, for admins: newest first, and what the visitor asked for only."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Final
+
+from flask import Flask, Response, render_template, request, url_for
+from werkzeug.exceptions import BadRequest, Forbidden
+
+from greenstalk_server.core.job import MAX_ID, SECOND
+from greenstalk_server.web import fields, text
+from greenstalk_server.web.auth.access import visitor
+from greenstalk_server.web.operations.audit import Audit, Entry
+from greenstalk_server.web.operations.tasks import Tasks
+
+PAGE: Final = 100
+"""Entries on a page."""
+
+SCANNED_AT_MOST: Final = 50_000
+"""Entries looked at for one page, about half a second; the page then says how far it has come."""
+
+LONGEST_FILTER: Final = 200
+MAX_CURSOR: Final = 2**63 - 1
+
+CSV_HEAD: Final = ("at", "who", "address", "what", "tube", "id", "details")
+FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
+"""What a spreadsheet takes a cell for a formula by."""
+
+CHUNK: Final = 16384
+"""Characters of an export that are sent at once."""
+
+
+FIELDS: Final = ("who", "what", "tube", "id", "since", "until")
+"""The fields of the filter, as the address of the page has them."""
+
+MEANS: Final = {"tube/clear": "delete", "job/copy": "put"}
+"""The change that an action makes to jobs, where its address does not say so."""
+
+END_OF_TIME: Final = 2**63
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """A filter of entries. Texts match anywhere and in any case; an empty one matches every entry.
+
+    what            in the action's address, or in the change that it makes to one or to many jobs.
+    tube            in the name of the tube, or of the tube that jobs were moved to.
+    id              of the job, or 0 for any.
+    since, until    in nanoseconds since the epoch; *until* is excluded.
+    """
+
+    who: str = ""
+    what: str = ""
+    tube: str = ""
+    id: int = 0
+    since: int = 0
+    until: int = END_OF_TIME
+
+    def passes(self, entry: Entry) -> bool:
+        details = entry.details
+        actions = (entry.what, MEANS.get(entry.what, ""), details.get("action", ""))
+        tubes = (details.get("tube", ""), details.get("to", ""))
+        return (
+            self.since <= entry.at < self.until
+            and self.who.lower() in entry.who.lower()
+            and any(self.what.lower() in str(action) for action in actions)
+            and any(self.tube.lower() in str(tube).lower() for tube in tubes)
+            and (not self.id or self.id in (details.get("id"), details.get("of")))
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One entry as shown: *links* are labels and addresses of what it is about, *details* the rest by name."""
+
+    at: str
+    who: str
+    address: str
+    what: str
+    links: list[tuple[str, str]]
+    details: list[tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A page of rows; *before* is the cursor of the next, or 0; *is_cut* if it has fewer since it took too long."""
+
+    rows: list[Row]
+    before: int
+    is_cut: bool
+
+
+class AuditPages:
+    """The pages of *audit*."""
+
+    def __init__(self, audit: Audit, tasks: Tasks) -> None:
+        self._audit: Audit = audit
+        self._tasks: Tasks = tasks
+
+    def install(self, app: Flask) -> None:
+        """Add the pages to *app*."""
+        app.add_url_rule("/audit", "audit", self.audit)
+        app.add_url_rule("/audit/export", "audit_export", self.export)
+
+    def audit(self) -> str:
+        """`/audit?before=` and the FIELDS: a page of entries. May switch."""
+        refuse_others()
+        wanted, before = _filter(), 0
+        if request.args.get("before"):
+            before = fields.number(request.args, "before", 1, MAX_CURSOR)
+        return render_template(
+            "audit.html",
+            page=self._page(wanted, before),
+            kept={name: value for name in FIELDS if (value := _given(name))},
+            longest_filter=LONGEST_FILTER,
+            is_first=not before,
+            is_kept=self._audit.is_kept,
+            trouble=self._audit.trouble,
+        )
+
+    def export(self) -> Response:
+        """`/audit/export?format=` and the FIELDS: every such entry, as `jsonl` or `csv`. May switch."""
+        refuse_others()
+        kinds = {"jsonl": ("application/x-ndjson", _as_jsonl), "csv": ("text/csv", _as_csv)}
+        format = request.args.get("format", "")
+        if format not in kinds:
+            raise BadRequest(f"“format” must be jsonl or csv, not “{format[:40]}”.")
+        wanted, (mimetype, write) = _filter(), kinds[format]
+        response = Response(_in_chunks(write(filter(wanted.passes, self._audit.back()))), mimetype=mimetype)
+        response.headers["Content-Disposition"] = f'attachment; filename="audit.{format}"'
+        return response
+
+    def _page(self, wanted: Filter, before: int) -> Page:
+        """A page of the entries before *before*. May switch."""
+        found, following, is_cut = collect(self._audit, wanted, before, PAGE)
+        return Page([self._row(entry) for entry in merged(found)], following, is_cut)
+
+    def _row(self, entry: Entry) -> Row:
+        links, rest = [], dict(entry.details)
+        if tube := str(rest.pop("tube", "")):
+            links.append((tube, url_for("tube", tube=tube)))
+        if id := str(rest.pop("id", "")):
+            links.append((f"job {id}", url_for("job", id=id)))
+        if self._tasks.has(str(rest.get("task", ""))):
+            links.append(("task", url_for("task", id=rest.pop("task"))))
+        details = [(name, str(value)) for name, value in rest.items()]
+        return Row(text.instant(entry.at), entry.who or text.NONE, entry.address, entry.what, links, details)
+
+
+def refuse_others() -> None:
+    """Raise Forbidden for who may not see the audit log."""
+    if not visitor().sees_audit:
+        raise Forbidden("Only admins can see the audit log.")
+
+
+def _given(name: str) -> str:
+    """Return the field *name* as given, at most LONGEST_FILTER characters of it."""
+    return request.args.get(name, "").strip()[:LONGEST_FILTER]
+
+
+def _filter() -> Filter:
+    return Filter(
+        who=_given("who"),
+        what=_given("what"),
+        tube=_given("tube"),
+        id=fields.number(request.args, "id", 1, MAX_ID) if _given("id") else 0,
+        since=_instant("since")[0] if _given("since") else 0,
+        until=_instant("until")[1] if _given("until") else END_OF_TIME,
+    )
+
+
+def _instant(name: str) -> tuple[int, int]:
+    """Return the begin and the end of the minute, or of the second, in the field *name*."""
+    given = _given(name)
+    for shape, seconds in (("%Y-%m-%dT%H:%M", 60), ("%Y-%m-%dT%H:%M:%S", 1)):
+        with suppress(ValueError):
+            begin = int(datetime.strptime(given, shape).replace(tzinfo=UTC).timestamp()) * SECOND
+            return begin, begin + seconds * SECOND
+    raise BadRequest(f"“{name}” must be a time in UTC such as 2026-11-22T14:30, not “{given[:40]}”.")
+
+
+def collect(audit: Audit, wanted: Filter, before: int, at_most: int) -> tuple[list[Entry], int, bool]:
+    """The last entries that are wanted before *before*; the cursor of the next, or 0; and if it took too long for more.
+
+    May switch.
+    """
+    found: list[Entry] = []
+    for scanned, entry in enumerate(audit.back(before)):
+        if len(found) == at_most:
+            return found, found[-1].number, False
+        if scanned == SCANNED_AT_MOST:
+            return found, entry.number + 1, True
+        if wanted.passes(entry):
+            found.append(entry)
+    return found, 0, False
+
+
+def merged(entries: list[Entry]) -> list[Entry]:
+    """Return *entries*, newest first, with one entry per change of many jobs that has both its start and its end there.
+
+    That entry is the end, with the details of the start and its time.
+    """
+    starts = {entry.details["task"]: entry for entry in entries if entry.what == "bulk/run"}
+    found = []
+    for entry in entries:
+        start = starts.get(entry.details.get("task", ""))
+        if entry.what == "bulk/end" and start is not None:
+            del starts[entry.details["task"]]
+            details = {("counted" if name == "jobs" else name): value for name, value in start.details.items()}
+            found.append(replace(entry, details=details | entry.details | {"started": text.instant(start.at)}))
+        elif entry.what != "bulk/run" or start is entry:
+            found.append(entry)
+    return found
+
+
+def _as_jsonl(entries: Iterator[Entry]) -> Iterator[str]:
+    for entry in entries:
+        said = {"at": text.instant(entry.at), "who": entry.who, "address": entry.address, "what": entry.what}
+        yield json.dumps({**said, "details": entry.details}, ensure_ascii=False) + "\n"
+
+
+def _as_csv(entries: Iterator[Entry]) -> Iterator[str]:
+    line = io.StringIO()
+    writer = csv.writer(line)
+    writer.writerow(CSV_HEAD)
+    for entry in entries:
+        rest = dict(entry.details)
+        tube, id = rest.pop("tube", ""), rest.pop("id", "")
+        details = json.dumps(rest, ensure_ascii=False) if rest else ""
+        cells = (text.instant(entry.at), entry.who, entry.address, entry.what, tube, id, details)
+        writer.writerow([f"'{cell}" if str(cell).startswith(FORMULA) else cell for cell in cells])
+        yield line.getvalue()
+        line.seek(0)
+        line.truncate()
+    yield line.getvalue()  # the head, if nothing has followed it
+
+
+def _in_chunks(lines: Iterator[str]) -> Iterator[str]:
+    """Join *lines* to pieces worth sending."""
+    chunk: list[str] = []
+    size = 0
+    for line in lines:
+        chunk.append(line)
+        size += len(line)
+        if size > CHUNK:
+            yield "".join(chunk)
+            chunk, size = [], 0
+    yield "".join(chunk)

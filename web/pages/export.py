@@ -1,0 +1,254 @@
+"""Export: every job that a list would show, as CSV or JSON lines, streamed; in memory are the ids alone.
+
+JSON lines have everything as it is. A spreadsheet takes a CSV's cell that begins with one of `=+-@`, a tab or a line's
+end for a formula, and runs it; so such a text gets an apostrophe before it, which spreadsheets take for "text". Some
+spreadsheets also split cells at semicolons and tabs, and then do not honour quotes; so a text in which one of `=+-@`
+follows a separator gets an apostrophe between the two, and a body with such a text is given in base64, as is a body
+that is not UTF-8, has a NUL in it, or is large.
+"""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+from flask import Flask, Response, request
+from werkzeug.exceptions import BadRequest, Forbidden, ServiceUnavailable
+
+from greenstalk_server.core.broker import Broker
+from greenstalk_server.core.job import Job
+from greenstalk_server.core.stats import job_stats
+from greenstalk_server.runtime.clock import Clock
+from greenstalk_server.web.auth.access import visitor
+from greenstalk_server.web.cooperative import Pace
+from greenstalk_server.web.jobs.bodies import found
+from greenstalk_server.web.jobs.query import Query, QueryError
+from greenstalk_server.web.pages.search import Matches, asked, candidates
+
+FIELDS: Final = (
+    "id",
+    "tube",
+    "state",
+    "pri",
+    "age",
+    "delay",
+    "ttr",
+    "time_left",
+    "reserves",
+    "timeouts",
+    "releases",
+    "buries",
+    "kicks",
+    "size",
+)
+"""Times in whole seconds. What follows, for who may see it, is `encoding` and `body`: null or empty if it is lost."""
+
+CHUNK: Final = 32 * 1024
+"""Bytes sent at a time, about."""
+
+LARGE: Final = 192 * 1024
+"""Bytes of a body that are put into a row at once, in about a millisecond."""
+
+PIECE: Final = 3 * 32 * 1024
+"""Bytes of a larger one that are encoded at a time; base64 goes by threes."""
+
+EXPORTS_AT_MOST: Final = 4
+"""At once: each has the ids of all jobs."""
+
+_FORMULA: Final = re.compile("[=+\\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")  # the last four are full-width ones
+_SECOND_FORMULA: Final = re.compile("([;\t\r\n][ \"']*)(?=[=+\\-@\uff1d\uff0b\uff0d\uff20])")
+_UNSAFE: Final = re.compile(r"[^A-Za-z0-9._-]+")
+
+Row = dict[str, str | int | None]
+
+
+class Exports:
+    """The exports of one broker's dashboard."""
+
+    def __init__(self, broker: Broker, clock: Clock) -> None:
+        self._broker: Broker = broker
+        self._clock: Clock = clock
+        self._running: int = 0
+
+    def install(self, app: Flask) -> None:
+        """Add the download to *app*."""
+        app.add_url_rule("/export", "export", self.export)
+
+    def export(self) -> Response:
+        """`/export?tube=&state=&q=&format=`: the jobs that match, oldest first, to be saved. Its body switches."""
+        try:
+            query = asked(request.args)
+        except QueryError as error:
+            raise BadRequest(f"“q” cannot be read. {error}") from error
+        form = request.args.get("format", "")
+        if form not in _FORMATS:
+            raise BadRequest(f"“format” must be one of {', '.join(_FORMATS)}, not “{form[:40]}”.")
+        return self.file(query, form)
+
+    def file(self, query: Query, form: str) -> Response:
+        """The jobs that match *query*, oldest first, as a file of the format *form*. Its body switches."""
+        if self._running >= EXPORTS_AT_MOST:
+            raise ServiceUnavailable(f"{EXPORTS_AT_MOST} exports are running, and no more do at once. Try again soon.")
+        mimetype, make = _FORMATS[form]
+        response = Response(self._stream(query, make(visitor().sees_bodies)), mimetype=mimetype)
+        response.headers["Content-Disposition"] = f'attachment; filename="{_file_name(query)}.{form}"'
+        return response
+
+    def _stream(self, query: Query, writer: Writer) -> Iterator[bytes]:
+        with self._counted():
+            yield from _chunks(self._pieces(query, writer))
+
+    def _pieces(self, query: Query, writer: Writer) -> Iterator[bytes]:
+        """All of the file, in small pieces. Switches."""
+        yield writer.head()
+        pace = Pace()
+        matches = Matches(self._broker, query, self._clock(), pace.rest, lambda job: writer.has_bodies)
+        for _, job, body in matches.among(candidates(self._broker, query)[1]):
+            if job is not None:
+                for piece in writer.row(job, body, self._clock()):
+                    yield piece
+                    pace.rest()
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        self._running += 1
+        try:
+            yield
+        finally:
+            self._running -= 1
+
+
+class JsonLines:
+    """Writes a JSON object a line."""
+
+    def __init__(self, has_bodies: bool) -> None:
+        self.has_bodies: bool = has_bodies
+
+    def head(self) -> bytes:
+        return b""
+
+    def row(self, job: Job, body: bytes | None, now: int) -> Iterator[bytes]:
+        """The line of *job*, in pieces; *body* is None if it is lost."""
+        row = _row(job, now)
+        is_large = self.has_bodies and body is not None and len(body) > LARGE
+        if self.has_bodies and not is_large:
+            row["encoding"], row["body"] = (None, None) if body is None else encoded(body)
+        line = json.dumps(row, ensure_ascii=False).encode(errors="replace")
+        if is_large and body is not None:
+            yield line[:-1] + b', "encoding": "base64", "body": "'
+            yield from _large(body)
+            line = b'"}'
+        yield line + b"\n"
+
+
+class Csv:
+    """Writes a line of a CSV file each, with a head."""
+
+    def __init__(self, has_bodies: bool) -> None:
+        self.has_bodies: bool = has_bodies
+
+    def head(self) -> bytes:
+        return _csv_line([*FIELDS, "encoding", "body"] if self.has_bodies else FIELDS)
+
+    def row(self, job: Job, body: bytes | None, now: int) -> Iterator[bytes]:
+        """The line of *job*, in pieces; *body* is None if it is lost."""
+        cells = [harmless(value) for value in _row(job, now).values()]
+        if not self.has_bodies:
+            yield _csv_line(cells)
+        elif body is None:
+            yield _csv_line([*cells, "", ""])
+        elif len(body) <= LARGE:
+            encoding, shown = encoded(body)
+            if _SECOND_FORMULA.search(shown):
+                encoding, shown = "base64", base64.b64encode(body).decode()
+            yield _csv_line([*cells, encoding, harmless(shown)])
+        else:
+            yield _csv_line([*cells, "base64"])[:-2] + (b",'" if body[0] >> 2 == PLUS else b",")
+            yield from _large(body)
+            yield b"\r\n"
+
+
+PLUS: Final = 62
+"""What `+` stands for in base64: a body with these first six bits looks like a formula."""
+
+Writer = JsonLines | Csv
+
+_FORMATS: Final[Mapping[str, tuple[str, Callable[[bool], Writer]]]] = {
+    "csv": ("text/csv", Csv),
+    "jsonl": ("application/jsonl", JsonLines),
+}
+
+
+def body_file(broker: Broker, find: Callable[[], Job]) -> Response:
+    """The body of the job that *find* returns, to be saved; raise Forbidden if bodies are hidden. May switch.
+
+    It is never to be shown by the browser, whatever it is.
+    """
+    job = find()
+    if not visitor().sees_bodies:
+        raise Forbidden("Bodies are hidden from you on this dashboard.")
+    job, body = found(broker, find)
+    response = Response(body, mimetype="application/octet-stream")
+    response.headers["Content-Disposition"] = f'attachment; filename="job-{job.id}.bin"'
+    return response
+
+
+def encoded(body: bytes) -> tuple[str, str]:
+    """Return how *body* is given, `utf-8` or `base64`, and it."""
+    if b"\0" not in body:
+        try:
+            return "utf-8", body.decode()
+        except UnicodeDecodeError:
+            pass
+    return "base64", base64.b64encode(body).decode()
+
+
+def harmless(cell: str | int | None) -> str | int | None:
+    """Return *cell* so that no spreadsheet takes it, or a part of it, for a formula."""
+    if not isinstance(cell, str):
+        return cell
+    cell = _SECOND_FORMULA.sub(r"\1'", cell)
+    return f"'{cell}" if _FORMULA.match(cell) else cell
+
+
+def _row(job: Job, now: int) -> Row:
+    stats = job_stats(job, now)
+    row: Row = {name: getattr(stats, name) for name in FIELDS if name != "size"}
+    return row | {"size": job.size}
+
+
+def _csv_line(cells: Sequence[str | int | None]) -> bytes:
+    out = io.StringIO(newline="")
+    csv.writer(out).writerow(cells)
+    return out.getvalue().encode()
+
+
+def _large(body: bytes) -> Iterator[bytes]:
+    """*body* in base64, in pieces."""
+    for at in range(0, len(body), PIECE):
+        yield base64.b64encode(body[at : at + PIECE])
+
+
+def _chunks(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """The same bytes, joined to about CHUNK each."""
+    held: list[bytes] = []
+    size = 0
+    for piece in pieces:
+        held.append(piece)
+        size += len(piece)
+        if size >= CHUNK:
+            yield b"".join(held)
+            held, size = [], 0
+    yield b"".join(held)
+
+
+def _file_name(query: Query) -> str:
+    """What the file is called, in letters that any system takes."""
+    parts = [_UNSAFE.sub("-", part).strip("-.")[:100] for part in (query.tube, query.state) if part]
+    return "-".join(["jobs", *[part for part in parts if part]])

@@ -1,0 +1,104 @@
+"""Samples of jobs: saved from the form that puts one, loaded into it again, and deleted. For admins."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from flask import Flask, redirect, request, url_for
+from werkzeug.exceptions import BadRequest, Conflict, NotFound
+from werkzeug.wrappers import Response
+
+from greenstalk_server.web import fields
+from greenstalk_server.web.fields import MAX_NUMBER, Fields
+from greenstalk_server.web.operations.audit import Audit
+from greenstalk_server.web.operations.store import Full, Sample, Store
+
+LONGEST_NAME: Final = 60
+"""Characters."""
+
+DEFAULT_PRI: Final = 65536
+DEFAULT_TTR: Final = 60
+"""What the form for a new job starts from, as clients' libraries do."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampleList:
+    """The samples there are, for the form that puts a job.
+
+    loaded          the one that was asked for, or None.
+    job             what the form starts from.
+    own, others     names of those of the tube, and of all other tubes.
+    trouble         why the file is not as this is; empty if it is.
+    """
+
+    loaded: Sample | None
+    job: Sample
+    own: list[str]
+    others: list[str]
+    trouble: str
+
+
+class Samples:
+    """What pages do with the samples of *store*."""
+
+    def __init__(self, store: Store, audit: Audit) -> None:
+        self._store: Store = store
+        self._audit: Audit = audit
+
+    def install(self, app: Flask) -> None:
+        """Add the actions to *app*."""
+        app.add_url_rule("/sample/save", "sample_save", self.save, methods=["POST"])
+        app.add_url_rule("/sample/delete", "sample_delete", self.delete, methods=["POST"])
+
+    def save(self) -> Response:
+        """`tube`, `name`, and what a job is put with: remember that under this name. Switches."""
+        form = request.form
+        name = fields.line(form, "name", LONGEST_NAME)
+        if not name:
+            raise BadRequest("“name” is missing: it names the template.")
+        sample = Sample(
+            name,
+            fields.tube_name(form).decode(),
+            fields.number(form, "pri", 0, MAX_NUMBER),
+            fields.number(form, "delay", 0, MAX_NUMBER),
+            fields.number(form, "ttr", 1, MAX_NUMBER),
+            form.get("body", "").replace("\r\n", "\n"),
+        )
+        self.keep(sample)
+        return _see(sample.tube, "saved-sample", name)
+
+    def delete(self) -> Response:
+        """`tube`, `name`: forget the sample, and show that tube. Switches."""
+        tube = fields.tube_name(request.form).decode()
+        self.forget(request.form.get("name", ""))
+        return _see(tube, "deleted-sample", None)
+
+    def keep(self, sample: Sample) -> None:
+        """Remember *sample*, in place of one of its name; raise Conflict if there is no room. Switches."""
+        try:
+            self._store.add_sample(sample)
+        except Full as full:
+            raise Conflict(f"The template was not saved: {full}.") from None
+        self._audit.note("sample/save", name=sample.name, tube=sample.tube, bytes=len(sample.body.encode()))
+        self._store.save()
+
+    def forget(self, name: str) -> None:
+        """Forget the sample *name*; raise NotFound if there is none. Switches."""
+        if not self._store.remove_sample(name):
+            raise NotFound(f"There is no template “{name[:LONGEST_NAME]}”.")
+        self._audit.note("sample/delete", name=name)
+        self._store.save()
+
+
+def samples_for(store: Store, given: Fields, tube: str) -> SampleList:
+    """What the form for a new job of *tube* starts from: the sample that the field `sample` names, if there is one."""
+    names = sorted(store.samples, key=str.casefold)
+    own = [name for name in names if store.samples[name].tube == tube]
+    others = [name for name in names if store.samples[name].tube != tube]
+    loaded = store.samples.get(given.get("sample", ""))
+    return SampleList(loaded, loaded or Sample("", tube, DEFAULT_PRI, 0, DEFAULT_TTR, ""), own, others, store.trouble)
+
+
+def _see(tube: str, notice: str, sample: str | None) -> Response:
+    return redirect(url_for("tube", tube=tube, sample=sample, notice=notice, n=0), 303)

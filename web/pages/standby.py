@@ -1,0 +1,87 @@
+"""What a standby shows instead of the dashboard: its role and how far it is behind, as metrics too; 503 to all else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from flask import Flask, Response, make_response, render_template
+
+from greenstalk_server.cluster.role import Role
+from greenstalk_server.runtime.clock import Clock
+from greenstalk_server.web import text
+from greenstalk_server.web.assets import static_folder, template_folder
+from greenstalk_server.web.auth.guard import Guard, Guarded
+from greenstalk_server.web.auth.proxies import Prefix, TrustedProxies
+from greenstalk_server.web.metrics.exporter import exposition, of_role
+from greenstalk_server.web.operations.audit import Audit
+from greenstalk_server.web.options import WebOptions
+
+RETRY_AFTER = 2
+"""Seconds after which somebody who was refused may find another role here."""
+
+
+def create_standby_app(role: Callable[[], Role], hostname: str, clock: Clock, options: WebOptions) -> Flask:
+    """Return what is served on the dashboard's port by a server whose *role* is to stand by."""
+    app = Guarded("web", template_folder=template_folder(), static_folder=static_folder())
+    app.jinja_env.finalize = text.finalize
+    Guard(options, hostname, clock, Audit(clock, None)).install(app)
+
+    def overview() -> str:
+        return render_template("standby.html", role=role(), entries=entries(role()))
+
+    def healthz() -> Response:
+        return _plain("ok", 200)
+
+    def readyz() -> Response:
+        return _plain(said(role()), 503)
+
+    def metrics() -> Response:
+        return exposition(of_role(role()))
+
+    def elsewhere(path: str) -> Response:
+        return _plain(said(role()), 503)
+
+    app.add_url_rule("/", "overview", overview)
+    app.add_url_rule("/healthz", "healthz", healthz)
+    app.add_url_rule("/readyz", "readyz", readyz)
+    app.add_url_rule("/metrics", "metrics", metrics)
+    app.add_url_rule("/<path:path>", "elsewhere", elsewhere, methods=["GET", "POST", "PUT", "PATCH", "DELETE"])
+    if options.url_prefix:
+        app.wsgi_app = Prefix(app.wsgi_app, options.url_prefix)  # type: ignore[method-assign]
+    if options.trusted_proxies:
+        app.wsgi_app = TrustedProxies(app.wsgi_app, options.trusted_proxies)  # type: ignore[method-assign]
+    return app
+
+
+def said(role: Role) -> str:
+    """Return the line that tells a balancer, or an operator, why not to come here."""
+    lag = behind(role) + ("" if role.behind is None else " behind")
+    line = f"standby of the journal {role.journal}: {role.leader or 'nobody'} is active, {lag}"
+    return f"{line}; {role.trouble}" if role.trouble else line
+
+
+def entries(role: Role) -> list[tuple[str, str]]:
+    """Return how a standby stands, label and text."""
+    return [
+        ("Role", "standby"),
+        ("This server", role.name),
+        ("Active server", role.leader or "none"),
+        ("Behind", behind(role)),
+        ("Journal", role.journal),
+        ("Epoch", str(role.epoch)),
+    ]
+
+
+def behind(role: Role) -> str:
+    """Return the lag of a standby as text, or why it is not known yet."""
+    if role.behind is None:
+        return "waiting for the database" if role.trouble else "still reading"
+    return f"{role.behind:.1f} s"
+
+
+def _plain(line: str, status: int) -> Response:
+    response = make_response(f"{line}\n", status)
+    response.mimetype = "text/plain"
+    if status == 503:
+        response.headers["Retry-After"] = str(RETRY_AFTER)
+    return response
