@@ -92,6 +92,7 @@ class Server:
         self._certificates: Certificates | None = certificates
         self._admission: Admission = Admission(limits)
         self._handshakes: set[Any] = set()
+        self._is_stopping: bool = False
         for listener in listeners:
             notice_dead_peers(listener.sock, limits.dead_peer_timeout)
         self._poller: Poller = Poller(clock)
@@ -123,6 +124,7 @@ class Server:
 
     def stop(self) -> None:
         """Accept no more, let replies under way leave, close every connection. Switches; may be called again."""
+        self._is_stopping = True
         for acceptor in self._acceptors:
             acceptor.close()
         for greenlet in list(self._handshakes):
@@ -200,7 +202,8 @@ class Server:
         self._handshakes.add(greenlet)
         secured: TlsSocket | None = None
         try:
-            secured = shake_hands(self._certificates, sock, HANDSHAKE_TIMEOUT)
+            if not self._is_stopping:  # `stop` has ended the handshakes in progress, but not those about to begin
+                secured = shake_hands(self._certificates, sock, HANDSHAKE_TIMEOUT)
         except OSError as error:
             self.broker.limited.note("handshake", where, reason_of(error))
         except GreenletExit:
