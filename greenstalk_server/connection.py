@@ -162,7 +162,7 @@ class Connection:
         self._error: Exception | None = None
 
     def start(self) -> None:
-        """Have the poller serve the connection. Does not switch."""
+        """Have the poller serve the connection; raise OSError if it cannot. Does not switch."""
         self._poller.add(self._fd, self)
 
     def run(self) -> None:
@@ -459,7 +459,8 @@ class Connection:
         """Give the socket and the client back; call once, last. Does not switch."""
         self._is_busy = self._is_paused = True  # the poller may still have it queued
         self._poller.remove(self._fd)
-        self._needed.unlink(self._greenlet.switch)
+        if self._greenlet is not None:
+            self._needed.unlink(self._greenlet.switch)
         self._held = []  # the committer still comes to release them, and must not have it read again
         self._leave(self._clock())
         self._sock.close()

@@ -118,10 +118,11 @@ class Poller:
     def add(self, fd: int, handler: Handler) -> None:
         """Serve *handler* whenever something arrives at the socket *fd*, or its peer closes.
 
-        A handler that leaves something unread has to call `queue` when it is to be served again.
+        Raise OSError, and change nothing, if the system cannot poll another socket. A handler that leaves something
+        unread has to call `queue` when it is to be served again.
         """
-        self._handlers[fd] = handler
         self._epoll.register(fd, EVENTS)
+        self._handlers[fd] = handler
 
     def remove(self, fd: int) -> None:
         """Undo `add`, if it was called; to be called before *fd* is closed."""

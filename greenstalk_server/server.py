@@ -193,7 +193,8 @@ class Server:
             return None
         if listener.is_tls:
             return partial(self._serve_by_tls, listener, sock, address, host)
-        return partial(self._serve, self._connect(listener, sock, address, []), host)
+        connection = self._connect(listener, sock, address, host, [])
+        return None if connection is None else partial(self._serve, connection, host)
 
     def _serve_by_tls(self, listener: Listener, sock: socket.socket, address: object, host: str) -> None:
         """Complete the TLS handshake, and serve. Switches."""
@@ -213,10 +214,17 @@ class Server:
             if secured is None:
                 self._admission.leave(host)
         if secured is not None:
-            self._serve(self._connect(listener, secured, address, secured.peer_names()), host)
+            connection = self._connect(listener, secured, address, host, secured.peer_names())
+            if connection is not None:
+                self._serve(connection, host)
 
-    def _connect(self, listener: Listener, sock: socket.socket, address: object, names: list[str]) -> Connection:
-        """Begin to serve a connection whose certificate has *names*. Does not switch."""
+    def _connect(
+        self, listener: Listener, sock: socket.socket, address: object, host: str, names: list[str]
+    ) -> Connection | None:
+        """Return a connection whose certificate has *names*; None, and close it, if it cannot be polled.
+
+        Does not switch.
+        """
         connection = Connection(
             self.broker,
             sock,
@@ -231,10 +239,16 @@ class Server:
         connection.on_leave = _on_leave
         if names:
             connection.client.name = names[0]
-        self.connections.add(connection)
         if log.isEnabledFor(logging.DEBUG):
             log.debug("connected", extra=_fields(connection.client))
-        connection.start()
+        try:
+            connection.start()
+        except OSError as error:
+            self.broker.limited.note("epoll", connection.client.address, error.strerror or str(error))
+            connection.close()
+            self._admission.leave(host)
+            return None
+        self.connections.add(connection)
         return connection
 
     def _serve(self, connection: Connection, host: str) -> None:
