@@ -8,6 +8,7 @@ where the system has none, or no memory: nobody who is connected notices.
 from __future__ import annotations
 
 import errno
+import logging
 import socket
 from collections.abc import Callable
 from typing import Any, Final
@@ -19,6 +20,8 @@ from gevent.server import StreamServer
 from greenstalk_server.limits import Limited
 from greenstalk_server.poller import BUDGET, Poller
 from greenstalk_server.turns import Turns
+
+log = logging.getLogger(__name__)
 
 KEPT_BACK: Final = 64
 """File descriptors for the journal, its locks and directories, and what is open from the start."""
@@ -206,6 +209,11 @@ class Acceptor(_Patient, _Plain):
     def note_hang_up(self) -> None:
         """Accept when the poller calls `resume`: errors are those of `accept`."""
         self._poller.queue(self)
+
+    def fail(self, error: Exception) -> None:
+        """Log *error*, and accept again a little later."""
+        log.error("internal error: accepting pauses for %s s", LOOK_AGAIN, exc_info=error)
+        self._look_again()
 
 
 class WebServer(_Patient, WSGIServer):  # type: ignore[misc]

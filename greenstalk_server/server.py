@@ -254,17 +254,19 @@ class Server:
     def _serve(self, connection: Connection, host: str) -> None:
         """Serve *connection*, from *host*, until it ends. Switches."""
         try:
-            connection.run()
+            try:
+                connection.run()
+            finally:
+                self.connections.discard(connection)
+                connection.close()
         except GreenletExit:
             pass
         except Exception:
             log.exception("internal error: the connection is closed", extra=_fields(connection.client))
         finally:
-            self.connections.discard(connection)
+            self._admission.leave(host)
             if connection.failure == errno.ETIMEDOUT:
                 self.broker.limited.note("dead_peer_timeout", connection.client.address)
-            connection.close()
-            self._admission.leave(host)
 
     def _session_maker(self, listener: Listener, names: list[str]) -> Callable[[Broker, Callable[[], None]], Session]:
         """What makes the session of a connection: a plain one where nothing restricts it."""

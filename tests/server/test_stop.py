@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import select
 import socket
 import time
 from contextlib import suppress
@@ -11,42 +10,17 @@ from pathlib import Path
 import gevent
 from gevent import get_hub
 
-from greenstalk_server.accepting import Files
 from greenstalk_server.broker import Broker
-from greenstalk_server.clock import steady_clock
 from greenstalk_server.command_line import parse
-from greenstalk_server.limits import Limits
-from greenstalk_server.listeners import Listener
 from greenstalk_server.options import Options
-from greenstalk_server.server import STOP_GRACE, Server
+from greenstalk_server.server import STOP_GRACE
 from greenstalk_server.tls import Certificates
 from tests.daemon import PATIENCE
+from tests.server.in_process import is_readable, listen, read_to_end, start_server, wait_until
 from tests.server.secured import context, make_certificates
 from tests.server.test_hang_up import FACTS
 
 LARGE = 20_000_000
-
-
-def listen() -> socket.socket:
-    sock = socket.create_server(("127.0.0.1", 0))
-    sock.setblocking(False)
-    return sock
-
-
-def read_to_end(sock: socket.socket) -> int:
-    """Read without blocking the event loop; return the number of bytes."""
-    sock.setblocking(False)
-    count = 0
-    with gevent.Timeout(PATIENCE):
-        while True:
-            try:
-                data = sock.recv(1 << 20)
-            except BlockingIOError:
-                gevent.sleep(0.001)
-            else:
-                if not data:
-                    return count
-                count += len(data)
 
 
 def test_a_tls_connection_accepted_just_before_a_stop_does_not_delay_it(tmp_path: Path) -> None:
@@ -56,14 +30,11 @@ def test_a_tls_connection_accepted_just_before_a_stop_does_not_delay_it(tmp_path
     assert isinstance(options, Options)
     broker = Broker(FACTS, max_job_size=LARGE)
     assert broker.put(broker.connect(lambda: None), broker.allocate_id(), 0, 0, 1, bytes(LARGE), 0)
-    plain, secured = Listener(listen(), "plain"), Listener(listen(), "secured", is_tls=True)
-    files, certificates = Files(1000, broker.limited), Certificates(options)
-    server = Server(broker, [plain, secured], steady_clock(), files=files, limits=Limits(), certificates=certificates)
-    server.start()
+    plain, secured = listen(), listen(is_tls=True)
+    server = start_server(broker, [plain, secured], Certificates(options))
     with plain, secured, socket.create_connection(plain.sock.getsockname(), PATIENCE) as slow:
         slow.sendall(b"peek 1\r\n")
-        while not select.select([slow], [], [], 0)[0]:  # the reply has begun
-            gevent.sleep(0.001)
+        wait_until(lambda: is_readable(slow))  # the reply has begun
         with socket.create_connection(secured.sock.getsockname(), PATIENCE) as late:
 
             def shake_hands() -> None:
@@ -76,6 +47,6 @@ def test_a_tls_connection_accepted_just_before_a_stop_does_not_delay_it(tmp_path
             begun_at = time.monotonic()
             server.stop()
             took = time.monotonic() - begun_at
-            assert reading.get(timeout=PATIENCE) == len(b"FOUND 1 %d\r\n" % LARGE) + LARGE + 2
+            assert len(reading.get(timeout=PATIENCE)) == len(b"FOUND 1 %d\r\n" % LARGE) + LARGE + 2
             assert took < STOP_GRACE / 2
             client.get(timeout=PATIENCE)
