@@ -169,16 +169,23 @@ class Committer:
         binlog = self.binlog
         if not binlog.wants_rewrite:
             return True
-        while (read := binlog.read_for_rewrite()) is not None:
-            get_hub().threadpool.apply(read.run)
-            binlog.have_read(read)
-        while not binlog.rewrite():
+        while not self._rewrite_in_slices():
             read = binlog.read_for_compaction()
             if read is None:
                 return False
             get_hub().threadpool.apply(read.run)
             binlog.have_read(read)
         return True
+
+    def _rewrite_in_slices(self) -> bool:
+        """Attempt a step of a rewrite, and let other greenlets run between its slices; False if it has to wait."""
+        slices = self.binlog.rewrite()
+        while True:
+            try:
+                next(slices)
+            except StopIteration as end:
+                return bool(end.value)
+            gevent.sleep(TURN)
 
     def _write_all(self, run: Callable[[Batch], None]) -> bool:
         """Write and sync all there is, in as many steps as it takes; False if the disk fails. Only for `stop`."""
