@@ -55,7 +55,7 @@ from greenstalk_server.web.pages.search import Searches
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """The parts of the dashboard that the API is another way to; *commit* as for greenstalk_server.web.pages.actions."""
+    """The parts of the dashboard that the API is another way to; *commit* as for pages.actions."""
 
     options: WebOptions
     broker: Broker

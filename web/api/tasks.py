@@ -29,7 +29,7 @@ Progress = Literal["running", "done", "cancelled", "failed"]
 
 _ACTIONS: Final[Mapping[str, Action]] = {action: action for action in get_args(Action)}
 _STATES: Final[Mapping[str, Progress]] = {state: state for state in get_args(Progress)}
-"""By the words of greenstalk_server.web.operations.bulk and greenstalk_server.web.operations.tasks, which are the same; a test compares them."""
+"""By the words of operations.bulk and operations.tasks, which are the same; a test compares them."""
 
 
 class Counted(Told):

@@ -248,7 +248,7 @@ class Plan:
 
 
 class Bulk:
-    """The changes of many jobs that the dashboard of *broker* makes; *commit* as for greenstalk_server.web.pages.actions."""
+    """The changes of many jobs that the dashboard of *broker* makes; *commit* as for pages.actions."""
 
     def __init__(self, broker: Broker, clock: Clock, commit: Callable[[], bool], audit: Audit, tasks: Tasks) -> None:
         self._audit: Audit = audit

@@ -92,7 +92,7 @@ class Row:
     """One connection in the list.
 
     name            what is known of who it is, and that it comes over HTTP if it does.
-    is_http         it is one request to reserve (see greenstalk_server.web.operations.leases), and ends with the last job that this got.
+    is_http         it is one request to reserve (see operations.leases), and ends with the last job that this got.
     watches, jobs   the first few; *more_tubes* and *more_jobs* say how many others there are, and are empty if none.
     waiting         for how long it has waited in a reserve, and *until* for how much longer it will; empty if it does
                     not wait.

@@ -1,6 +1,6 @@
 """The frame of the API: takes groups of endpoints, serves them under `/api/v1`, and tells of them.
 
-Who may is asked by the guard (greenstalk_server.web.auth.guard) before anything here runs; what goes wrong becomes a problem (problems).
+Who may is asked by the guard (auth.guard) before anything here runs; what goes wrong becomes a problem (problems).
 """
 
 from __future__ import annotations
