@@ -314,6 +314,18 @@ class Bench:
             self.safe = max(self.safe, sync.sequence)
         return True
 
+    def fill_and_release(self, size: int, pri: int) -> None:
+        """Put bodies of *size* bytes until one is refused, release each job with priority *pri*, and commit."""
+        while self.put(size, 0):
+            assert self.commit()
+            self.keep_up()
+        for id in list(self.broker.jobs):
+            client = self.random.choice(self.clients)
+            self.broker.cancel_wait(client)
+            if self.broker.reserve_job(client, id, self.now):
+                assert self.broker.release(client, id, pri, 0, self.now)
+        assert self.commit(30)
+
     def compact(self) -> None:
         """Copy a slice, as the committer does after each batch."""
         if self.broker.bodies is not None and self.random.random() < 0.7:
