@@ -253,12 +253,9 @@ class Committer:
         binlog = self.binlog
         churned = batch.size - self._copied + binlog.bytes_died - self._died
         self._copied, self._died = 0, binlog.bytes_died
-        if binlog.is_full:
-            self._owed = COMPACTION_WHEN_FULL
-        else:
-            self._owed += COMPACTION_SHARE * churned
-            if binlog.is_over_bound:
-                self._owed = max(self._owed, COMPACTION_AT_MOST)
+        self._owed = COMPACTION_WHEN_FULL if binlog.is_full else self._owed + COMPACTION_SHARE * churned
+        if binlog.is_over_bound:
+            self._owed = max(self._owed, COMPACTION_AT_MOST)
         return self._compact_slice(COMPACTION_AT_MOST)
 
     def _compact_slice(self, at_most: int) -> bool:
