@@ -940,14 +940,9 @@ class Binlog:
         limbo, numbered = self._current, self._sequence
         self._unsafe.clear()
         self._begin_segment(0, self._rewrite_from)
-        segment, joined = self._current, 0
         for cost in self._records_of(step):
             if meter.is_due(cost):
-                if segment is not self._current:
-                    segment, joined = self._current, 0
-                segment.chunks[joined:] = [b"".join(segment.chunks[joined:])]  # else `take` has too many to join
-                joined += 1
-                sequence = self._sequence
+                segment, sequence = self._current, self._sequence
                 self._current, self._sequence = limbo, numbered
                 self._unsafe.append(limbo)
                 yield
