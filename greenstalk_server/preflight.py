@@ -178,7 +178,7 @@ def _about_journal(options: Options) -> Iterator[StartError | str]:
 
 
 def _read_address(url: str, name: str) -> None:
-    shared_module("leadership").conninfo_of(url, name)
+    shared_module("cluster.leadership").conninfo_of(url, name)
 
 
 def _about_directory(directory: str) -> Iterator[StartError | str]:
