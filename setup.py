@@ -20,6 +20,7 @@ COMPILED = (
     "core/body_cache",
     "core/broker",
     "core/client",
+    "core/counters",
     "core/gc_untrack",
     "core/job",
     "core/job_history",
@@ -27,7 +28,6 @@ COMPILED = (
     "core/limits",
     "core/ready_ages",
     "core/ready_queue",
-    "core/stats",
     "core/streams",
     "core/timers",
     "core/tube",
@@ -39,6 +39,7 @@ COMPILED = (
     "protocol/codec",
     "protocol/restricted_session",
     "protocol/session",
+    "protocol/stats",
     "runtime/clock",
 )
 """Modules of greenstalk_server: the core, and the loop of a connection around it."""

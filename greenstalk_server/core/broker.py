@@ -29,6 +29,7 @@ from typing import Final
 from greenstalk_server.core import job_history
 from greenstalk_server.core.body_cache import Bodies
 from greenstalk_server.core.client import Client
+from greenstalk_server.core.counters import Counters, ServerFacts
 from greenstalk_server.core.job import (
     BURIED,
     DELAYED,
@@ -45,7 +46,6 @@ from greenstalk_server.core.job_table import JobTable
 from greenstalk_server.core.journal import Journal, NullJournal
 from greenstalk_server.core.limits import Bounds, Limited
 from greenstalk_server.core.ready_queue import is_before
-from greenstalk_server.core.stats import Counters, ServerFacts
 from greenstalk_server.core.streams import Listings, NameList
 from greenstalk_server.core.timers import Timers
 from greenstalk_server.core.tube import Totals, Tube

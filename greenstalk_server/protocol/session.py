@@ -24,13 +24,12 @@ from typing import Any, Final, TypeAlias
 
 from greenstalk_server.core import broker as outcomes
 from greenstalk_server.core import job as states
-from greenstalk_server.core import stats
 from greenstalk_server.core.broker import SLICE, Broker
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.job import Job
 from greenstalk_server.core.streams import BodyStream, NameList, Stream
 from greenstalk_server.core.tube import Tube
-from greenstalk_server.protocol import codec
+from greenstalk_server.protocol import codec, stats
 from greenstalk_server.protocol.codec import CRLF, MAX_LINE, Command
 
 INPUT_LIMIT: Final = 65536

@@ -8,8 +8,8 @@ import pytest
 
 from greenstalk_server.core import job_history
 from greenstalk_server.core.broker import PARTED_AT_MOST, Broker
+from greenstalk_server.core.counters import ServerFacts
 from greenstalk_server.core.job import BURIED, READY, SECOND, Job
-from greenstalk_server.core.stats import ServerFacts
 from greenstalk_server.core.tube import Tube
 from tests.core.world import START, Actor, FullJournal, World
 

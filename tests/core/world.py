@@ -12,17 +12,10 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 from greenstalk_server.core.broker import DEADLINE_SOON, DONE, HELD, NO_ROOM, NOT_FOUND, TIMED_OUT, WAITING, Broker
 from greenstalk_server.core.client import Client
+from greenstalk_server.core.counters import ServerFacts
 from greenstalk_server.core.job import SECOND, STATE_NAMES, Job
 from greenstalk_server.core.journal import NullJournal
-from greenstalk_server.core.stats import (
-    JobStats,
-    ServerFacts,
-    ServerStats,
-    TubeStats,
-    job_stats,
-    server_stats,
-    tube_stats,
-)
+from greenstalk_server.protocol.stats import JobStats, ServerStats, TubeStats, job_stats, server_stats, tube_stats
 
 T = TypeVar("T")
 

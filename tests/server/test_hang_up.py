@@ -8,9 +8,9 @@ import gevent
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.client import Client
+from greenstalk_server.core.counters import ServerFacts
 from greenstalk_server.core.job import READY, SECOND, Job
 from greenstalk_server.core.journal import NullJournal
-from greenstalk_server.core.stats import ServerFacts
 from greenstalk_server.net.connection import MAX_HELD, Connection
 from greenstalk_server.net.poller import Poller
 from greenstalk_server.protocol.session import COMMAND_SLICE

@@ -13,9 +13,9 @@ from jinja2.bccache import Bucket
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.client import Client
+from greenstalk_server.core.counters import ServerFacts
 from greenstalk_server.core.job import SECOND
 from greenstalk_server.core.job_table import JobTable
-from greenstalk_server.core.stats import ServerFacts
 from greenstalk_server.web import cooperative
 from greenstalk_server.web.app import WebOptions, create_app
 from tests.daemon import Daemon

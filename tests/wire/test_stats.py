@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from greenstalk_server.core.stats import COUNTERS
+from greenstalk_server.core.counters import COUNTERS
 from tests.wire.talk import Talk
 
 COUNTED: dict[bytes, str] = {

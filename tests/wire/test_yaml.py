@@ -11,8 +11,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
-from greenstalk_server.core.stats import server_stats
 from greenstalk_server.protocol.codec import stats
+from greenstalk_server.protocol.stats import server_stats
 from tests.core.world import make_broker
 from tests.wire.talk import Talk
 

@@ -9,7 +9,7 @@ from flask import Response
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from greenstalk_server.core.broker import Broker
-from greenstalk_server.core.stats import ServerStats, server_stats
+from greenstalk_server.protocol.stats import ServerStats, server_stats
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.api.cursors import DEFAULT_LIMIT, MOST, Cursor, Limit, NextCursor, dump, load
 from greenstalk_server.web.api.framework.endpoint import endpoint

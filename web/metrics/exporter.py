@@ -25,8 +25,8 @@ from prometheus_client.samples import Sample
 
 from greenstalk_server.cluster.role import Role
 from greenstalk_server.core.broker import Broker
+from greenstalk_server.core.counters import COUNTERS
 from greenstalk_server.core.job import SECOND
-from greenstalk_server.core.stats import COUNTERS
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.cooperative import Pace
 from greenstalk_server.web.disk import in_thread

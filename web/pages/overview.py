@@ -15,8 +15,9 @@ from greenstalk_server.cluster.role import Role
 from greenstalk_server.core.body_cache import Bodies
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job import SECOND
-from greenstalk_server.core.stats import JournalStats, ServerStats, server_stats
+from greenstalk_server.core.journal import JournalStats
 from greenstalk_server.core.tube import Tube
+from greenstalk_server.protocol.stats import ServerStats, server_stats
 from greenstalk_server.web import text
 from greenstalk_server.web.cooperative import Pace
 from greenstalk_server.web.metrics.history import History, Rates

@@ -10,8 +10,7 @@ import gevent
 import pytest
 from werkzeug.test import TestResponse
 
-from greenstalk_server.core.journal import NullJournal
-from greenstalk_server.core.stats import JournalStats
+from greenstalk_server.core.journal import JournalStats, NullJournal
 from greenstalk_server.web.live import hub
 
 from ..conftest import Queue
