@@ -23,6 +23,7 @@ COMPILED = (
     "core/counters",
     "core/gc_untrack",
     "core/job",
+    "core/job_heap",
     "core/job_history",
     "core/job_table",
     "core/limits",
