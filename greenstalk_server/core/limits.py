@@ -1,8 +1,8 @@
 """How much of everything there may be at most, and how often that was too little.
 
 `Limits` is what the operator has set, `Limited` counts what was refused or held up and why, `Bounds` are those
-limits that concern jobs and tubes, and `Admission` those of who connects. Each is looked at by who owns
-the thing: the broker, the server, a session, a connection.
+limits that concern jobs and tubes. Each limit is checked by the owner of the resource: the broker, a session, a
+connection, or the server (see greenstalk_server.net.admission).
 
 Pure.
 """
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from ipaddress import IPv6Address, ip_address, ip_network
 from typing import Final
 
 from greenstalk_server.core.tube import Tube
@@ -143,45 +142,3 @@ def bounds(limits: Limits, limited: Limited) -> Bounds | None:
     """The bounds that *limits* set to jobs and tubes; None if they set none, and nothing is to be looked at."""
     is_any = limits.jobs or limits.bytes or limits.tube_jobs or limits.tube_bytes or limits.tubes
     return Bounds(limits, limited) if is_any else None
-
-
-def counted_as(address: str) -> str:
-    """What *address* counts as: of IPv6, the network of 64 bits, all of which one host can have."""
-    if ":" not in address:
-        return address
-    try:
-        parsed = ip_address(address)
-    except ValueError:  # of a proxy with a notation of its own
-        return address
-    if not isinstance(parsed, IPv6Address):
-        return address
-    return str(parsed.ipv4_mapped or ip_network((parsed, 64), strict=False))
-
-
-class Admission:
-    """How many connections are open, in all and by address, and whether there may be one more."""
-
-    def __init__(self, limits: Limits) -> None:
-        self._limits: Limits = limits
-        self._count: int = 0
-        self._by_address: dict[str, int] = {}
-
-    def enter(self, host: str) -> str | None:
-        """Count a connection from *host*, which is empty for a Unix socket; or return the limit that forbids it."""
-        host = counted_as(host)
-        limits, of_host = self._limits, self._by_address.get(host, 0)
-        if limits.connections and self._count >= limits.connections:
-            return "connections"
-        if limits.connections_per_address and host and of_host >= limits.connections_per_address:
-            return "connections_per_address"
-        self._count += 1
-        self._by_address[host] = of_host + 1
-        return None
-
-    def leave(self, host: str) -> None:
-        """Undo an `enter` that let *host* in."""
-        host = counted_as(host)
-        self._count -= 1
-        self._by_address[host] -= 1
-        if not self._by_address[host]:
-            del self._by_address[host]

@@ -23,8 +23,9 @@ from greenlet import GreenletExit, getcurrent
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.job import SECOND, Job
-from greenstalk_server.core.limits import Admission, Limits
+from greenstalk_server.core.limits import Limits
 from greenstalk_server.net.acceptor import Acceptor, Files
+from greenstalk_server.net.admission import Admission
 from greenstalk_server.net.committer import Committer
 from greenstalk_server.net.connection import Connection
 from greenstalk_server.net.idle import Complaints, Guest, overstayed, unanswered
