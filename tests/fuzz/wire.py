@@ -27,7 +27,7 @@ from tests.fuzz.oracle import Oracle
 from tests.fuzz.source import Source
 from tests.journal.disk import Chance, Disk, Fault, seeded
 from tests.journal.workload import Bench
-from tests.wire.talk import kept, stream_of
+from tests.protocol.talk import kept, stream_of
 
 CLIENTS: Final = 4
 SMALL_REPLY: Final = 230

@@ -26,9 +26,9 @@ from greenstalk_server.protocol.restricted_session import RestrictedSession
 from greenstalk_server.web.pages.overview import LIMIT_LABELS
 from tests.core.world import START, make_broker
 from tests.daemon import COMMAND, PATIENCE, Daemon, ask
+from tests.protocol.talk import Talk
 from tests.server.peer import Peer, eventually
 from tests.server.secured import PAGE
-from tests.wire.talk import Talk
 
 FULL = b"OUT_OF_MEMORY\r\n"
 

@@ -14,7 +14,7 @@ from ruamel.yaml import YAML
 from greenstalk_server.protocol.codec import stats
 from greenstalk_server.protocol.stats import server_stats
 from tests.core.world import make_broker
-from tests.wire.talk import Talk
+from tests.protocol.talk import Talk
 
 NAME_CHARACTERS = "ABCXYZabefinotxyz0123456789-+/;.$_()"
 

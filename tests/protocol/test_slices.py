@@ -14,7 +14,7 @@ from greenstalk_server.protocol.session import (
     WATCHED_WEIGHT,
 )
 from tests.core.world import make_broker
-from tests.wire.talk import MARK, MARKED, Talk, stream_of
+from tests.protocol.talk import MARK, MARKED, Talk, stream_of
 
 BODY = b"b" * 60_000
 PUT = b"put 0 0 60 60000\r\n" + BODY + b"\r\n"
