@@ -213,7 +213,7 @@ def _open(options: Options, environ: Mapping[str, str]) -> Iterator[Listener]:
 
 
 def _dashboard(listener: socket.socket, options: Options, listeners: Sequence[Listener]) -> Dashboard:
-    from greenstalk_server.web.server import Dashboard  # noqa: PLC0415 Flask is half of a start
+    from greenstalk_server.web.server import Dashboard  # noqa: PLC0415  Flask is half of a start
 
     where = next((one for one in listeners if not one.is_tls), listeners[0])
     return Dashboard(listener, options, describe(where.sock))
@@ -409,7 +409,7 @@ class _Shared:
         self._clock: Clock = clock
 
     def prepare(self, role: Callable[[], Role]) -> None:
-        """Make the dashboard, unless it is there: 0.3 s that a takeover should not take."""
+        """Make the dashboard unless it exists: a takeover should not take up to 0.3 s for it."""
         if self.app is None and self._dashboard is not None:
             self.app = self._dashboard.app(self.broker, self._clock, self.committer, role)
 

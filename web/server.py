@@ -54,7 +54,10 @@ class Dashboard:
     def app(
         self, broker: Broker, clock: Clock, committer: Committer | None, role: Callable[[], Role] | None = None
     ) -> Flask:
-        """The dashboard of *broker*; *committer* is that of its journal, if it has one. Takes 0.3 s."""
+        """Return the dashboard of *broker*, whose journal has *committer*, if any.
+
+        Takes 0.07 s of CPU, and 0.2 s more if the templates have to be compiled.
+        """
         commit = partial(committer.wait, COMMIT_TIMEOUT) if committer is not None else None
         app = create_app(broker, clock, self._options, commit=commit, role=role)
         warm_up(app)

@@ -21,6 +21,7 @@ LIMITED: Final = {
     "connections_per_address": "connections closed at once: too many of one address (--max-connections-per-address)",
     "handshake": "connections closed because TLS was not agreed on, in time or at all",
     "files": "times that accepting had to wait, because no file descriptor was left (ulimit -n)",
+    "epoll": "connections closed at once, because the system could not poll another one (fs.epoll.max_user_watches)",
     "jobs": "puts refused, because there were as many jobs as there may be (--max-jobs)",
     "bytes": "puts refused, because the bodies of all jobs were as large as they may be (--max-bytes)",
     "tube_jobs": "puts refused, because there were as many jobs in the tube as there may be (--max-tube-jobs)",

@@ -8,6 +8,7 @@ where the system has none, or no memory: nobody who is connected notices.
 from __future__ import annotations
 
 import errno
+import logging
 import socket
 from collections.abc import Callable
 from typing import Any, Final
@@ -19,6 +20,8 @@ from gevent.server import StreamServer
 from greenstalk_server.core.limits import Limited
 from greenstalk_server.net.poller import BUDGET, Poller
 from greenstalk_server.net.scheduling import Turns
+
+log = logging.getLogger(__name__)
 
 KEPT_BACK: Final = 64
 """File descriptors for the journal, its locks and directories, and what is open from the start."""
@@ -92,6 +95,26 @@ class _Patient:
         self._timer.start(self._start_accepting_if_started)
 
 
+class UnixSocket(socket.socket):
+    """A non-blocking Unix socket that knows when a `recv` has stopped early: behind bytes that carried descriptors.
+
+    The kernel closes the descriptors, since nobody asks for them.
+    """
+
+    __slots__ = ("_has_unread",)
+
+    def recv(self, buflen: int, flags: int = 0) -> bytes:
+        """Return up to *buflen* bytes."""
+        self._has_unread = False
+        data, _, found, _ = self.recvmsg(buflen, 0, flags)
+        self._has_unread = len(data) == buflen or bool(found & socket.MSG_CTRUNC)
+        return data
+
+    def has_unread(self) -> bool:
+        """Return whether the last `recv` may have left something unread that had arrived."""
+        return self._has_unread
+
+
 class _Plain(StreamServer):  # type: ignore[misc]
     """Accepts plain non-blocking sockets: gevent's own would add two watchers each that nobody uses."""
 
@@ -100,9 +123,10 @@ class _Plain(StreamServer):  # type: ignore[misc]
             fd, address = self.socket._accept()
         except BlockingIOError:
             return None
-        sock = socket.socket(fileno=fd)
+        is_unix = self.socket.family == socket.AF_UNIX
+        sock = UnixSocket(fileno=fd) if is_unix else socket.socket(fileno=fd)
         sock.setblocking(False)
-        if sock.family != socket.AF_UNIX:
+        if not is_unix:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         return sock, address
@@ -206,6 +230,11 @@ class Acceptor(_Patient, _Plain):
     def note_hang_up(self) -> None:
         """Accept when the poller calls `resume`: errors are those of `accept`."""
         self._poller.queue(self)
+
+    def fail(self, error: Exception) -> None:
+        """Log *error*, and accept again a little later."""
+        log.error("internal error: accepting pauses for %s s", LOOK_AGAIN, exc_info=error)
+        self._look_again()
 
 
 class WebServer(_Patient, WSGIServer):  # type: ignore[misc]

@@ -54,6 +54,9 @@ QUICK_SYNC: Final = 0.001
 """After so many batches for one client alone, and while syncs take less than so many seconds on average, a sync
 runs in the loop itself: the way to a thread and back costs about as much as a good disk's sync."""
 
+WRITTEN_IN_LOOP: Final = 2**20
+"""Bytes, at most, of a batch that is written in the loop: half a millisecond if the system has room in its cache."""
+
 
 class Holder(Protocol):
     """Someone whose replies wait."""
@@ -127,6 +130,8 @@ class Committer:
         binlog = self.binlog
         if binlog.sync_interval != 0 or binlog.is_remote or binlog.wants_rewrite or binlog.is_full:
             return False
+        if binlog.pending_bytes > WRITTEN_IN_LOOP:
+            return False
         return self._write(self._run_timed, is_synced=True)
 
     def wait(self, timeout: float) -> bool:
@@ -159,7 +164,8 @@ class Committer:
             if not binlog.has_records:  # a new segment's header waits for the first record
                 self._release(self._take_holders())
                 return True
-            if not is_synced and not is_large and not binlog.is_changing_files:
+            is_quick = not binlog.is_changing_files and binlog.pending_bytes <= WRITTEN_IN_LOOP
+            if not is_synced and not is_large and is_quick:
                 return self._write(Batch.run, is_synced)
         with self._disk:
             return self._rewrite() and self._write(self._run_in_thread, is_synced)
@@ -169,16 +175,23 @@ class Committer:
         binlog = self.binlog
         if not binlog.wants_rewrite:
             return True
-        while (read := binlog.read_for_rewrite()) is not None:
-            get_hub().threadpool.apply(read.run)
-            binlog.have_read(read)
-        while not binlog.rewrite():
+        while not self._rewrite_in_slices():
             read = binlog.read_for_compaction()
             if read is None:
                 return False
             get_hub().threadpool.apply(read.run)
             binlog.have_read(read)
         return True
+
+    def _rewrite_in_slices(self) -> bool:
+        """Attempt a step of a rewrite, and let other greenlets run between its slices; False if it has to wait."""
+        slices = self.binlog.rewrite()
+        while True:
+            try:
+                next(slices)
+            except StopIteration as end:
+                return bool(end.value)
+            gevent.sleep(TURN)
 
     def _write_all(self, run: Callable[[Batch], None]) -> bool:
         """Write and sync all there is, in as many steps as it takes; False if the disk fails. Only for `stop`."""

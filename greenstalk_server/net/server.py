@@ -93,6 +93,7 @@ class Server:
         self._certificates: Certificates | None = certificates
         self._admission: Admission = Admission(limits)
         self._handshakes: set[Any] = set()
+        self._is_stopping: bool = False
         for listener in listeners:
             notice_dead_peers(listener.sock, limits.dead_peer_timeout)
         self._poller: Poller = Poller(clock)
@@ -124,6 +125,7 @@ class Server:
 
     def stop(self) -> None:
         """Accept no more, let replies under way leave, close every connection. Switches; may be called again."""
+        self._is_stopping = True
         for acceptor in self._acceptors:
             acceptor.close()
         for greenlet in list(self._handshakes):
@@ -192,7 +194,8 @@ class Server:
             return None
         if listener.is_tls:
             return partial(self._serve_by_tls, listener, sock, address, host)
-        return partial(self._serve, self._connect(listener, sock, address, []), host)
+        connection = self._connect(listener, sock, address, host, [])
+        return None if connection is None else partial(self._serve, connection, host)
 
     def _serve_by_tls(self, listener: Listener, sock: socket.socket, address: object, host: str) -> None:
         """Complete the TLS handshake, and serve. Switches."""
@@ -201,7 +204,8 @@ class Server:
         self._handshakes.add(greenlet)
         secured: TlsSocket | None = None
         try:
-            secured = shake_hands(self._certificates, sock, HANDSHAKE_TIMEOUT)
+            if not self._is_stopping:  # `stop` has ended the handshakes in progress, but not those about to begin
+                secured = shake_hands(self._certificates, sock, HANDSHAKE_TIMEOUT)
         except OSError as error:
             self.broker.limited.note("handshake", where, reason_of(error))
         except GreenletExit:
@@ -211,10 +215,17 @@ class Server:
             if secured is None:
                 self._admission.leave(host)
         if secured is not None:
-            self._serve(self._connect(listener, secured, address, secured.peer_names()), host)
+            connection = self._connect(listener, secured, address, host, secured.peer_names())
+            if connection is not None:
+                self._serve(connection, host)
 
-    def _connect(self, listener: Listener, sock: socket.socket, address: object, names: list[str]) -> Connection:
-        """Begin to serve a connection whose certificate has *names*. Does not switch."""
+    def _connect(
+        self, listener: Listener, sock: socket.socket, address: object, host: str, names: list[str]
+    ) -> Connection | None:
+        """Return a connection whose certificate has *names*; None, and close it, if it cannot be polled.
+
+        Does not switch.
+        """
         connection = Connection(
             self.broker,
             sock,
@@ -229,26 +240,34 @@ class Server:
         connection.on_leave = _on_leave
         if names:
             connection.client.name = names[0]
-        self.connections.add(connection)
         if log.isEnabledFor(logging.DEBUG):
             log.debug("connected", extra=_fields(connection.client))
-        connection.start()
+        try:
+            connection.start()
+        except OSError as error:
+            self.broker.limited.note("epoll", connection.client.address, error.strerror or str(error))
+            connection.close()
+            self._admission.leave(host)
+            return None
+        self.connections.add(connection)
         return connection
 
     def _serve(self, connection: Connection, host: str) -> None:
         """Serve *connection*, from *host*, until it ends. Switches."""
         try:
-            connection.run()
+            try:
+                connection.run()
+            finally:
+                self.connections.discard(connection)
+                connection.close()
         except GreenletExit:
             pass
         except Exception:
             log.exception("internal error: the connection is closed", extra=_fields(connection.client))
         finally:
-            self.connections.discard(connection)
+            self._admission.leave(host)
             if connection.failure == errno.ETIMEDOUT:
                 self.broker.limited.note("dead_peer_timeout", connection.client.address)
-            connection.close()
-            self._admission.leave(host)
 
     def _session_maker(self, listener: Listener, names: list[str]) -> Callable[[Broker, Callable[[], None]], Session]:
         """What makes the session of a connection: a plain one where nothing restricts it."""

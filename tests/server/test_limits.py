@@ -27,7 +27,7 @@ from greenstalk_server.web.pages.overview import LIMIT_LABELS
 from tests.core.world import START, make_broker
 from tests.daemon import COMMAND, PATIENCE, Daemon, ask
 from tests.protocol.talk import Talk
-from tests.server.peer import Peer, eventually
+from tests.server.peer import Peer, eventually, open_files
 from tests.server.secured import PAGE
 
 FULL = b"OUT_OF_MEMORY\r\n"
@@ -245,6 +245,33 @@ def test_as_many_connections_as_there_may_be() -> None:
     lines = [line for line in said.splitlines() if "WARNING connections: connections closed at once" in line]
     assert "limit=connections address=127.0.0.1:" in lines[0]
     assert at_most_one_a_second(said, "WARNING connections: ")
+
+
+def test_a_connection_that_the_system_cannot_poll_is_closed_and_leaves_nothing() -> None:
+    """epoll_ctl fails for descriptors from 60 on, and each refused connection has the same one."""
+    command = (sys.executable, "tests/server/few_watches.py", "60", *COMMAND)
+    with Daemon(*LOOPBACK, command=command) as server, Peer(server) as watcher:
+        assert is_served(watcher)
+        with ExitStack() as stack:
+            peers = [stack.enter_context(Peer(server)) for _ in range(60)]
+            served = [peer for peer in peers if is_served(peer)]
+            refused = len(peers) - len(served)
+            assert served and refused
+            before = open_files(server)
+            for _ in range(50):
+                with Peer(server) as peer:
+                    assert not is_served(peer)
+            assert open_files(server) == before
+            facts = watcher.stats()
+            assert facts["current-connections"] == str(len(served) + 1)
+            assert facts["total-connections"] == str(len(peers) + 51)
+        eventually(lambda: watcher.stats()["current-connections"] == "1", "they have left")
+        assert can_connect(server)
+        assert limits_of(server)["epoll"] == refused + 50
+        _, said = server.stop()
+    assert "WARNING epoll: connections closed at once" in said and "No space left on device" in said
+    assert "Traceback" not in said
+    assert at_most_one_a_second(said, "WARNING epoll: ")
 
 
 def test_how_often_a_limit_was_reached_is_told_when_it_is_no_more(caplog: pytest.LogCaptureFixture) -> None:

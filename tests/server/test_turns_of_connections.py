@@ -21,7 +21,7 @@ from greenstalk_server.core.job import Job
 from greenstalk_server.net.connection import STREAMED_AT_ONCE
 from greenstalk_server.net.poller import BUDGET, PORTION
 from tests.daemon import PATIENCE, Daemon
-from tests.server.peer import Peer, eventually
+from tests.server.peer import Peer, eventually, open_files
 from tests.server.test_hang_up import FACTS, Pair, Slow
 
 LARGE = 20_000_000
@@ -216,3 +216,21 @@ def test_what_follows_urgent_data_is_read(daemon: Daemon) -> None:
         peer.send(b"use mail\r\n")
         os.kill(daemon.process.pid, signal.SIGCONT)
         assert [peer.read_line(), peer.read_line()] == [b"USING default", b"USING mail"]
+
+
+def test_input_behind_passed_descriptors_is_read_and_the_descriptors_are_closed(tmp_path: Path) -> None:
+    """A recv on a Unix socket stops behind the bytes that carried descriptors, so it returns less than is there."""
+    path = str(tmp_path / "queue")
+    with Daemon("-l", f"unix:{path}", "--no-web") as daemon, socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(PATIENCE)
+        sock.connect(path)
+        peer = Peer(sock)
+        assert peer.ask(b"list-tube-used") == b"USING default"
+        before = open_files(daemon)
+        with paused(daemon):
+            for number in range(20):
+                socket.send_fds(sock, [b"use %d\r\n" % number], [0, 1, 2])
+            peer.send(b"use last\r\n")
+        assert [peer.read_line() for _ in range(20)] == [b"USING %d" % number for number in range(20)]
+        assert peer.read_line() == b"USING last"
+        assert open_files(daemon) == before

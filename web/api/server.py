@@ -14,13 +14,13 @@ from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.api.cursors import DEFAULT_LIMIT, MOST, Cursor, Limit, NextCursor, dump, load
 from greenstalk_server.web.api.framework.endpoint import endpoint
 from greenstalk_server.web.api.tubes import ListTubes, RatesPerSecond, Series, Spanned, Tubes, rates_told
-from greenstalk_server.web.api.values import Asked, Count, Instant, Told, TubeName, instant, tube_of
+from greenstalk_server.web.api.values import Asked, Count, Instant, JobId, Told, TubeName, instant, nanoseconds, tube_of
 from greenstalk_server.web.fields import Fields
 from greenstalk_server.web.live.hub import LiveHub, State
 from greenstalk_server.web.metrics.history import History
 from greenstalk_server.web.metrics.rings import SPANS
 from greenstalk_server.web.operations.audit import Audit
-from greenstalk_server.web.pages.audit import LONGEST_FILTER, MAX_CURSOR, Filter, collect, refuse_others
+from greenstalk_server.web.pages.audit import END_OF_TIME, LONGEST_FILTER, MAX_CURSOR, Filter, collect, refuse_others
 from greenstalk_server.web.pages.charts import figures
 from greenstalk_server.web.pages.overview import Lookout
 
@@ -97,14 +97,29 @@ class AuditList(Told):
     trouble: Annotated[str, Meta(description="Why not all of it is on disk; empty if it is.")]
 
 
-Part = Annotated[str, Meta(max_length=LONGEST_FILTER, description="Only entries that have this there, in any case.")]
-
-
 class ListAudit(Asked):
-    """Which entries."""
+    """A filter of entries, the same as on the dashboard's audit page."""
 
-    who: Part = ""
-    what: Part = ""
+    who: Annotated[
+        str, Meta(max_length=LONGEST_FILTER, description="Only entries with this text in the name, in any case.")
+    ] = ""
+    what: Annotated[
+        str,
+        Meta(
+            max_length=LONGEST_FILTER,
+            description="Only entries with this text in the action, or in the change that it makes, such as delete.",
+        ),
+    ] = ""
+    tube: Annotated[
+        str,
+        Meta(
+            max_length=LONGEST_FILTER,
+            description="Only entries with this text in the name of the tube, or of the tube that jobs were moved to.",
+        ),
+    ] = ""
+    id: Annotated[JobId | UnsetType, Meta(description="Only entries about this job, or about a copy of it.")] = UNSET
+    since: Annotated[Instant | UnsetType, Meta(description="Only entries at this time or later.")] = UNSET
+    until: Annotated[Instant | UnsetType, Meta(description="Only entries before this time.")] = UNSET
     cursor: Cursor | UnsetType = UNSET
     limit: Limit = DEFAULT_LIMIT
 
@@ -169,7 +184,14 @@ class Server:
         """See who changed what, and what was refused, the newest first."""
         refuse_others()
         before = load(query.cursor, _Place).before if query.cursor is not UNSET else 0
-        wanted = Filter(query.who.strip(), query.what.strip())
+        wanted = Filter(
+            who=query.who.strip(),
+            what=query.what.strip(),
+            tube=query.tube.strip(),
+            id=0 if query.id is UNSET else query.id,
+            since=0 if query.since is UNSET else nanoseconds(query.since),
+            until=END_OF_TIME if query.until is UNSET else nanoseconds(query.until),
+        )
         entries, following, _ = collect(self._audit, wanted, before, query.limit)
         return AuditList(
             entries=[

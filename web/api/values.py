@@ -58,6 +58,8 @@ Force = Annotated[
     bool, Meta(description="Do it although a client holds the job, whose worker may be at it. Else that is refused.")
 ]
 
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
 BODY_AT_MOST: Final = MAX_PUT
 """Bytes of a body that stands in JSON; of a larger one there is `/jobs/{id}/body` alone."""
 
@@ -107,3 +109,8 @@ def instant(nanoseconds: int) -> datetime:
     """The time *nanoseconds* since the Unix epoch, to the microsecond."""
     seconds, rest = divmod(nanoseconds, SECOND)
     return datetime.fromtimestamp(seconds, UTC) + timedelta(microseconds=rest // 1000)
+
+
+def nanoseconds(at: datetime) -> int:
+    """Return *at* in nanoseconds since the Unix epoch."""
+    return (at - EPOCH) // timedelta(microseconds=1) * 1000

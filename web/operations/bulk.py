@@ -427,7 +427,7 @@ def _refuse_unconfirmed(plan: Plan, is_forced: bool) -> None:
     """Raise BadRequest unless the form has what confirms *plan*, if something has to."""
     typed = request.form.get("confirm", "").strip()
     if (plan.is_destructive or is_forced) and typed != plan.confirm:
-        raise BadRequest(f"“confirm” must be “{plan.confirm}”: type it to have this done. Nothing was changed.")
+        raise BadRequest(f"“confirm” must be “{plan.confirm}”, not “{typed[:200]}”. Go back and type it to confirm.")
 
 
 def _uncapitalized(title: str) -> str:

@@ -213,6 +213,7 @@ LIMIT_LABELS: Final = {
     "connections_per_address": "Too many of one address",
     "handshake": "TLS not agreed on",
     "files": "No file descriptor",
+    "epoll": "Not pollable",
     "jobs": "Too many jobs",
     "bytes": "Too many bytes",
     "tube_jobs": "Too many jobs of a tube",
