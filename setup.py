@@ -27,9 +27,9 @@ COMPILED = (
     "core/job_history",
     "core/job_table",
     "core/limits",
+    "core/name_list",
     "core/ready_ages",
     "core/ready_queue",
-    "core/streams",
     "core/timers",
     "core/tube",
     "core/tube_set",
@@ -41,6 +41,7 @@ COMPILED = (
     "protocol/restricted_session",
     "protocol/session",
     "protocol/stats",
+    "protocol/streams",
     "runtime/clock",
 )
 """Modules of greenstalk_server: the core, and the loop of a connection around it."""

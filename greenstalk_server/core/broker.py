@@ -45,8 +45,8 @@ from greenstalk_server.core.job import (
 from greenstalk_server.core.job_table import JobTable
 from greenstalk_server.core.journal import Journal, NullJournal
 from greenstalk_server.core.limits import Bounds, Limited
+from greenstalk_server.core.name_list import NameBudget, NameList
 from greenstalk_server.core.ready_queue import is_before
-from greenstalk_server.core.streams import Listings, NameList
 from greenstalk_server.core.timers import Timers
 from greenstalk_server.core.tube import Totals, Tube
 from greenstalk_server.core.tube_set import AT_MOST, FEW, Watch
@@ -108,7 +108,7 @@ class Broker:
     is_draining     puts are refused.
     is_stopping     jobs of clients that disconnect stay reserved; the next start returns them.
     limited         counts what was refused or held up because of a limit, here and by whoever sees to others.
-    listings        how many names are being sent in lists.
+    listed_names    budget of the names in lists that are being sent.
     max_watched     tubes that a client may watch; 0 for any number.
     bounds          limits of jobs and tubes; None without any. To be set before `restore`.
     """
@@ -132,7 +132,7 @@ class Broker:
         self.is_stopping: bool = False
         self.limited: Limited = Limited()
         self.bounds: Bounds | None = None
-        self.listings: Listings = Listings()
+        self.listed_names: NameBudget = NameBudget()
         self.max_watched: int = 0
         self.next_id: int = 1
         self.producer_count: int = 0
@@ -852,7 +852,7 @@ class Broker:
     def name_list(self) -> NameList:
         """The names of all tubes, in the order of creation; the same list until a tube comes or goes."""
         if self._names is None:
-            self._names = NameList(self.tubes, self.listings)
+            self._names = NameList(self.tubes, self.listed_names)
         return self._names
 
     def _may_need(self, name: bytes, client: Client) -> bool:

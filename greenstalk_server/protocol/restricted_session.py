@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from greenstalk_server.core.broker import DEFAULT_TUBE, Broker
 from greenstalk_server.core.job import SECOND, Job
-from greenstalk_server.core.streams import NameList
+from greenstalk_server.core.name_list import NameList
 from greenstalk_server.protocol import codec
 from greenstalk_server.protocol.access import Grants
 from greenstalk_server.protocol.codec import Command
@@ -222,7 +222,7 @@ class _Listing(Work):
         self._allowed += [name for name in names if self._grants.may_something(name)]
         if end < len(self._names):
             return None
-        return session.list_names(NameList(self._allowed, broker.listings))
+        return session.list_names(NameList(self._allowed, broker.listed_names))
 
 
 _CHECKED: Final[dict[bytes, Any]] = {

@@ -27,10 +27,11 @@ from greenstalk_server.core import job as states
 from greenstalk_server.core.broker import SLICE, Broker
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.job import Job
-from greenstalk_server.core.streams import BodyStream, NameList, Stream
+from greenstalk_server.core.name_list import NameList
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.protocol import codec, stats
 from greenstalk_server.protocol.codec import CRLF, MAX_LINE, Command
+from greenstalk_server.protocol.streams import BodyStream, NameStream, Stream
 
 INPUT_LIMIT: Final = 65536
 """Bytes kept unread while parked; the caller should read no further."""
@@ -545,17 +546,17 @@ class Session:
         watched = self.client.watched
         if len(watched) <= FEW_NAMES:
             return self._sized(codec.name_list(watched))
-        return self.list_names(NameList(watched, self._broker.listings))
+        return self.list_names(NameList(watched, self._broker.listed_names))
 
     def list_names(self, names: NameList) -> bytes:
         """Return the reply that lists *names*, or its first line if it is a stream."""
         if names.size <= OUTPUT_SLICE:
             return self._sized(codec.name_list(names.names))
         self.cost += OUTPUT_SLICE + NAME_WEIGHT * len(names.names)
-        self.stream = names.open()
-        if self.stream is None:
+        if not names.acquire():
             self._broker.limited.note("listings", self.client.address)
             return codec.OUT_OF_MEMORY
+        self.stream = NameStream(names)
         return codec.ok_line(names.size)
 
     def _weigh_new(self, tube: bytes) -> None:

@@ -150,15 +150,15 @@ def test_connections_that_list_the_same_tubes_share_one_list() -> None:
     talks = [Talk(first.broker) for _ in range(50)]
     for talk in talks:
         talk.session.receive(b"list-tubes\r\n", talk.now)
-    assert first.broker.listings.names == 1001
+    assert first.broker.listed_names.names == 1001
     for talk in talks:
         talk.close()
-    assert first.broker.listings.names == 0
+    assert first.broker.listed_names.names == 0
 
 
 def test_lists_are_refused_while_too_many_names_are_being_sent() -> None:
     first = Talk()
-    first.broker.listings.limit = 2500
+    first.broker.listed_names.limit = 2500
     first.send(b"".join([b"watch %0200d\r\n" % number for number in range(1000)]))
     talks = [Talk(first.broker) for _ in range(4)]
     for talk in talks[:2]:

@@ -85,9 +85,9 @@ def test_a_client_that_leaves_in_a_large_reply_frees_its_list() -> None:
     pair = Pair(broker)
     watch_many(pair)
     pair.send(b"list-tubes\r\n")
-    assert broker.listings.names == 20_001
+    assert broker.listed_names.names == 20_001
     pair.hang_up()
-    assert broker.listings.names == 0
+    assert broker.listed_names.names == 0
 
 
 def test_unread_lists_take_little_memory() -> None:
@@ -100,7 +100,7 @@ def test_unread_lists_take_little_memory() -> None:
         watch_many(pairs[0])
         for pair in pairs:
             pair.send(b"list-tubes\r\n")
-        assert broker.listings.names == 20_001
+        assert broker.listed_names.names == 20_001
         assert sum(len(pair.connection._unsent) for pair in pairs) < len(pairs) * 70_000
 
 
