@@ -12,7 +12,7 @@ from typing import Final, Protocol
 
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.job import SECOND
-from greenstalk_server.core.limits import LIMITED, Limits
+from greenstalk_server.core.limits import LIMIT_DESCRIPTIONS, Limits
 from greenstalk_server.protocol.restricted_session import RestrictedSession
 from greenstalk_server.protocol.session import Session
 from greenstalk_server.runtime.clock import Clock
@@ -51,7 +51,8 @@ class Complaints:
         limit = facts["limit"]
         self._told_at[limit] = self._clock()
         extra = facts | {"more": self._untold.pop(limit, 0)}
-        log.warning("%s: %s", limit, LIMITED[limit], extra={name: value for name, value in extra.items() if value})
+        shown = {name: value for name, value in extra.items() if value}
+        log.warning("%s: %s", limit, LIMIT_DESCRIPTIONS[limit], extra=shown)
 
 
 class Guest(Protocol):

@@ -104,7 +104,7 @@ class Server:
         self._ticker: Ticker = Ticker(broker, clock)
         broker.timed_out = _on_time_out
         self._complaints: Complaints = Complaints(clock)
-        broker.limited.complain = self._complaints
+        broker.limit_counters.on_hit = self._complaints
         self._housekeeper: gevent.Greenlet | None = None
         self._is_stopped: Event = Event()
 
@@ -178,7 +178,7 @@ class Server:
         for begin in range(0, len(connections), LOOKED_AT_ONCE):
             still_there = [one for one in connections[begin : begin + LOOKED_AT_ONCE] if one in self.connections]
             for connection, limit in found(still_there, self._limits, self.clock()):
-                self.broker.limited.note(limit, connection.client.address)
+                self.broker.limit_counters.note(limit, connection.client.address)
                 connection.client.hang_up()
             gevent.sleep(TURN)
 
@@ -190,7 +190,7 @@ class Server:
         host = address[0] if isinstance(address, tuple) else ""
         limit = self._admission.enter(host)
         if limit is not None:
-            self.broker.limited.note(limit, describe_peer(sock, address)[0])
+            self.broker.limit_counters.note(limit, describe_peer(sock, address)[0])
             return None
         if listener.is_tls:
             return partial(self._serve_by_tls, listener, sock, address, host)
@@ -207,7 +207,7 @@ class Server:
             if not self._is_stopping:  # `stop` has ended the handshakes in progress, but not those about to begin
                 secured = shake_hands(self._certificates, sock, HANDSHAKE_TIMEOUT)
         except OSError as error:
-            self.broker.limited.note("handshake", where, reason_of(error))
+            self.broker.limit_counters.note("handshake", where, reason_of(error))
         except GreenletExit:
             pass
         finally:
@@ -245,7 +245,7 @@ class Server:
         try:
             connection.start()
         except OSError as error:
-            self.broker.limited.note("epoll", connection.client.address, error.strerror or str(error))
+            self.broker.limit_counters.note("epoll", connection.client.address, error.strerror or str(error))
             connection.close()
             self._admission.leave(host)
             return None
@@ -267,7 +267,7 @@ class Server:
         finally:
             self._admission.leave(host)
             if connection.failure == errno.ETIMEDOUT:
-                self.broker.limited.note("dead_peer_timeout", connection.client.address)
+                self.broker.limit_counters.note("dead_peer_timeout", connection.client.address)
 
     def _session_maker(self, listener: Listener, names: list[str]) -> Callable[[Broker, Callable[[], None]], Session]:
         """What makes the session of a connection: a plain one where nothing restricts it."""

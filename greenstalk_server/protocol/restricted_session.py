@@ -93,7 +93,7 @@ class RestrictedSession(Session):
         if too_far > 0 and not (self.is_waiting or self.is_closing):
             self.has_more = True
             self.pause = too_far / SECOND
-            self._broker.limited.note("rate", self.client.address)
+            self._broker.limit_counters.note("rate", self.client.address)
 
     # What it may do
 
@@ -106,7 +106,7 @@ class RestrictedSession(Session):
         told = (b"%b %b" % (verb, what) if what else verb).decode(errors="replace")
         if self.client.name:
             told += f" by {self.client.name}"
-        self._broker.limited.note("access", self.client.address, told)
+        self._broker.limit_counters.note("access", self.client.address, told)
         return reply
 
     def _refuse_job(self, command: Command) -> bytes:

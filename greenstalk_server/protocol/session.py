@@ -333,8 +333,8 @@ class Session:
         if self._broker.is_draining:
             return codec.DRAINING
         _, pri, delay, ttr, _, _ = command
-        is_done = self._broker.put(self.client, id, pri, delay, ttr, body, now)
-        return codec.inserted(id) if is_done else codec.OUT_OF_MEMORY
+        result = self._broker.put(self.client, id, pri, delay, ttr, body, now)
+        return codec.inserted(id) if result > 0 else codec.OUT_OF_MEMORY
 
     def _begin_to_skip(self, size: int, refusal: int, data: bytes, pos: int, out: list[bytes]) -> int:
         """Discard the body of a put, *size* bytes from *pos* on, and then send *refusal*; return where to go on."""
@@ -502,7 +502,7 @@ class Session:
         self._weigh_new(command[1])
         count = self._broker.watch(self.client, command[1])
         self._weight = len(self.client.watched) // FEW_WATCHED * WATCHED_WEIGHT
-        return codec.watching(count) if count else codec.OUT_OF_MEMORY
+        return codec.watching(count) if count > 0 else codec.OUT_OF_MEMORY
 
     def _ignore(self, command: Command, now: int) -> bytes:
         self._broker.counters.cmd_ignore += 1
@@ -554,7 +554,7 @@ class Session:
             return self._sized(codec.name_list(names.names))
         self.cost += OUTPUT_SLICE + NAME_WEIGHT * len(names.names)
         if not names.acquire():
-            self._broker.limited.note("listings", self.client.address)
+            self._broker.limit_counters.note("listings", self.client.address)
             return codec.OUT_OF_MEMORY
         self.stream = NameStream(names)
         return codec.ok_line(names.size)

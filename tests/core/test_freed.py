@@ -46,7 +46,7 @@ def connect(broker: Broker) -> Client:
 
 def put(broker: Broker, client: Client, pri: int = 0, delay: int = 0) -> int:
     id = broker.allocate_id()
-    assert broker.put(client, id, pri, delay * SECOND, TTR, b"body", START)
+    assert broker.put(client, id, pri, delay * SECOND, TTR, b"body", START) > 0
     return id
 
 

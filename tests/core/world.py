@@ -222,7 +222,7 @@ class Actor:
         """Put a job and return its id."""
         id = self.broker.allocate_id()
         done = self.broker.put(self.client, id, pri, round(delay * SECOND), round(ttr * SECOND), body, self.world.now)
-        assert self.world.checked(done)
+        assert self.world.checked(done) == id
         return id
 
     def reserve(self, timeout: float | None = None) -> Outcome:

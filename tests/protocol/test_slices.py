@@ -165,7 +165,7 @@ def test_lists_are_refused_while_too_many_names_are_being_sent() -> None:
         talk.send(b"".join([b"watch %0200d\r\n" % number for number in range(1000)]))
         assert talk.session.receive(b"list-tubes-watched\r\n", talk.now).startswith(b"OK ")
     assert talks[2].send(b"list-tubes\r\n" + MARK) == b"OUT_OF_MEMORY\r\n" + MARKED
-    assert first.broker.limited.counts()["listings"] == 1
+    assert first.broker.limit_counters.counts()["listings"] == 1
     talks[0].close()
     assert talks[2].send(b"list-tubes\r\n").startswith(b"OK ")
 

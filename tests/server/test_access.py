@@ -47,7 +47,7 @@ def broker() -> Broker:
 
 
 def refusals(broker: Broker) -> int:
-    return broker.limited.counts()["access"]
+    return broker.limit_counters.counts()["access"]
 
 
 # Each command, by a client that has no grant for the tube, and by one that has just the one that it takes

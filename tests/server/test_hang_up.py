@@ -146,7 +146,7 @@ def test_a_job_whose_put_is_not_safe_is_not_told_at_the_end_of_the_input_either(
     pair = Pair(broker, journal)
     pair.send(b"reserve\r\n")
     producer = broker.connect(lambda: None)
-    assert broker.put(producer, broker.allocate_id(), 0, 0, SECOND, b"x", 0)
+    assert broker.put(producer, broker.allocate_id(), 0, 0, SECOND, b"x", 0) > 0
     assert pair.connection.serve(b"", 0, COMMAND_SLICE) == b""
     assert journal.holders == [pair.connection]
     assert pair.client.is_closed and not pair.is_at_end()

@@ -117,7 +117,7 @@ class Queue:
         self.broker.use(client, tube.encode())
         ids = [self.broker.allocate_id() for _ in range(count)]
         for id in ids:
-            assert self.broker.put(client, id, pri, delay * SECOND, 60 * SECOND, b"body", self.now)
+            assert self.broker.put(client, id, pri, delay * SECOND, 60 * SECOND, b"body", self.now) > 0
         self.broker.disconnect(client, self.now)
         return ids
 

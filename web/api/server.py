@@ -237,7 +237,7 @@ class Server:
             ),
             memory=None if memory is None else Memory(bytes=memory[0], private=memory[1]),
             bodies=self._bodies(),
-            limited=self._broker.limited.counts(),
+            limited=self._broker.limit_counters.counts(),
         )
 
     def _bodies(self) -> Bodies | None:
@@ -251,5 +251,5 @@ class Server:
             bytes_in_memory=bodies.in_memory,
             on_disk=bodies.jobs - bodies.held,
             bytes_on_disk=bodies.on_disk,
-            is_full=not bodies.have_room(0),
+            is_full=not bodies.has_room(0),
         )

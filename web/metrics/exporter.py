@@ -159,7 +159,7 @@ class Metrics:
         limited = CounterMetricFamily(
             f"{PREFIX}limited_total", "How often a limit or a rule refused something or held it up.", labels=("limit",)
         )
-        for name, count in broker.limited.counts().items():
+        for name, count in broker.limit_counters.counts().items():
             limited.add_metric((name,), count)
         yield limited
 
@@ -207,7 +207,7 @@ class Metrics:
         yield GaugeMetricFamily(f"{PREFIX}memory_limit_bytes", "What jobs may take of memory.", bodies.limit)
         yield GaugeMetricFamily(f"{PREFIX}memory_taken_bytes", "What jobs take of memory, about.", bodies.taken)
         yield GaugeMetricFamily(
-            f"{PREFIX}memory_full", "1 while puts are refused as jobs take too much.", int(not bodies.have_room(0))
+            f"{PREFIX}memory_full", "1 while puts are refused as jobs take too much.", int(not bodies.has_room(0))
         )
 
     def _http(self) -> Iterator[Metric]:
