@@ -14,9 +14,8 @@ Invariants, which `check` verifies:
 - A tube exists while it is used, watched or holds a job, and `default` always.
 - Every deadline ahead of us has an armed timer at or before it.
 
-Four things are the caller's to provide: `Client.wake`, which ends a wait; `Broker.alarm`, called with a time when
-`tick` is now wanted earlier than its last return value said; `Broker.farewell`, called with a tube that goes,
-for who keeps its counters; and `Broker.timed_out`, called with a client and the job that it has held too long.
+The caller provides `Client.wake`, which ends a wait. What else the broker has to report goes to the listeners that
+have subscribed (see greenstalk_server.core.listener).
 """
 
 from __future__ import annotations
@@ -45,6 +44,7 @@ from greenstalk_server.core.job import (
 from greenstalk_server.core.job_table import JobTable
 from greenstalk_server.core.journal import Journal, NullJournal
 from greenstalk_server.core.limits import LIMIT_NAMES, JobQuotas, LimitCounters, Refusal
+from greenstalk_server.core.listener import BrokerListener
 from greenstalk_server.core.name_list import NameBudget, NameList
 from greenstalk_server.core.ready_queue import is_before
 from greenstalk_server.core.timers import Timers
@@ -83,18 +83,6 @@ def _nobody() -> None:
     """Stand in for `Client.wake` where there is no client."""
 
 
-def _no_alarm(when: int) -> None:
-    """Stand in for `Broker.alarm` where the caller ticks often enough by itself."""
-
-
-def _no_farewell(tube: Tube) -> None:
-    """Stand in for `Broker.farewell` where nobody keeps counters."""
-
-
-def _no_complaint(client: Client, job: Job) -> None:
-    """Stand in for `Broker.timed_out` where nobody keeps a log."""
-
-
 class Broker:
     """All jobs, tubes and clients of one server.
 
@@ -117,6 +105,7 @@ class Broker:
         self, facts: ServerFacts, journal: Journal | None = None, max_job_size: int = DEFAULT_MAX_JOB_SIZE
     ) -> None:
         """*max_job_size* is the most bytes of a body."""
+        self._listeners: list[BrokerListener] = []
         self.facts: ServerFacts = facts
         self.journal: Journal = journal if journal is not None else NullJournal()
         self.max_job_size: int = max_job_size
@@ -130,7 +119,7 @@ class Broker:
         self.bodies: Bodies | None = None
         self.is_draining: bool = False
         self.is_stopping: bool = False
-        self.limit_counters: LimitCounters = LimitCounters()
+        self.limit_counters: LimitCounters = LimitCounters(self._listeners)
         self.quotas: JobQuotas | None = None
         self.listed_names: NameBudget = NameBudget()
         self.max_watched: int = 0
@@ -138,9 +127,6 @@ class Broker:
         self.producer_count: int = 0
         self.worker_count: int = 0
         self.waiting_count: int = 0
-        self.alarm: Callable[[int], None] = _no_alarm
-        self.farewell: Callable[[Tube], None] = _no_farewell
-        self.timed_out: Callable[[Client, Job], None] = _no_complaint
         self._names: NameList | None = None
         self._leaving: dict[Client, None] = {}  # closed, with jobs or watches that later ticks end, or the stop
         self._burials: int = 0
@@ -148,6 +134,10 @@ class Broker:
         self._last_client: int = 0
         self._timers: Timers = Timers()
         self._default: Tube = self.tube(DEFAULT_TUBE)
+
+    def subscribe(self, listener: BrokerListener) -> None:
+        """Notify *listener* from now on."""
+        self._listeners.append(listener)
 
     def restore(self, next_id: int) -> None:
         """Take in what a journal has recovered, before any client connects.
@@ -622,7 +612,8 @@ class Broker:
             job.timeouts += 1
             job.tube.total_timeouts += 1
             self.counters.job_timeouts += 1
-            self.timed_out(client, job)
+            for listener in self._listeners:
+                listener.on_reservation_timeout(client, job)
             self.journal.lapse(job)
             self._add_ready(job, now)
             job = client.soonest()
@@ -816,7 +807,8 @@ class Broker:
 
     def _arm(self, target: Client | Tube, when: int) -> None:
         if self._timers.arm(target, when):
-            self.alarm(when)
+            for listener in self._listeners:
+                listener.on_alarm(when)
 
     # Tubes
 
@@ -877,7 +869,8 @@ class Broker:
         if tube.is_unneeded() and tube is not self._default and self.tubes.get(tube.name) is tube:
             del self.tubes[tube.name]
             self._names = None
-            self.farewell(tube)
+            for listener in self._listeners:
+                listener.on_tube_dropped(tube)
             self._timers.disarm(tube)
             if tube.paused_until:
                 tube.pause = tube.paused_until = 0

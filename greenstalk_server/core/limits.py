@@ -7,10 +7,11 @@ session, a connection, or the server (see greenstalk_server.net.admission). Pure
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final
 
+from greenstalk_server.core.listener import BrokerListener
 from greenstalk_server.core.tube import Tube
 
 LIMIT_DESCRIPTIONS: Final = {
@@ -60,13 +61,6 @@ LIMIT_NAMES: Final = {
 }
 """The name in LIMIT_DESCRIPTIONS of each refusal by a limit. MEMORY and JOURNAL are not limits of `Limits`."""
 
-LimitCallback: TypeAlias = Callable[[str, str, str], None]
-"""Called with the name of a limit that was hit, the address of the client, and what the client asked for."""
-
-
-def _ignore_hit(limit: str, address: str, what: str) -> None:
-    """Stand in for a LimitCallback where nothing is logged."""
-
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -100,21 +94,20 @@ class Limits:
 
 
 class LimitCounters:
-    """How often each limit was hit since the start.
+    """How often each limit was hit since the start."""
 
-    on_hit  called for each hit.
-    """
+    __slots__ = ("_counts", "_listeners")
 
-    __slots__ = ("_counts", "on_hit")
-
-    def __init__(self) -> None:
+    def __init__(self, listeners: Iterable[BrokerListener] = ()) -> None:
+        """*listeners* are notified of each hit; the list may grow."""
         self._counts: dict[str, int] = dict.fromkeys(LIMIT_DESCRIPTIONS, 0)
-        self.on_hit: LimitCallback = _ignore_hit
+        self._listeners: Iterable[BrokerListener] = listeners
 
     def note(self, limit: str, address: str = "", what: str = "") -> None:
-        """Count a hit of *limit*, a name in LIMIT_DESCRIPTIONS, and report it."""
+        """Count a hit of *limit*, a name in LIMIT_DESCRIPTIONS, and notify the listeners."""
         self._counts[limit] += 1
-        self.on_hit(limit, address, what)
+        for listener in self._listeners:
+            listener.on_limit_hit(limit, address, what)
 
     def counts(self) -> dict[str, int]:
         """Return the number of hits by limit."""

@@ -24,6 +24,7 @@ from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.job import SECOND, Job
 from greenstalk_server.core.limits import Limits
+from greenstalk_server.core.listener import BrokerListener
 from greenstalk_server.net.acceptor import Acceptor, Files
 from greenstalk_server.net.admission import Admission
 from greenstalk_server.net.committer import Committer
@@ -102,9 +103,10 @@ class Server:
             for listener in listeners
         ]
         self._ticker: Ticker = Ticker(broker, clock)
-        broker.timed_out = _on_time_out
         self._complaints: Complaints = Complaints(clock)
-        broker.limit_counters.on_hit = self._complaints
+        broker.subscribe(self._complaints)
+        broker.subscribe(_TimeoutLog())
+        broker.subscribe(self._ticker)
         self._housekeeper: gevent.Greenlet | None = None
         self._is_stopped: Event = Event()
 
@@ -304,14 +306,16 @@ def _on_refused(client: Client, command: bytes, reply: bytes) -> None:
         log.debug("refused: %s", reply.decode().rstrip(), extra=_fields(client) | facts)
 
 
-def _on_time_out(client: Client, job: Job) -> None:
-    """Note that *client* has held *job* for longer than its ttr. Does not switch."""
-    if log.isEnabledFor(logging.DEBUG):
-        tube = job.tube.name.decode(errors="replace")
-        log.debug("job timed out", extra=_fields(client) | {"job": job.id, "tube": tube})
+class _TimeoutLog(BrokerListener):
+    """Logs reservations that time out, at debug."""
+
+    def on_reservation_timeout(self, client: Client, job: Job) -> None:
+        if log.isEnabledFor(logging.DEBUG):
+            tube = job.tube.name.decode(errors="replace")
+            log.debug("job timed out", extra=_fields(client) | {"job": job.id, "tube": tube})
 
 
-class Ticker:
+class Ticker(BrokerListener):
     """The greenlet that calls the broker's tick when something falls due."""
 
     def __init__(self, broker: Broker, clock: Clock) -> None:
@@ -323,7 +327,6 @@ class Ticker:
 
     def start(self) -> None:
         """Begin. Does not switch."""
-        self._broker.alarm = self._on_alarm
         self._greenlet = gevent.spawn(self._run)
 
     def stop(self) -> None:
@@ -332,7 +335,7 @@ class Ticker:
             self._greenlet.kill()
             self._greenlet = None
 
-    def _on_alarm(self, when: int) -> None:
+    def on_alarm(self, when: int) -> None:
         if self._due is None or when < self._due:
             self._sooner.set()
 

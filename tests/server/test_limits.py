@@ -278,7 +278,7 @@ def test_how_often_a_limit_was_reached_is_told_when_it_is_no_more(caplog: pytest
     now = START
     complaints = Complaints(lambda: now)
     for _ in range(5):
-        complaints("jobs", "10.0.0.1:5", "mail")
+        complaints.on_limit_hit("jobs", "10.0.0.1:5", "mail")
     complaints.tell_the_rest()
     assert "(--max-jobs)" in caplog.text and len(caplog.records) == 1
     now += SECOND
