@@ -1,7 +1,8 @@
 """What has happened lately in each tube and in the whole server: rates of the last seconds, and series of a day.
 
 A sampler looks at every tube once a second, a slice at a time. A tube counts for itself, and its counters go with it.
-So the broker notifies the history of each tube that it drops, which notes what that has counted since the last look. Nothing is lost between two looks, and a tube that is back under its old name goes on where it was.
+So the broker notifies the history of each tube that it drops, which notes what that has counted since the last look.
+Nothing is lost between two looks, and a tube that is back under its old name goes on where it was.
 
 Bounds. Of the tubes in which something happens TUBES_AT_MOST have a history, which outlives the tube; `_make_room` says
 which. Measured: 2 kB for a tube that is active in one or two points, 29 kB for one that is put into, reserved and
