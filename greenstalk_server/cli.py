@@ -38,7 +38,7 @@ from greenstalk_server.config.options import DEFINITIONS, PROGRAM, Options, Usag
 from greenstalk_server.core.body_cache import Bodies
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.journal import Journal, NullJournal
-from greenstalk_server.core.limits import Limited, Limits, bounds
+from greenstalk_server.core.limits import LimitCounters, Limits, job_quotas
 from greenstalk_server.journal.check import check
 from greenstalk_server.journal.files import Directory
 from greenstalk_server.journal.lock import DirectoryLock
@@ -237,7 +237,7 @@ def _serve(options: Options, environ: Mapping[str, str], place: _Place) -> None:
     clock = steady_clock()
     limits = _limits(options)
     broker, committer = _queue(options, clock, limits)
-    files = Files(place.most_files, broker.limited)
+    files = Files(place.most_files, broker.limit_counters)
     server = _server(options, limits, place, broker, clock, committer, files)
     web_server: WebServer | None = None
     if place.dashboard is not None:
@@ -288,7 +288,7 @@ def _serve_in_turn(options: Options, environ: Mapping[str, str], place: _Place) 
     web_server: WebServer | None = None
     if place.dashboard is not None:
         waiting = place.dashboard.standby_app(candidate.role, os.uname().nodename, steady_clock())
-        web_server = place.dashboard.server(waiting, Files(place.most_files, Limited()))
+        web_server = place.dashboard.server(waiting, Files(place.most_files, LimitCounters()))
         web_server.start()
     _handle_signals(turn.drain, turn.end, options, place.certificates)
     _announce(options, place)
@@ -299,7 +299,7 @@ def _serve_in_turn(options: Options, environ: Mapping[str, str], place: _Place) 
             web_server.stop(timeout=WEB_STOP_TIMEOUT)
         return
     shared = candidate.queue
-    files = Files(place.most_files, shared.broker.limited)
+    files = Files(place.most_files, shared.broker.limit_counters)
     server = _server(options, limits, place, shared.broker, candidate.clock, shared.committer, files)
     turn.server_drain = server.drain
     keep_collections_short()
@@ -383,7 +383,7 @@ def _queue(options: Options, clock: Clock, limits: Limits) -> tuple[Broker, Comm
 def _broker(options: Options, clock: Clock, limits: Limits, journal: Journal, *, can_let_go: bool) -> Broker:
     """A broker, new and empty, within its limits; *can_let_go*: bodies can be read back from *journal*."""
     broker = Broker(server_facts(started_at=clock()), journal, options.max_job_size)
-    broker.bounds = bounds(limits, broker.limited)
+    broker.quotas = job_quotas(limits)
     broker.max_watched = limits.watched
     if options.memory_limit:
         broker.bodies = Bodies(_memory_for_jobs(options.memory_limit), can_let_go)

@@ -14,9 +14,9 @@ from werkzeug.routing import Rule
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.client import Client
+from greenstalk_server.core.counters import ServerFacts
 from greenstalk_server.core.job import SECOND
 from greenstalk_server.core.job_table import JobTable
-from greenstalk_server.core.stats import ServerFacts
 from greenstalk_server.web import cooperative
 from greenstalk_server.web.app import WebOptions, create_app
 from tests.daemon import Daemon
@@ -117,7 +117,7 @@ class Queue:
         self.broker.use(client, tube.encode())
         ids = [self.broker.allocate_id() for _ in range(count)]
         for id in ids:
-            assert self.broker.put(client, id, pri, delay * SECOND, 60 * SECOND, b"body", self.now)
+            assert self.broker.put(client, id, pri, delay * SECOND, 60 * SECOND, b"body", self.now) > 0
         self.broker.disconnect(client, self.now)
         return ids
 

@@ -15,7 +15,7 @@ from greenstalk_server.core import job_history
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, SECOND
 from greenstalk_server.core.job import Job as CoreJob
-from greenstalk_server.core.stats import job_stats
+from greenstalk_server.protocol.stats import job_stats
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.api.cursors import DEFAULT_LIMIT, Cursor, Limit, NextCursor, dump, load
 from greenstalk_server.web.api.durability import settle

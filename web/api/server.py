@@ -9,7 +9,7 @@ from flask import Response
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from greenstalk_server.core.broker import Broker
-from greenstalk_server.core.stats import ServerStats, server_stats
+from greenstalk_server.protocol.stats import ServerStats, server_stats
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.api.cursors import DEFAULT_LIMIT, MOST, Cursor, Limit, NextCursor, dump, load
 from greenstalk_server.web.api.framework.endpoint import endpoint
@@ -237,7 +237,7 @@ class Server:
             ),
             memory=None if memory is None else Memory(bytes=memory[0], private=memory[1]),
             bodies=self._bodies(),
-            limited=self._broker.limited.counts(),
+            limited=self._broker.limit_counters.counts(),
         )
 
     def _bodies(self) -> Bodies | None:
@@ -251,5 +251,5 @@ class Server:
             bytes_in_memory=bodies.in_memory,
             on_disk=bodies.jobs - bodies.held,
             bytes_on_disk=bodies.on_disk,
-            is_full=not bodies.have_room(0),
+            is_full=not bodies.has_room(0),
         )

@@ -11,8 +11,8 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job import BURIED, DELAYED, READY
-from greenstalk_server.core.stats import tube_stats
 from greenstalk_server.core.tube import Tube as CoreTube
+from greenstalk_server.protocol.stats import tube_stats
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.api.cursors import DEFAULT_LIMIT, Cursor, Limit, NextCursor, dump, load
 from greenstalk_server.web.api.durability import settle

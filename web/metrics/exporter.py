@@ -25,8 +25,8 @@ from prometheus_client.samples import Sample
 
 from greenstalk_server.cluster.role import Role
 from greenstalk_server.core.broker import Broker
+from greenstalk_server.core.counters import COUNTERS
 from greenstalk_server.core.job import SECOND
-from greenstalk_server.core.stats import COUNTERS
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.cooperative import Pace
 from greenstalk_server.web.disk import in_thread
@@ -99,7 +99,7 @@ class Metrics:
         role: Callable[[], Role] | None = None,
         directory: str | None = None,
     ) -> None:
-        """To be made after the history, whose farewells are passed on; *role* as `create_app` has it.
+        """*role* is as `create_app` has it.
 
         *directory* is the journal's; None if there is none.
         """
@@ -159,7 +159,7 @@ class Metrics:
         limited = CounterMetricFamily(
             f"{PREFIX}limited_total", "How often a limit or a rule refused something or held it up.", labels=("limit",)
         )
-        for name, count in broker.limited.counts().items():
+        for name, count in broker.limit_counters.counts().items():
             limited.add_metric((name,), count)
         yield limited
 
@@ -207,7 +207,7 @@ class Metrics:
         yield GaugeMetricFamily(f"{PREFIX}memory_limit_bytes", "What jobs may take of memory.", bodies.limit)
         yield GaugeMetricFamily(f"{PREFIX}memory_taken_bytes", "What jobs take of memory, about.", bodies.taken)
         yield GaugeMetricFamily(
-            f"{PREFIX}memory_full", "1 while puts are refused as jobs take too much.", int(not bodies.have_room(0))
+            f"{PREFIX}memory_full", "1 while puts are refused as jobs take too much.", int(not bodies.has_room(0))
         )
 
     def _http(self) -> Iterator[Metric]:

@@ -36,6 +36,7 @@ from greenstalk_server.core.body_cache import held_bodies
 from greenstalk_server.core.broker import DEFAULT_TUBE, WAITING, Broker
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.job import RESERVED, STATE_NAMES, Job
+from greenstalk_server.core.limits import LIMIT_NAMES
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.jobs.bodies import read
 from greenstalk_server.web.live.peer import Peer
@@ -187,11 +188,10 @@ class Leases:
         client.name, client.address, client.connected_at = ask.worker, ask.address, self._clock()
         client.hang_up = partial(self._hang_up, client.number)
         for name in ask.tubes:
-            if not broker.watch(client, name):
-                is_one_too_many = len(client.watched) >= broker.max_watched > 0
-                limit = "watched" if is_one_too_many or broker.bounds is None else broker.bounds.reached
+            watched = broker.watch(client, name)
+            if watched < 0:
                 broker.disconnect(client, self._clock())
-                raise Refused(f"A limit of the server is reached: {limit}.")
+                raise Refused(f"A limit of the server is reached: {LIMIT_NAMES[watched]}.")
         if DEFAULT_TUBE not in ask.tubes:
             broker.ignore(client, DEFAULT_TUBE)
         broker.note_worker(client)

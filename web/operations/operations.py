@@ -18,6 +18,7 @@ from werkzeug.exceptions import Conflict, ServiceUnavailable
 from greenstalk_server.core.broker import DONE, HELD, NO_ROOM, Broker
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.job import BURIED, RESERVED, SECOND, STATE_NAMES, Job
+from greenstalk_server.core.limits import LIMIT_NAMES, Refusal
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web import text
@@ -247,18 +248,19 @@ class Deeds:
 
     def _put(self, new: Put) -> Job:
         broker = self._broker
-        if broker.bounds is not None:
-            broker.bounds.reached = ""
         id = broker.put_into(new.tube, new.pri, new.delay * SECOND, new.ttr * SECOND, new.body, self._clock())
-        if not id:
-            if broker.bounds is not None and broker.bounds.reached:
-                told = f"A limit of the server is reached: {broker.bounds.reached}."
-                raise NotTaken(told, "Nothing was put.", is_full=True)
-            if broker.bodies is not None and not broker.bodies.have_room(len(new.body)):
-                told = "Jobs take as much memory as the server has for them (--memory-limit)."
-                raise NotTaken(told, "Nothing was put.", is_full=True)
-            self._refuse_no_room("put")
+        if id < 0:
+            self._refuse_put(id)
         return broker.jobs[id]
+
+    def _refuse_put(self, refusal: int) -> NoReturn:
+        if refusal == Refusal.JOURNAL:
+            self._refuse_no_room("put")
+        if refusal == Refusal.MEMORY:
+            told = "Jobs take as much memory as the server has for them (--memory-limit)."
+        else:
+            told = f"A limit of the server is reached: {LIMIT_NAMES[refusal]}."
+        raise NotTaken(told, "Nothing was put.", is_full=True)
 
     def _in_slices(self, tube: Tube, bound: int, move: Callable[[Tube, int], int]) -> int:
         """Have *move* called with how many are left, until *bound* jobs have moved or none does. May switch."""

@@ -15,8 +15,9 @@ from greenstalk_server.cluster.role import Role
 from greenstalk_server.core.body_cache import Bodies
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job import SECOND
-from greenstalk_server.core.stats import JournalStats, ServerStats, server_stats
+from greenstalk_server.core.journal import JournalStats
 from greenstalk_server.core.tube import Tube
+from greenstalk_server.protocol.stats import ServerStats, server_stats
 from greenstalk_server.web import text
 from greenstalk_server.web.cooperative import Pace
 from greenstalk_server.web.metrics.history import History, Rates
@@ -460,7 +461,7 @@ class Lookout:
         found |= role_texts(self._role() if self._role is not None else None)
         found |= memory_texts(broker.facts.memory())
         found |= bodies_texts(broker.bodies)
-        found |= {f"limited_{name}": text.number(count) for name, count in broker.limited.counts().items()}
+        found |= {f"limited_{name}": text.number(count) for name, count in broker.limit_counters.counts().items()}
         for _, series in TOTALS:
             found[f"rate-{series}"] = text.rate(getattr(rates, series))
             values = self._history.spark(None, series)
@@ -492,7 +493,7 @@ def bodies_texts(bodies: Bodies | None) -> dict[str, str]:
         "bodies_in_memory": f"{text.rough_size(bodies.in_memory)} of {text.counted(bodies.held, 'job')}",
         "bodies_on_disk": f"{text.rough_size(bodies.on_disk)} of {text.counted(bodies.jobs - bodies.held, 'job')}",
         "memory_limit": text.rough_size(bodies.limit),
-        "memory_taken": text.rough_size(bodies.taken) + ("" if bodies.have_room(0) else ": puts are refused"),
+        "memory_taken": text.rough_size(bodies.taken) + ("" if bodies.has_room(0) else ": puts are refused"),
     }
 
 

@@ -24,9 +24,9 @@ from hypothesis import Phase, settings
 from schemathesis.schemas import BaseSchema
 from werkzeug.test import TestResponse
 
+from greenstalk_server.core.counters import COUNTERS
 from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, SECOND, Job
 from greenstalk_server.core.journal import NullJournal
-from greenstalk_server.core.stats import COUNTERS
 from greenstalk_server.web.api.values import BODY_AT_MOST
 from greenstalk_server.web.operations import leases as lessor
 from tests.daemon import PATIENCE, REPOSITORY, Daemon, environment

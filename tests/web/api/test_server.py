@@ -11,8 +11,7 @@ import pytest
 from werkzeug.test import TestResponse
 
 from greenstalk_server.core.job import SECOND
-from greenstalk_server.core.journal import NullJournal
-from greenstalk_server.core.stats import JournalStats
+from greenstalk_server.core.journal import JournalStats, NullJournal
 from greenstalk_server.web.live import hub
 
 from ..conftest import Queue
