@@ -16,7 +16,7 @@ import pytest
 from tests.conformance.servers import Server
 from tests.ctl.world import Terminal, WithApi, address, connect, ctl, front, jobs, run
 from tests.daemon import PATIENCE, Daemon
-from tests.server.secured import make_certificates
+from tests.net.secured import make_certificates
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ import greenstalk
 import pytest
 
 from tests.daemon import MINDING_SIGNALS, PATIENCE, REPOSITORY, Daemon, environment
-from tests.server.peer import eventually
+from tests.net.peer import eventually
 
 PAGE = REPOSITORY / "docs" / "clients.md"
 

@@ -15,7 +15,7 @@ from tests.daemon import Daemon, run
 from tests.faults.conftest import SMALL
 from tests.faults.disks import tmpfs
 from tests.faults.serving import id_of, jobs, put, serving
-from tests.server.peer import Peer
+from tests.net.peer import Peer
 
 QUIET = ("-l", "127.0.0.1", "-p", "0", "--no-web")
 COUNT = 300

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from tests.daemon import PATIENCE, Daemon
-from tests.server.peer import Peer, eventually, open_files
+from tests.net.peer import Peer, eventually, open_files
 
 FILES = 40
 COMERS = 60

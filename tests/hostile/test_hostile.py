@@ -14,7 +14,7 @@ import pytest
 
 from tests.daemon import REPOSITORY, Daemon
 from tests.hostile.clients import NAMES, READY, SILENT, allow_files
-from tests.server.peer import MIB, Peer, connections, eventually, open_files, rss
+from tests.net.peer import MIB, Peer, connections, eventually, open_files, rss
 
 ROUND_TRIPS = 50
 MEMORY = dict.fromkeys(NAMES, 24 * MIB) | {

@@ -17,7 +17,7 @@ from tests.daemon import Daemon
 from tests.journal.disk import Chance, Disk, seeded
 from tests.journal.test_power_loss import KEPT
 from tests.journal.workload import Bench, recovered
-from tests.server.peer import Peer
+from tests.net.peer import Peer
 
 VERSION_2: Path = Path(__file__).with_name("version2_files")
 """A journal that the last server of version 2 wrote."""

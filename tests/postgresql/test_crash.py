@@ -10,8 +10,8 @@ import pytest
 
 from tests.crash.rounds import Rounds
 from tests.daemon import Daemon
+from tests.net.peer import eventually
 from tests.postgresql.cluster import Cluster
-from tests.server.peer import eventually
 
 SEED = 21
 

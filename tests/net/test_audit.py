@@ -11,7 +11,7 @@ import greenstalk
 from greenstalk import Client
 
 from tests.daemon import PATIENCE, Daemon
-from tests.server.peer import Peer, connections, eventually
+from tests.net.peer import Peer, connections, eventually
 
 CLIENTS = 32
 DEEDS = 800

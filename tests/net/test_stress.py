@@ -20,8 +20,8 @@ import psutil
 import pytest
 
 from tests.daemon import Daemon
-from tests.server.peer import Peer, eventually
-from tests.server.secured import context, make_certificates
+from tests.net.peer import Peer, eventually
+from tests.net.secured import context, make_certificates
 
 MAX_JOB_SIZE: Final = 20_000_000
 

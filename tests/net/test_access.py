@@ -19,8 +19,8 @@ from greenstalk_server.protocol.restricted_session import _CHECKED, _NEED_NO_GRA
 from greenstalk_server.protocol.session import HANDLERS
 from tests.core.world import START, make_broker
 from tests.daemon import PATIENCE, Daemon, environment, run
+from tests.net.secured import PAGE, connect, context, make_certificates
 from tests.protocol.talk import CUTS, Talk
-from tests.server.secured import PAGE, connect, context, make_certificates
 
 REFUSED = b"UNKNOWN_COMMAND\r\n"
 NOT_FOUND = b"NOT_FOUND\r\n"

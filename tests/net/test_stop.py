@@ -16,9 +16,9 @@ from greenstalk_server.core.broker import Broker
 from greenstalk_server.net.server import STOP_GRACE
 from greenstalk_server.net.tls import Certificates
 from tests.daemon import PATIENCE
-from tests.server.in_process import is_readable, listen, read_to_end, start_server, wait_until
-from tests.server.secured import context, make_certificates
-from tests.server.test_hang_up import FACTS
+from tests.net.in_process import is_readable, listen, read_to_end, start_server, wait_until
+from tests.net.secured import context, make_certificates
+from tests.net.test_hang_up import FACTS
 
 LARGE = 20_000_000
 

@@ -59,7 +59,7 @@ def test_no_iteration_of_the_loop_copies_a_large_body(sync: Sequence[str], tmp_p
     """The bodies exceed the memory limit, so that some of them are read back for the peeks."""
     figures, directory = tmp_path / "longest", tmp_path / "journal"
     directory.mkdir()
-    measured = (sys.executable, "-m", "tests.server.measured", str(figures))
+    measured = (sys.executable, "-m", "tests.net.measured", str(figures))
     flags = ("-l", "127.0.0.1", "-p", "0", "--no-web", "-z", str(LARGE), "--memory-limit", "160m", "-b", str(directory))
     bodies = [os.urandom(LARGE) for _ in range(COUNT)]
     with Daemon(*flags, *sync, command=measured) as daemon:

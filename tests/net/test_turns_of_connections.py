@@ -21,8 +21,8 @@ from greenstalk_server.core.job import Job
 from greenstalk_server.net.connection import STREAMED_AT_ONCE
 from greenstalk_server.net.poller import BUDGET, PORTION
 from tests.daemon import PATIENCE, Daemon
-from tests.server.peer import Peer, eventually
-from tests.server.test_hang_up import FACTS, Pair, Slow
+from tests.net.peer import Peer, eventually
+from tests.net.test_hang_up import FACTS, Pair, Slow
 
 LARGE = 20_000_000
 

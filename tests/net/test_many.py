@@ -11,7 +11,7 @@ from contextlib import ExitStack
 import pytest
 
 from tests.daemon import PATIENCE, Daemon
-from tests.server.peer import MIB, Peer, connections, eventually, open_files, rss
+from tests.net.peer import MIB, Peer, connections, eventually, open_files, rss
 
 CONNECTIONS = 5000
 TUBES = 10_000

@@ -13,7 +13,7 @@ import pytest
 from greenstalk import Client
 
 from tests.daemon import PATIENCE, Daemon
-from tests.server.peer import connections, eventually
+from tests.net.peer import connections, eventually
 
 
 @pytest.fixture

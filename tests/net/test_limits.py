@@ -26,9 +26,9 @@ from greenstalk_server.protocol.restricted_session import RestrictedSession
 from greenstalk_server.web.pages.overview import LIMIT_LABELS
 from tests.core.world import START, make_broker
 from tests.daemon import COMMAND, PATIENCE, Daemon, ask
+from tests.net.peer import Peer, eventually, open_files
+from tests.net.secured import PAGE
 from tests.protocol.talk import Talk
-from tests.server.peer import Peer, eventually, open_files
-from tests.server.secured import PAGE
 
 FULL = b"OUT_OF_MEMORY\r\n"
 
@@ -249,7 +249,7 @@ def test_as_many_connections_as_there_may_be() -> None:
 
 def test_a_connection_that_the_system_cannot_poll_is_closed_and_leaves_nothing() -> None:
     """epoll_ctl fails for descriptors from 60 on, and each refused connection has the same one."""
-    command = (sys.executable, "tests/server/few_watches.py", "60", *COMMAND)
+    command = (sys.executable, "tests/net/few_watches.py", "60", *COMMAND)
     with Daemon(*LOOPBACK, command=command) as server, Peer(server) as watcher:
         assert is_served(watcher)
         with ExitStack() as stack:
