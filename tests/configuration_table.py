@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from greenstalk_server.config.options import DEFINITIONS, Definition, Kind
-from tests.daemon import REPOSITORY
+from tests.support.daemon import REPOSITORY
 
 PAGE = REPOSITORY / "docs" / "configuration.md"
 BEGIN = "<!-- made of DEFINITIONS by python -m tests.configuration_table -->\n"

@@ -12,7 +12,7 @@ import pytest
 from greenstalk_server.config.command_line import parse
 from greenstalk_server.config.options import DEFINITIONS, Options
 from tests.configuration_table import PAGE, page
-from tests.daemon import run
+from tests.support.daemon import run
 
 
 @pytest.fixture

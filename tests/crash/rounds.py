@@ -15,8 +15,8 @@ from typing import Final
 from tests.crash.agent import LARGE, Agent
 from tests.crash.audit import Audit
 from tests.crash.ledger import Ledger
-from tests.daemon import COMMAND, REPOSITORY, Daemon, environment, run
-from tests.net.peer import eventually
+from tests.support.daemon import COMMAND, REPOSITORY, Daemon, environment, run
+from tests.support.peer import eventually
 
 BATCHES: Final = (1, 1, 1, 8, 30, 60)
 """Of each client: how many commands it has in flight at most."""

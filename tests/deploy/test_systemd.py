@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from greenstalk_server.config.options import DEFINITIONS
-from tests.daemon import COMMAND, PATIENCE, REPOSITORY, Daemon, ask, environment
+from tests.support.daemon import COMMAND, PATIENCE, REPOSITORY, Daemon, ask, environment
 from tests.test_cli import PUT, handing_over
 
 SERVICE = REPOSITORY / "deploy" / "greenstalk-server.service"

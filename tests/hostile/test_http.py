@@ -20,8 +20,8 @@ from greenstalk_server.net import http
 from greenstalk_server.net.acceptor import Files, WebServer
 from greenstalk_server.net.http import LARGEST_HEAD, RequestHandler
 from greenstalk_server.web.live.peer import descriptor_of
-from tests.daemon import COMMAND, PATIENCE, Daemon, environment
-from tests.net.peer import Peer, eventually
+from tests.support.daemon import COMMAND, PATIENCE, Daemon, environment
+from tests.support.peer import Peer, eventually
 
 FLAGS = ("-l", "127.0.0.1", "-p", "0", "--web-host", "127.0.0.1", "--web-port", "0")
 

@@ -21,7 +21,7 @@ from greenstalk_server.core.limits import Limits
 from greenstalk_server.net.acceptor import Files
 from greenstalk_server.net.listeners import Listener
 from greenstalk_server.net.server import Server
-from tests.daemon import PATIENCE
+from tests.support.daemon import PATIENCE
 
 TUBES = 2000
 SLICES = 100

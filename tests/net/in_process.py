@@ -15,7 +15,7 @@ from greenstalk_server.net.listeners import Listener
 from greenstalk_server.net.server import Server
 from greenstalk_server.net.tls import Certificates
 from greenstalk_server.runtime.clock import steady_clock
-from tests.daemon import PATIENCE
+from tests.support.daemon import PATIENCE
 
 
 def listen(is_tls: bool = False) -> Listener:

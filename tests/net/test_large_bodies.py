@@ -14,8 +14,8 @@ from typing import Self
 import pytest
 
 from greenstalk_server.runtime.gc_tuning import resident
-from tests.daemon import COMMAND, PATIENCE, Daemon
-from tests.protocol.talk import Talk
+from tests.support.daemon import COMMAND, PATIENCE, Daemon
+from tests.support.talk import Talk
 
 LARGE = 30_000_000
 COUNT = 6

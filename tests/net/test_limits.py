@@ -24,11 +24,11 @@ from greenstalk_server.core.limits import LIMIT_DESCRIPTIONS, Limits, job_quotas
 from greenstalk_server.net.idle import Complaints
 from greenstalk_server.protocol.restricted_session import RestrictedSession
 from greenstalk_server.web.pages.overview import LIMIT_LABELS
-from tests.core.world import START, make_broker
-from tests.daemon import COMMAND, PATIENCE, Daemon, ask
-from tests.net.peer import Peer, eventually, open_files
-from tests.net.secured import PAGE
-from tests.protocol.talk import Talk
+from tests.support.daemon import COMMAND, PATIENCE, Daemon, ask
+from tests.support.peer import Peer, eventually, open_files
+from tests.support.talk import Talk
+from tests.support.tls import PAGE
+from tests.support.world import START, make_broker
 
 FULL = b"OUT_OF_MEMORY\r\n"
 

@@ -15,7 +15,7 @@ from greenstalk_server.config.command_line import parse
 from greenstalk_server.config.options import Options
 from greenstalk_server.net.scheduling import Turns
 from greenstalk_server.net.tls import Certificates, TlsSocket, shake_hands
-from tests.net.secured import InMemory, context, make_certificates
+from tests.support.tls import InMemory, context, make_certificates
 
 MANY = 20
 

@@ -20,9 +20,9 @@ from greenstalk_server.core.broker import SLICE, Broker
 from greenstalk_server.core.job import Job
 from greenstalk_server.net.connection import STREAMED_AT_ONCE
 from greenstalk_server.net.poller import BUDGET, PORTION
-from tests.daemon import PATIENCE, Daemon
-from tests.net.peer import Peer, eventually
 from tests.net.test_hang_up import FACTS, Pair, Slow
+from tests.support.daemon import PATIENCE, Daemon
+from tests.support.peer import Peer, eventually
 
 LARGE = 20_000_000
 

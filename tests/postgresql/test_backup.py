@@ -6,9 +6,9 @@ from pathlib import Path
 
 import psycopg
 
-from tests.daemon import Daemon, run
-from tests.failover.nodes import ACTIVE, Node, Nodes, wait_until
-from tests.postgresql.cluster import Cluster
+from tests.support.cluster import Cluster
+from tests.support.daemon import Daemon, run
+from tests.support.nodes import ACTIVE, Node, Nodes, wait_until
 
 NAME = "moved"
 COMMANDS = (

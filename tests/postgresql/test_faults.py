@@ -17,12 +17,12 @@ from greenstalk_server.journal.postgresql.database import PIECE, SCHEMA_LOCK, Lo
 from greenstalk_server.journal.postgresql.link import APPLICATION, Away, Locked, NotLeader, Refused, conninfo_of
 from greenstalk_server.journal.segment import name_of
 from greenstalk_server.journal.startup import write_out
-from tests.daemon import PATIENCE
-from tests.failover.nodes import wait_until
 from tests.failover.test_process import Kept
 from tests.journal.workload import rewrite_step
-from tests.postgresql.cluster import Cluster
 from tests.postgresql.test_journal import Member, bodies, take_over
+from tests.support.cluster import Cluster
+from tests.support.daemon import PATIENCE
+from tests.support.nodes import wait_until
 
 LEASE = 2.0
 

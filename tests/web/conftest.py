@@ -19,7 +19,7 @@ from greenstalk_server.core.job import SECOND
 from greenstalk_server.core.job_table import JobTable
 from greenstalk_server.web import cooperative
 from greenstalk_server.web.app import WebOptions, create_app
-from tests.daemon import Daemon
+from tests.support.daemon import Daemon
 
 from .browser import Browser, Tab, browser
 from .visit import FLAGS, Clients

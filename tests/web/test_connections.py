@@ -18,7 +18,7 @@ from flask.testing import FlaskClient
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.job import READY, SECOND
 from greenstalk_server.web.pages.connections import CHUNK, JOBS_LISTED, LOOKED_AT, ROWS_AT_MOST, TUBES_LISTED
-from tests.daemon import PATIENCE, Daemon
+from tests.support.daemon import PATIENCE, Daemon
 
 from .conftest import Queue
 from .table import Page

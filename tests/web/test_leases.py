@@ -23,7 +23,7 @@ from greenstalk_server.core.journal import NullJournal
 from greenstalk_server.web.live.peer import Peer
 from greenstalk_server.web.operations import leases as module
 from greenstalk_server.web.operations.leases import TOKEN_LENGTH, Ask, Lease, LeaseEnded, Leases, NoLease, Refused
-from tests.daemon import PATIENCE
+from tests.support.daemon import PATIENCE
 
 from .conftest import Queue
 

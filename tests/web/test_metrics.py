@@ -27,7 +27,7 @@ from greenstalk_server.web.cooperative import Pace
 from greenstalk_server.web.metrics import ledger
 from greenstalk_server.web.metrics.exporter import SAMPLES_A_STEP
 from greenstalk_server.web.metrics.ledger import KEPT_FOR, LABELS_AT_MOST, OTHER, SWAPS, TUBES_A_STEP
-from tests.daemon import PATIENCE, REPOSITORY, Daemon, environment
+from tests.support.daemon import PATIENCE, REPOSITORY, Daemon, environment
 
 from .conftest import Queue
 from .test_guard import basic

@@ -16,7 +16,7 @@ from greenstalk_server.web.jobs.job_list import DEEPEST
 from greenstalk_server.web.jobs.query import parse
 from greenstalk_server.web.pages import search
 from greenstalk_server.web.pages.search import FOUND_AT_MOST, PAGE, SMALL_TUBE, candidates
-from tests.daemon import PATIENCE
+from tests.support.daemon import PATIENCE
 
 from .conftest import Queue
 from .table import Page

@@ -11,7 +11,7 @@ import subprocess
 from contextlib import suppress
 from pathlib import Path
 
-from tests.daemon import PATIENCE, REPOSITORY
+from tests.support.daemon import PATIENCE, REPOSITORY
 
 PAGE = REPOSITORY / "docs" / "security.md"
 
