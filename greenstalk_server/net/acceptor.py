@@ -19,7 +19,7 @@ from gevent.server import StreamServer
 
 from greenstalk_server.core.limits import LimitCounters
 from greenstalk_server.net.poller import BUDGET, Poller
-from greenstalk_server.net.scheduling import Turns
+from greenstalk_server.runtime.scheduling import FairQueue
 
 log = logging.getLogger(__name__)
 
@@ -224,7 +224,7 @@ class WebServer(_Patient, WSGIServer):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
-        self.turns: Turns = Turns()
+        self.turns: FairQueue = FairQueue()
         self._taken: int = 0
 
     def do_read(self) -> Any:

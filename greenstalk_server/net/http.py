@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from gevent.pywsgi import Input, _InvalidClientInput
 
-from greenstalk_server.net.scheduling import Turns
+from greenstalk_server.runtime.scheduling import FairQueue
 from greenstalk_server.runtime import logs
 
 PORTION: Final = 4096
@@ -209,10 +209,10 @@ class _Incoming(io.RawIOBase):
     is_late     it has ended so, in the middle of a request.
     """
 
-    def __init__(self, sock: Any, turns: Turns) -> None:
+    def __init__(self, sock: Any, turns: FairQueue) -> None:
         self.is_late: bool = False
         self._sock: Any = sock
-        self._turns: Turns = turns
+        self._turns: FairQueue = turns
         self._came: int = 0  # bytes of this request
         self._began: float = 0.0  # when the first of them came
         self._is_head: bool = True

@@ -23,7 +23,7 @@ from typing import Any, Final, Protocol
 
 from gevent import get_hub
 
-from greenstalk_server.net.scheduling import Turns
+from greenstalk_server.runtime.scheduling import FairQueue
 from greenstalk_server.protocol.session import COMMAND_SLICE, OUTPUT_SLICE
 from greenstalk_server.runtime.clock import Clock
 
@@ -107,7 +107,7 @@ class Poller:
         self._loop: Any = get_hub().loop
         self._watcher: Any = self._loop.io(self._epoll.fileno(), READ, priority=self._loop.MAXPRI)  # before the timer
         self._timer: Any = self._loop.timer(NEXT_ITERATION)
-        self.turns: Turns = Turns()
+        self.turns: FairQueue = FairQueue()
 
     def start(self) -> None:
         """Begin to serve sockets."""
