@@ -53,8 +53,8 @@ from greenstalk_server.net.server import Server
 from greenstalk_server.net.tls import Certificates
 from greenstalk_server.preflight import (
     check_start,
+    importing_psycopg,
     refuse_rules_for_nobody,
-    shared_module,
     warn_of_writers,
     with_password,
 )
@@ -155,7 +155,9 @@ def _answer(command: Command) -> int:
         case CheckConfig(checked, problems):
             return check_start(checked, problems, os.environ)
         case Handover(options):
-            return int(shared_module("leadership").hand_over(options))
+            with importing_psycopg():
+                from greenstalk_server.cluster.leadership import hand_over  # noqa: PLC0415  optional dependency
+            return hand_over(options)
         case JournalCheck(where):
             if is_database(where):
                 message = "it looks at directories alone; `journal export` reads all of a database"
@@ -164,11 +166,15 @@ def _answer(command: Command) -> int:
         case JournalExport(where, target, is_quiet):
             collect_nothing()
             if is_database(where):
-                return int(shared_module("shared_backup").export_shared(where, _journal_name(), target, is_quiet))
+                with importing_psycopg():
+                    from greenstalk_server.journal.postgresql.transfer import export_shared  # noqa: PLC0415
+                return export_shared(where, _journal_name(), target, is_quiet)
             return export_journal(where, target, is_quiet)
         case JournalImport(where, source):
             if is_database(where):
-                return int(shared_module("shared_backup").import_shared(where, _journal_name(), source))
+                with importing_psycopg():
+                    from greenstalk_server.journal.postgresql.transfer import import_shared  # noqa: PLC0415
+                return import_shared(where, _journal_name(), source)
             return import_journal(where, source)
     return EXIT_OK
 
@@ -278,7 +284,8 @@ def _server(
 def _serve_in_turn(options: Options, environ: Mapping[str, str], place: _Place) -> None:
     """The same with a journal that others may lead: stand by until this server does."""
     collect_nothing()
-    leadership = shared_module("leadership")
+    with importing_psycopg():
+        from greenstalk_server.cluster import leadership  # noqa: PLC0415  optional dependency
     limits = _limits(options)
     seat = leadership.seat(options, describe(place.listeners[0].sock))
     candidate = leadership.Candidate(seat, partial(_Shared, options, limits, place.dashboard), options.strict_recovery)
@@ -399,9 +406,10 @@ class _Shared:
 
     def __init__(self, options: Options, limits: Limits, dashboard: Dashboard | None, rows: Rows, clock: Clock) -> None:
         """A broker, new and empty, whose journal is in *rows*."""
+        from greenstalk_server.journal.postgresql.database import SharedBinlog  # noqa: PLC0415  optional dependency
+
         self.rows: Rows = rows
-        leadership = shared_module("leadership")
-        self.binlog: SharedBinlog = leadership.SharedBinlog(rows, options.binlog_max_size, 0, os.urandom)
+        self.binlog: SharedBinlog = SharedBinlog(rows, options.binlog_max_size, 0, os.urandom)
         self.broker: Broker = _broker(options, clock, limits, self.binlog, can_let_go=False)
         self.committer: Committer = Committer(self.binlog)
         self.app: Flask | None = None

@@ -13,11 +13,9 @@ import ssl
 import stat
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import Final, ParamSpec
 
 from greenstalk_server.config.options import PROGRAM, Options, UsageError, refuse_equal_passwords, shown
@@ -102,10 +100,11 @@ def refuse_rules_for_nobody(options: Options, names: Sequence[str] | None) -> No
             raise UsageError(f"{options.named('access')}: listener {shown(rule.listener)}: must be one of {known}")
 
 
-def shared_module(name: str) -> ModuleType:
-    """Import our module *name*, which needs the driver of PostgreSQL; raise StartError if there is no driver."""
+@contextmanager
+def importing_psycopg() -> Iterator[None]:
+    """Import modules that need psycopg, PostgreSQL's driver, in the block; raise StartError if it is not installed."""
     try:
-        return import_module(f"greenstalk_server.{name}")
+        yield
     except ImportError as error:
         message = f"{error}; install the driver of PostgreSQL: pip install 'psycopg[binary]'"
         raise StartError(message, EXIT_USAGE) from error
@@ -178,7 +177,9 @@ def _about_journal(options: Options) -> Iterator[StartError | str]:
 
 
 def _read_address(url: str, name: str) -> None:
-    shared_module("leadership").conninfo_of(url, name)
+    with importing_psycopg():
+        from greenstalk_server.journal.postgresql.link import conninfo_of  # noqa: PLC0415  optional dependency
+    conninfo_of(url, name)
 
 
 def _about_directory(directory: str) -> Iterator[StartError | str]:
