@@ -28,8 +28,8 @@ from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job import SECOND
 from greenstalk_server.core.stats import COUNTERS
 from greenstalk_server.runtime.clock import Clock
+from greenstalk_server.runtime.threads import run_in_thread
 from greenstalk_server.web.cooperative import Pace
-from greenstalk_server.web.disk import in_thread
 from greenstalk_server.web.metrics.ledger import Ledger, Row, Totals
 from greenstalk_server.web.metrics.request_times import BOUNDS, RequestTimes
 
@@ -184,7 +184,7 @@ class Metrics:
         if self._directory is None:
             return None
         try:
-            disk = in_thread(os.statvfs, self._directory)
+            disk = run_in_thread(os.statvfs, self._directory)
         except OSError:  # readyz and the log report a directory that is gone
             return None
         return disk.f_bavail * disk.f_frsize
