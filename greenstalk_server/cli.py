@@ -21,7 +21,7 @@ import gevent
 from gevent.event import Event
 
 from greenstalk_server import __version__
-from greenstalk_server.cluster.role import Role
+from greenstalk_server.cluster.status import ClusterStatus
 from greenstalk_server.config import show
 from greenstalk_server.config.command_line import (
     CheckConfig,
@@ -292,7 +292,7 @@ def _serve_in_turn(options: Options, environ: Mapping[str, str], place: _Place) 
     turn = leadership.Turn(candidate)
     web_server: WebServer | None = None
     if place.dashboard is not None:
-        waiting = place.dashboard.standby_app(candidate.role, os.uname().nodename, steady_clock())
+        waiting = place.dashboard.standby_app(candidate.status, os.uname().nodename, steady_clock())
         web_server = place.dashboard.server(waiting, Files(place.most_files, Limited()))
         web_server.start()
     _handle_signals(turn.drain, turn.end, options, place.certificates)
@@ -312,7 +312,7 @@ def _serve_in_turn(options: Options, environ: Mapping[str, str], place: _Place) 
         listener.listen()
     server.start()
     if web_server is not None:
-        shared.prepare(candidate.role)
+        shared.prepare(candidate.status)
         files.open, web_server.files = files.open + web_server.files.open, files
         web_server.application = shared.app
     turn.stopping.wait()
@@ -416,7 +416,7 @@ class _Shared:
         self._dashboard: Dashboard | None = dashboard
         self._clock: Clock = clock
 
-    def prepare(self, role: Callable[[], Role]) -> None:
+    def prepare(self, role: Callable[[], ClusterStatus]) -> None:
         """Make the dashboard unless it exists: a takeover should not take up to 0.3 s for it."""
         if self.app is None and self._dashboard is not None:
             self.app = self._dashboard.app(self.broker, self._clock, self.committer, role)

@@ -27,7 +27,7 @@ from typing import Any, Final, Generic, NoReturn, Protocol, TypeVar
 import gevent
 from gevent.event import Event
 
-from greenstalk_server.cluster.role import Role
+from greenstalk_server.cluster.status import ClusterStatus
 from greenstalk_server.config.options import Options
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job import SECOND
@@ -96,7 +96,7 @@ class Queue(Protocol):
     binlog: SharedBinlog
     rows: Rows
 
-    def prepare(self, role: Callable[[], Role]) -> None:
+    def prepare(self, role: Callable[[], ClusterStatus]) -> None:
         """Do what takes long and can be done before; once."""
 
 
@@ -203,12 +203,14 @@ class Candidate(Generic[Q]):
             found += [self._follower.link, self.queue.rows.link]
         return found
 
-    def role(self) -> Role:
+    def status(self) -> ClusterStatus:
         """How it stands."""
         seat, standing, lead = self.seat, self._standing, self.lead
         if lead is not None:
-            return Role(True, seat.journal_name, seat.name, seat.name, lead.epoch, 0.0, lead.warning, lead.standbys)
-        return Role(
+            return ClusterStatus(
+                True, seat.journal_name, seat.name, seat.name, lead.epoch, 0.0, lead.warning, lead.standbys
+            )
+        return ClusterStatus(
             False,
             seat.journal_name,
             seat.name,
@@ -269,7 +271,7 @@ class Candidate(Generic[Q]):
             if time.monotonic() > self._noted_at + self.seat.pulse and not self._note:
                 self._noted_at = time.monotonic()
                 self._note = gevent.spawn(self._report, lambda: self.seat.follow(self._behind() or 0.0))
-            self.queue.prepare(self.role)
+            self.queue.prepare(self.status)
             return None
         return self._take_over(self._standing)
 

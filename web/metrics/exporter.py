@@ -23,7 +23,7 @@ from prometheus_client.metrics_core import (
 )
 from prometheus_client.samples import Sample
 
-from greenstalk_server.cluster.role import Role
+from greenstalk_server.cluster.status import ClusterStatus
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job import SECOND
 from greenstalk_server.core.stats import COUNTERS
@@ -96,7 +96,7 @@ class Metrics:
         broker: Broker,
         clock: Clock,
         requests: RequestTimes,
-        role: Callable[[], Role] | None = None,
+        role: Callable[[], ClusterStatus] | None = None,
         directory: str | None = None,
     ) -> None:
         """To be made after the history, whose farewells are passed on; *role* as `create_app` has it.
@@ -106,7 +106,7 @@ class Metrics:
         self._broker: Broker = broker
         self._clock: Clock = clock
         self._requests: RequestTimes = requests
-        self._role: Callable[[], Role] | None = role
+        self._role: Callable[[], ClusterStatus] | None = role
         self._directory: str | None = directory
         self._ledger: Ledger = Ledger(broker, clock)
         self._looking: BoundedSemaphore = BoundedSemaphore(1)
@@ -222,7 +222,7 @@ class Metrics:
         yield metric
 
 
-def of_role(role: Role) -> Iterator[Metric]:
+def of_role(role: ClusterStatus) -> Iterator[Metric]:
     """How a server stands whose journal others may lead."""
     yield GaugeMetricFamily(f"{PREFIX}leader", "1 while the server leads, 0 while it stands by.", int(role.is_active))
     if role.behind is not None:
