@@ -47,6 +47,7 @@ from greenstalk_server.journal.startup import go_on, refuse_unfit
 from greenstalk_server.protocol.session import TURN
 from greenstalk_server.runtime.clock import Clock, steady_clock
 from greenstalk_server.runtime.exit_codes import EXIT_BINLOG, EXIT_OK, StartError
+from greenstalk_server.runtime.process import FIRST_INHERITED_FD
 from greenstalk_server.runtime.threads import run_in_thread
 
 log = logging.getLogger(__name__)
@@ -84,9 +85,6 @@ LEAVING_PATIENCE: Final = 1.0
 
 HANDOVER_PATIENCE: Final = 30
 """Seconds."""
-
-INHERITED_FD: Final = 3
-"""SD_LISTEN_FDS_START of sd_listen_fds(3)."""
 
 
 class Queue(Protocol):
@@ -464,7 +462,7 @@ class Turn:
 def _inherited_fds() -> range:
     """The sockets that systemd has handed over (see listeners)."""
     is_ours = os.environ.get("LISTEN_PID") == str(os.getpid())
-    return range(INHERITED_FD, INHERITED_FD + int(os.environ.get("LISTEN_FDS", "0") if is_ours else 0))
+    return range(FIRST_INHERITED_FD, FIRST_INHERITED_FD + int(os.environ.get("LISTEN_FDS", "0") if is_ours else 0))
 
 
 def _nothing_to_drain() -> None:

@@ -27,6 +27,9 @@ READY: Final = "READY=1"
 STOPPING: Final = "STOPPING=1"
 """States of a service (sd_notify(3))."""
 
+FIRST_INHERITED_FD: Final = 3
+"""First file descriptor of the sockets that systemd passes: SD_LISTEN_FDS_START of sd_listen_fds(3)."""
+
 
 def drop_privileges(user: str) -> None:
     """Become *user*, with the user's groups, for good; raise StartError if there is none, or it is not allowed.
