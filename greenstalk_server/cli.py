@@ -60,17 +60,17 @@ from greenstalk_server.preflight import (
 )
 from greenstalk_server.runtime import logs
 from greenstalk_server.runtime.clock import Clock, steady_clock
-from greenstalk_server.runtime.exit_codes import EXIT_BINLOG, EXIT_OK, MORE_MEMORY, StartError
-from greenstalk_server.runtime.gc_tuning import collect_nothing, keep_collections_short, resident
+from greenstalk_server.runtime.exit_codes import EXIT_BINLOG, EXIT_OK, MEMORY_ADVICE, StartError
+from greenstalk_server.runtime.gc_tuning import pause_gc, resident_bytes, tune_gc
 from greenstalk_server.runtime.process import (
     READY,
     STOPPING,
     drop_privileges,
     hide_secrets,
+    notify_manager,
     raise_file_limit,
-    refuse_unreadable,
+    require_readable_code,
     server_facts,
-    tell_manager,
 )
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def _answer_within_memory(command: Command) -> int:
                 what = f"import: {source or 'stdin'}: not enough memory to read it; nothing was imported"
             case _:
                 raise
-        raise StartError(f"journal {what}; {MORE_MEMORY}", EXIT_BINLOG) from None
+        raise StartError(f"journal {what}; {MEMORY_ADVICE}", EXIT_BINLOG) from None
 
 
 def _shown(where: str) -> str:
@@ -164,7 +164,7 @@ def _answer(command: Command) -> int:
                 raise UsageError(f"journal check: {message}")
             return check(where)
         case JournalExport(where, target, is_quiet):
-            collect_nothing()
+            pause_gc()
             if is_database(where):
                 with importing_psycopg():
                     from greenstalk_server.journal.postgresql.transfer import export_shared  # noqa: PLC0415
@@ -205,7 +205,7 @@ def _run(options: Options, environ: Mapping[str, str]) -> None:
         if options.user is not None:
             drop_privileges(options.user)
             if dashboard is not None:
-                refuse_unreadable(options.user)
+                require_readable_code(options.user)
         if options.binlog_dir is not None:
             at_exit.callback(DirectoryLock(options.binlog_dir).close)
             warn_of_writers(options.binlog_dir)
@@ -237,7 +237,7 @@ class _Place:
 
 def _serve(options: Options, environ: Mapping[str, str], place: _Place) -> None:
     """Serve on sockets that are bound, until SIGTERM or SIGINT; then stop in order."""
-    collect_nothing()
+    pause_gc()
     clock = steady_clock()
     limits = _limits(options)
     broker, committer = _queue(options, clock, limits)
@@ -248,14 +248,14 @@ def _serve(options: Options, environ: Mapping[str, str], place: _Place) -> None:
         web_server = place.dashboard.server(place.dashboard.app(broker, clock, committer), files)
     stopping = Event()
     _handle_signals(server.drain, stopping.set, options, place.certificates)
-    keep_collections_short()
+    tune_gc()
     server.start()
     if web_server is not None:
         web_server.start()
     _announce(options, place)
-    tell_manager(READY, environ)
+    notify_manager(READY, environ)
     stopping.wait()
-    tell_manager(STOPPING, environ)
+    notify_manager(STOPPING, environ)
     _stop(server, web_server)
 
 
@@ -283,7 +283,7 @@ def _server(
 
 def _serve_in_turn(options: Options, environ: Mapping[str, str], place: _Place) -> None:
     """The same with a journal that others may lead: stand by until this server does."""
-    collect_nothing()
+    pause_gc()
     with importing_psycopg():
         from greenstalk_server.cluster import leadership  # noqa: PLC0415  optional dependency
     limits = _limits(options)
@@ -297,9 +297,9 @@ def _serve_in_turn(options: Options, environ: Mapping[str, str], place: _Place) 
         web_server.start()
     _handle_signals(turn.drain, turn.end, options, place.certificates)
     _announce(options, place)
-    tell_manager(READY, environ)
+    notify_manager(READY, environ)
     if not turn.begin():
-        tell_manager(STOPPING, environ)
+        notify_manager(STOPPING, environ)
         if web_server is not None:
             web_server.stop(timeout=WEB_STOP_TIMEOUT)
         return
@@ -307,7 +307,7 @@ def _serve_in_turn(options: Options, environ: Mapping[str, str], place: _Place) 
     files = Files(place.most_files, shared.broker.limited)
     server = _server(options, limits, place, shared.broker, candidate.clock, shared.committer, files)
     turn.server_drain = server.drain
-    keep_collections_short()
+    tune_gc()
     for listener in place.listeners:
         listener.listen()
     server.start()
@@ -317,7 +317,7 @@ def _serve_in_turn(options: Options, environ: Mapping[str, str], place: _Place) 
         web_server.application = shared.app
     turn.stopping.wait()
     if turn.is_last:
-        tell_manager(STOPPING, environ)
+        notify_manager(STOPPING, environ)
     _stop(server, web_server, turn.release)
     if not turn.is_last:
         turn.begin_anew()
@@ -398,7 +398,7 @@ def _broker(options: Options, clock: Clock, limits: Limits, journal: Journal, *,
 @cache
 def _memory_for_jobs(limit: int) -> int:
     """What jobs may take of *limit*, once and for all: what the process takes before there is one is not for them."""
-    return max(0, limit - resident())
+    return max(0, limit - resident_bytes())
 
 
 class _Shared:

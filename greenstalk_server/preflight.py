@@ -27,7 +27,7 @@ from greenstalk_server.journal.startup import LATER_VERSION
 from greenstalk_server.net.listeners import PLAIN_PREFIX, of_dashboard, try_listening
 from greenstalk_server.net.tls import load_certificate, load_client_ca
 from greenstalk_server.runtime.exit_codes import EXIT_BINLOG, EXIT_OK, EXIT_USAGE, StartError
-from greenstalk_server.runtime.process import acting_as, refuse_unreadable
+from greenstalk_server.runtime.process import acting_as, require_readable_code
 
 LONGEST_PASSWORD: Final = 1000
 """Bytes of a password in a file."""
@@ -167,7 +167,7 @@ def _about_journal(options: Options) -> Iterator[StartError | str]:
     try:
         with acting_as(options.user) if options.user is not None else nullcontext():
             if options.user is not None and options.web_enabled:
-                yield from _attempt(refuse_unreadable, options.user)
+                yield from _attempt(require_readable_code, options.user)
             if options.binlog_dir is not None:
                 yield from _about_directory(options.binlog_dir)
     except StartError as error:

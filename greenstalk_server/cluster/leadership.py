@@ -264,7 +264,7 @@ class Candidate(Generic[Q]):
         if not self.may_lead(self._standing):
             if not self._is_following:
                 log.info("standby: %s is active", self._standing.leader)
-                gc.enable()  # what was read at first is read: see memory.collect_nothing
+                gc.enable()  # what was read at first is read: see memory.pause_gc
             self._is_following = True
             if time.monotonic() > self._noted_at + self.seat.pulse and not self._note:
                 self._noted_at = time.monotonic()
