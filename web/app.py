@@ -15,7 +15,7 @@ from typing import Any
 from flask import Flask, request
 from jinja2 import StrictUndefined
 
-from greenstalk_server.cluster.role import Role
+from greenstalk_server.cluster.status import ClusterStatus
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web import api, text
@@ -60,7 +60,7 @@ def create_app(
     options: WebOptions | None = None,
     *,
     commit: Callable[[], bool] | None = None,
-    role: Callable[[], Role] | None = None,
+    role: Callable[[], ClusterStatus] | None = None,
 ) -> Flask:
     """Return the dashboard of *broker*; None for the options is all as a WebOptions has it.
 

@@ -12,7 +12,7 @@ from typing import Final
 
 from flask import Flask
 
-from greenstalk_server.cluster.role import Role
+from greenstalk_server.cluster.status import ClusterStatus
 from greenstalk_server.config.options import Options
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.net.acceptor import Files, WebServer
@@ -52,7 +52,7 @@ class Dashboard:
         )
 
     def app(
-        self, broker: Broker, clock: Clock, committer: Committer | None, role: Callable[[], Role] | None = None
+        self, broker: Broker, clock: Clock, committer: Committer | None, role: Callable[[], ClusterStatus] | None = None
     ) -> Flask:
         """Return the dashboard of *broker*, whose journal has *committer*, if any.
 
@@ -63,7 +63,7 @@ class Dashboard:
         warm_up(app)
         return app
 
-    def standby_app(self, role: Callable[[], Role], hostname: str, clock: Clock) -> Flask:
+    def standby_app(self, role: Callable[[], ClusterStatus], hostname: str, clock: Clock) -> Flask:
         """What there is to see of a server that stands by."""
         return create_standby_app(role, hostname, clock, self._options)
 

@@ -15,7 +15,7 @@ import pytest
 from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
-from greenstalk_server.cluster.role import Role
+from greenstalk_server.cluster.status import ClusterStatus
 from greenstalk_server.runtime.clock import steady_clock
 from greenstalk_server.web.app import WebOptions, create_standby_app
 from greenstalk_server.web.assets import static_folder
@@ -142,7 +142,7 @@ def test_with_a_password_a_host_that_no_name_can_be_will_do_too(visit: Callable[
 
 
 def test_a_standby_takes_a_host_that_no_name_can_be_for_a_foreign_one() -> None:
-    role = Role(False, "default", "here", "there", 7, 0.25)
+    role = ClusterStatus(False, "default", "here", "there", 7, 0.25)
     client = create_standby_app(lambda: role, "here", steady_clock(), WebOptions()).test_client()
     statuses = {"/": 421, "/metrics": 421, "/elsewhere": 421, "/healthz": 200, "/readyz": 503}
     for host, path in product(NO_NAMES, statuses):

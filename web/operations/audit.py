@@ -18,9 +18,9 @@ from gevent.event import Event
 
 from greenstalk_server.core.job import SECOND
 from greenstalk_server.runtime.clock import Clock
+from greenstalk_server.runtime.threads import run_in_thread
 from greenstalk_server.web.auth.access import visitor
 from greenstalk_server.web.cooperative import Pace
-from greenstalk_server.web.disk import in_thread
 from greenstalk_server.web.operations.audit_files import AuditFiles, decode, encode
 
 KEPT: Final = 1000
@@ -145,7 +145,7 @@ class Audit:
             self._wanted.clear()
             batch = [entry for entry in self.entries if entry.number > self._written]
             try:
-                in_thread(files.append, b"".join(map(_line, batch)))
+                run_in_thread(files.append, b"".join(map(_line, batch)))
             except OSError as error:
                 self._tell(f"it cannot be written: {error}")
                 self._wanted.wait(RETRY_EVERY)
@@ -164,10 +164,10 @@ class Audit:
 def _on_disk(files: AuditFiles, before: int) -> Iterator[Entry]:
     """Yield the entries of *files* with a number below *before*, newest first. Switches."""
     pace = Pace()
-    while (reader := in_thread(files.open_before, before)) is not None:
+    while (reader := run_in_thread(files.open_before, before)) is not None:
         was = before
         with reader:
-            while lines := in_thread(reader.lines_before):
+            while lines := run_in_thread(reader.lines_before):
                 for line in reversed(lines):
                     pace.rest()
                     entry = _entry(line)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from math import ceil, inf, isnan
 from typing import Any, Final
 
-from greenstalk_server.cluster.role import Role
+from greenstalk_server.cluster.status import ClusterStatus
 from greenstalk_server.core.body_cache import Bodies
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job import SECOND
@@ -388,10 +388,10 @@ _Ranked = tuple[bool, float, bytes, Tube]
 class Lookout:
     """Looks at the tubes of *broker* and at the whole server."""
 
-    def __init__(self, broker: Broker, history: History, role: Callable[[], Role] | None = None) -> None:
+    def __init__(self, broker: Broker, history: History, role: Callable[[], ClusterStatus] | None = None) -> None:
         self._broker: Broker = broker
         self._history: History = history
-        self._role: Callable[[], Role] | None = role
+        self._role: Callable[[], ClusterStatus] | None = role
 
     def look(self, query: str, order: Order, now: int) -> Overview:
         """Look at the first tubes in *order*, of those whose name contains *query* in any case. May switch."""
@@ -513,7 +513,7 @@ def journal_texts(stats: JournalStats, trouble: str | None) -> dict[str, str]:
     }
 
 
-def role_texts(role: Role | None) -> dict[str, str]:
+def role_texts(role: ClusterStatus | None) -> dict[str, str]:
     """Return who follows this server's journal, as text; None if it shares it with nobody."""
     if role is None:
         return dict.fromkeys(("journal_role", "journal_standbys"), text.NONE)
