@@ -12,7 +12,7 @@ How to add a group of endpoints:
    (who may, from where, how large) follow from that.
 
 A method may switch, so what it knew before is looked up anew after. It refuses by raising an HTTPException: `refuse` of
-`problems` names a field; NotFound, Conflict, ServiceUnavailable and operations.NotTaken say what they mean. What changes
+`problems` names a field; NotFound, Conflict, ServiceUnavailable and operations.PutRefused say what they mean. What changes
 something notes it in the audit log, as operations.operations does, and ends with `settle(self._commit)` of `settled`.
 
     endpoint, frame     what an endpoint is; what serves them

@@ -24,7 +24,7 @@ from greenstalk_server.web.api.values import Asked, Delay, Pri, Told, TubeName
 from greenstalk_server.web.auth.access import visitor
 from greenstalk_server.web.cooperative import Pace
 from greenstalk_server.web.live.peer import peer_of
-from greenstalk_server.web.operations.leases import Ask, Lease, LeaseEnded, NoLease, Refused
+from greenstalk_server.web.operations.leases import ReserveRequest, Lease, LeaseEnded, NoLease, ReserveRefused
 from greenstalk_server.web.operations.leases import Leases as Lessor
 
 WAIT_AT_MOST: Final = 50
@@ -146,10 +146,10 @@ class Leases:
         if not who.sees_bodies:
             raise Forbidden("Bodies are hidden here (--hide-bodies), and so no job can be worked on over HTTP.")
         tubes = tuple(dict.fromkeys(name.encode() for name in body.tubes))
-        ask = Ask(tubes, body.count, body.wait * SECOND, body.worker, who.address)
+        ask = ReserveRequest(tubes, body.count, body.wait * SECOND, body.worker, who.address)
         try:
             leases = self._lessor.reserve(ask, peer_of(request.environ))
-        except Refused as refusal:
+        except ReserveRefused as refusal:
             raise ServiceUnavailable(str(refusal), retry_after=RETRY_AFTER) from refusal
         pace, jobs = Pace(), []
         for lease in leases:

@@ -141,7 +141,7 @@ class Tasks:
         `/tasks/{task}/run` carries out just what it has counted. A change spares jobs that are put after it began.
         """
         plan = self._plan(body)
-        task = self._bulk.dry_run(plan) if body.dry_run else self._bulk.carry_out(plan, body.force)
+        task = self._bulk.dry_run(plan) if body.dry_run else self._bulk.start_run(plan, body.force)
         return self._started(task)
 
     @endpoint("GET", "/tasks")
@@ -171,7 +171,7 @@ class Tasks:
         plan = plan_of(dry_run)
         if plan.run is None:
             self._bulk.refuse_unfinished(dry_run)
-        return self._started(self._bulk.carry_out(plan, body.force))
+        return self._started(self._bulk.start_run(plan, body.force))
 
     @endpoint("GET", "/tasks/{task}/jobs", errors=NO_TASK | {403: "It is about bodies, and those are hidden from you."})
     def list_found(self, task: TaskId, query: Found) -> JobList:

@@ -156,10 +156,10 @@ def test_a_lease_that_has_ended_is_gone(queue: Queue, client: FlaskClient, deed:
     queue.broker.tick(queue.now)
     assert "The job is ready now" in refused(send(client, f"/leases/{deed}", token=old["token"]), 410)
     (new,) = reserve(client, "mail")
-    assert "reserved by another" in refused(send(client, f"/leases/{deed}", token=old["token"]), 410)
+    assert "reserved by another worker" in refused(send(client, f"/leases/{deed}", token=old["token"]), 410)
     finish(client, "delete", new["token"])
     assert "the job is deleted" in refused(send(client, f"/leases/{deed}", token=old["token"]), 410)
-    assert "no token of a lease" in refused(send(client, f"/leases/{deed}", token=old["token"][:-1]), 404)
+    assert "not one that this server has issued" in refused(send(client, f"/leases/{deed}", token=old["token"][:-1]), 404)
 
 
 # What is refused
@@ -229,9 +229,9 @@ def test_hidden_bodies_are_worked_on_by_nobody(queue: Queue, visit: Callable[...
 
 
 def test_too_many_that_wait_are_told_when_to_come_again(client: FlaskClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lessor, "ASKING_AT_MOST", 0)
+    monkeypatch.setattr(lessor, "MAX_WAITING", 0)
     response = send(client, "/reserve", wait=1)
-    assert "no more do at once" in refused(response, 503)
+    assert "which is the maximum" in refused(response, 503)
     assert response.headers["Retry-After"] == "5"
 
 

@@ -15,7 +15,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from werkzeug.exceptions import BadRequest, HTTPException
 
 from greenstalk_server.web.api.durability import Late
-from greenstalk_server.web.operations.operations import Held, NotTaken
+from greenstalk_server.web.operations.operations import JobHeld, PutRefused
 
 PROBLEM_TYPE: Final = "application/problem+json"
 
@@ -84,7 +84,7 @@ def refuse(field: str, message: str) -> NoReturn:
 
 def answer(error: HTTPException) -> Response:
     """*error* as the response to the current request."""
-    status = 507 if isinstance(error, NotTaken) and error.is_full else error.code or 500
+    status = 507 if isinstance(error, PutRefused) and error.is_full else error.code or 500
     problem = Problem(
         type=url_for("api_docs", _anchor=f"status-{status}"),
         title=HTTPStatus(status).phrase,
@@ -92,7 +92,7 @@ def answer(error: HTTPException) -> Response:
         detail=_detail(error, status),
         instance=request.root_path + request.path,
         errors=[error.error] if isinstance(error, Invalid) else UNSET,
-        put=error.ids if isinstance(error, NotTaken | Late) and error.ids is not None else UNSET,
+        put=error.ids if isinstance(error, PutRefused | Late) and error.ids is not None else UNSET,
     )
     response = Response(msgspec.json.encode(problem), status, mimetype=PROBLEM_TYPE)
     for key, value in error.get_headers():
@@ -103,7 +103,7 @@ def answer(error: HTTPException) -> Response:
 
 def _detail(error: HTTPException, status: int) -> str:
     """What *error* itself says, or in general what its status means."""
-    if isinstance(error, Held):
+    if isinstance(error, JobHeld):
         return f"{error.description} Send “force” to have it done at once, though its worker may be at it."
     is_ours = error.description is not None and error.description != type(error).description
     return str(error.description) if is_ours else MEANINGS.get(status, HTTPStatus(status).description)
