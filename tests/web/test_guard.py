@@ -210,8 +210,8 @@ def test_without_the_password_nothing_is_told(visit: Callable[..., FlaskClient],
 
 def test_wrong_password_is_told_from_none(visit: Callable[..., FlaskClient]) -> None:
     client = visit(password=PASSWORD)
-    assert "That is not this dashboard" in client.get("/", headers=basic("a", "b")).text
-    assert "That is not this dashboard" not in client.get("/").text
+    assert "The password is wrong" in client.get("/", headers=basic("a", "b")).text
+    assert "The password is wrong" not in client.get("/").text
 
 
 def test_health_and_looks_need_no_password(visit: Callable[..., FlaskClient]) -> None:

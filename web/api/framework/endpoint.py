@@ -93,7 +93,7 @@ def endpoint(
 ) -> Callable[[Function], Function]:
     """Make a method of a group an endpoint.
 
-    What is not a GET and yet no change (`is_change` is False) is for the guard to know, too: `FOR_EVERYBODY`.
+    What is not a GET and yet no change (`is_change` is False) is for the guard to know, too: `OPEN_TO_VIEWERS`.
     """
     changes = method != "GET" if is_change is None else is_change
 
