@@ -93,7 +93,7 @@ def test_a_wrong_name_is_not_told_from_a_wrong_password(queue: Queue) -> None:
     client = queue.app(user="ada", password=ADMIN).test_client()
     wrong = [client.get("/", headers=basic(*said)).text for said in (("bob", ADMIN), ("ada", "x"), ("bob", "x"))]
     assert len(set(wrong)) == 1
-    assert "the name and password" in wrong[0]
+    assert "The name or the password is wrong" in wrong[0]
 
 
 def test_who_is_logged_in_is_on_each_page(queue: Queue) -> None:

@@ -22,7 +22,15 @@ from greenstalk_server.core.journal import NullJournal
 from greenstalk_server.core.stats import COUNTERS
 from greenstalk_server.web.live.peer import Peer
 from greenstalk_server.web.operations import leases as module
-from greenstalk_server.web.operations.leases import TOKEN_LENGTH, ReserveRequest, Lease, LeaseEnded, Leases, NoLease, ReserveRefused
+from greenstalk_server.web.operations.leases import (
+    TOKEN_LENGTH,
+    Lease,
+    LeaseEnded,
+    Leases,
+    NoLease,
+    ReserveRefused,
+    ReserveRequest,
+)
 from tests.daemon import PATIENCE
 
 from .conftest import Queue
@@ -486,7 +494,7 @@ def test_no_more_have_jobs_out_than_may(queue: Queue, desk: Desk, monkeypatch: p
     monkeypatch.setattr(module, "MAX_CLIENTS", 2)
     queue.put("mail", count=3)
     leases = [desk.one("mail") for _ in range(2)]
-    with pytest.raises(ReserveRefused, match="2 requests have jobs reserved"):
+    with pytest.raises(ReserveRefused, match="2 requests hold reserved jobs"):
         desk.reserve("mail")
     desk.leases.delete(leases[0].token)
     desk.settle()

@@ -8,7 +8,7 @@ import pytest
 from flask.testing import FlaskClient
 
 from greenstalk_server.core.job import SECOND
-from greenstalk_server.web.auth.logins import MAX_ADDRESSES, FAILURES, Logins
+from greenstalk_server.web.auth.logins import FAILURES, MAX_ADDRESSES, Logins
 
 from .conftest import Queue
 from .table import Page
