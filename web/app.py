@@ -30,7 +30,7 @@ from greenstalk_server.web.metrics.history import History
 from greenstalk_server.web.metrics.request_times import RequestTimes
 from greenstalk_server.web.operations.audit import Audit
 from greenstalk_server.web.operations.bulk import Bulk
-from greenstalk_server.web.operations.operations import Deeds
+from greenstalk_server.web.operations.operations import Operations
 from greenstalk_server.web.operations.store import Store
 from greenstalk_server.web.operations.tasks import Tasks
 from greenstalk_server.web.options import WebOptions
@@ -97,8 +97,8 @@ def create_app(
     views.Views(broker, clock, history, examples(options.beanstalk), store, role).install(app, live)
     ConnectionViews(broker, clock).install(app, live)
     commit = commit if commit is not None else _nothing_to_wait_for
-    deeds = Deeds(broker, clock, audit, store)
-    Actions(broker, clock, commit, deeds).install(app)
+    operations = Operations(broker, clock, audit, store)
+    Actions(broker, clock, commit, operations).install(app)
     tasks = app.extensions["tasks"] = Tasks(clock, audit)
     tasks.install(app, live)
     searches = Searches(broker, clock, tasks)
@@ -116,7 +116,7 @@ def create_app(
         commit=commit,
         audit=audit,
         bulk=bulk,
-        deeds=deeds,
+        operations=operations,
         exports=exports,
         history=history,
         live=live,

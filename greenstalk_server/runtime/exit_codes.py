@@ -1,4 +1,4 @@
-"""Exit codes of the command, as in beanstalkd and beyond, and StartError, which carries one from where a start fails."""
+"""Exit codes of the command (those of beanstalkd and ours), and StartError, which carries one out of a failed start."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from flask.testing import FlaskClient
 
 from greenstalk_server.core.job import SECOND
 from greenstalk_server.web.operations import audit_files
-from greenstalk_server.web.operations.audit import KEPT, REFUSALS, Audit
+from greenstalk_server.web.operations.audit import MAX_ENTRIES, MAX_REFUSALS, Audit
 from greenstalk_server.web.operations.audit_files import BLOCK
 from greenstalk_server.web.pages import audit as audit_pages
 
@@ -43,7 +43,7 @@ def context(queue: Queue) -> Iterator[None]:
 
 
 def numbers(audit: Audit, before: int = 0) -> list[int]:
-    return [entry.number for entry in audit.back(before)]
+    return [entry.number for entry in audit.newest_first(before)]
 
 
 def fill(audit: Audit, count: int, **details: str | int) -> None:
@@ -101,12 +101,12 @@ def test_refusals_are_noted(queue: Queue) -> None:
 def test_a_flood_of_refusals_is_counted_and_drives_no_change_out(queue: Queue) -> None:
     audit = Audit(queue.clock)
     audit.note("tube/pause")
-    for _ in range(5 * KEPT):
+    for _ in range(5 * MAX_ENTRIES):
         audit.note_refusal("login/failed")
-    assert [entry.what for entry in audit.entries] == ["tube/pause"] + ["login/failed"] * REFUSALS
+    assert [entry.what for entry in audit.entries] == ["tube/pause"] + ["login/failed"] * MAX_REFUSALS
     queue.now += 60 * SECOND
     audit.note_refusal("login/failed")
-    assert audit.entries[-1].details == {"omitted": 5 * KEPT - REFUSALS}
+    assert audit.entries[-1].details == {"omitted": 5 * MAX_ENTRIES - MAX_REFUSALS}
     audit.note_refusal("login/failed")
     assert audit.entries[-1].details == {}
 
@@ -119,8 +119,8 @@ def test_long_texts_are_cut(queue: Queue) -> None:
 
 def test_in_memory_the_latest_are_kept(queue: Queue) -> None:
     audit = Audit(queue.clock)
-    fill(audit, KEPT + 5)
-    assert numbers(audit) == list(range(KEPT + 5, 5, -1))
+    fill(audit, MAX_ENTRIES + 5)
+    assert numbers(audit) == list(range(MAX_ENTRIES + 5, 5, -1))
     assert numbers(audit, 8) == [7, 6]
     assert not audit.is_kept
 
@@ -161,7 +161,7 @@ def test_it_goes_on_after_a_restart(queue: Queue, audit: Audit, tmp_path: Path) 
     audit.flush()
     again = Audit(queue.clock, str(tmp_path))
     again.note("tube/resume")
-    assert list(again.back())[1] == audit.entries[0]
+    assert list(again.newest_first())[1] == audit.entries[0]
     assert numbers(again) == [2, 1]
 
 
@@ -179,7 +179,7 @@ def test_a_torn_last_line_is_passed_over(queue: Queue, audit: Audit, tmp_path: P
         again.note("tube/resume")
         again.flush()
         after = Audit(queue.clock, str(tmp_path))
-        assert next(entry.what for entry in after.back()) == "tube/resume"
+        assert next(entry.what for entry in after.newest_first()) == "tube/resume"
         assert len(numbers(after)) == (4 if is_there else 3)
 
 
@@ -191,7 +191,7 @@ def test_other_lines_are_passed_over(queue: Queue, audit: Audit, tmp_path: Path,
     path = tmp_path / "audit.jsonl"
     first, second = path.read_bytes().splitlines()
     path.write_bytes(b"\n".join((first, line, second, line, b"")))
-    assert [entry.details["tube"] for entry in Audit(queue.clock, str(tmp_path)).back()] == ["t1", "t0"]
+    assert [entry.details["tube"] for entry in Audit(queue.clock, str(tmp_path)).newest_first()] == ["t1", "t0"]
 
 
 def test_every_entry_of_long_files_is_found_from_every_cursor(
@@ -205,7 +205,7 @@ def test_every_entry_of_long_files_is_found_from_every_cursor(
     assert numbers(again) == list(range(2500, 0, -1))
     assert len(list(tmp_path.iterdir())) == 3
     for before in (2, 3, 400, 401, 1200, 1999, 2500, 2501, 9999):
-        assert next(iter(again.back(before))).number == min(before - 1, 2500)
+        assert next(iter(again.newest_first(before))).number == min(before - 1, 2500)
     assert numbers(again, 1) == []
     assert len(numbers(audit)) == 2500, "with the latest in memory"
 
@@ -230,7 +230,7 @@ def test_a_rotation_while_one_reads_loses_and_repeats_nothing(
     fill(Audit(queue.clock, str(tmp_path)), 300)
     audit = Audit(queue.clock, str(tmp_path))
     seen = []
-    for entry in audit.back():
+    for entry in audit.newest_first():
         seen.append(entry.number)
         if len(seen) in (10, 150):
             fill(audit, 150)
@@ -273,7 +273,7 @@ def test_what_a_failing_disk_has_lost_is_told(
     audit: Audit, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with failing(monkeypatch, "fsync", no_space):
-        for _ in range(KEPT + 5):
+        for _ in range(MAX_ENTRIES + 5):
             audit.note("tube/pause")
         until(lambda: audit.trouble)
     audit.flush()
@@ -301,7 +301,7 @@ def test_a_directory_in_the_place_of_the_file_is_told(queue: Queue, tmp_path: Pa
     assert "it cannot be read: [Errno 21] Is a directory" in audit.trouble
     audit.note("tube/pause")
     until(lambda: "it cannot be written" in audit.trouble)
-    assert [entry.what for entry in audit.back()] == ["tube/pause"]
+    assert [entry.what for entry in audit.newest_first()] == ["tube/pause"]
 
 
 def test_a_fifo_in_the_place_of_the_file_is_told(queue: Queue, tmp_path: Path) -> None:
@@ -319,17 +319,17 @@ def test_symbolic_link_in_the_place_of_the_file_is_not_written_through(queue: Qu
     audit.note("tube/pause")
     until(lambda: "it cannot be written: [Errno 40]" in audit.trouble)
     assert target.read_text() == "precious"
-    assert [entry.what for entry in audit.back()] == ["tube/pause"]
+    assert [entry.what for entry in audit.newest_first()] == ["tube/pause"]
 
 
 def test_the_end_comes_soon_though_the_disk_fails(
     audit: Audit, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("greenstalk_server.web.operations.audit.LAST_CHANCE", 0.1)
+    monkeypatch.setattr("greenstalk_server.web.operations.audit.FLUSH_TIMEOUT", 0.1)
     with failing(monkeypatch, "fsync", no_space):
         audit.note("tube/pause")
         audit.flush()
-    assert caplog.records[-1].getMessage() == "audit log: stopped with entries that are not on disk"
+    assert caplog.records[-1].getMessage() == "audit log: stopped; the last entries are not on disk"
 
 
 # The page
