@@ -8,7 +8,7 @@ How to add a group of endpoints:
    definition: parameters in the path are annotated with a type of `values`; `query` is a Struct of class `Asked`, whose
    fields are the parameters; `body` is another, or a list or a union, and optional if it has a default; what it returns
    is a Struct of class `Told`, None for 204, or a Response for what is no JSON. Its docstring is for users.
-3. Add it below, in `install`. The OpenAPI document, the page of it, reading, refusing, and the guard's questions
+3. Add it below, in `init_app`. The OpenAPI document, the page of it, reading, refusing, and the guard's questions
    (who may, from where, how large) follow from that.
 
 A method may switch, so what it knew before is looked up anew after. It refuses by raising an HTTPException: `refuse` of
@@ -73,7 +73,7 @@ class Parts:
     tasks: Running
 
 
-def install(app: Flask, parts: Parts) -> None:
+def init_app(app: Flask, parts: Parts) -> None:
     """Add the API to *app*. Its `extensions["leases"]` is to be stopped before the server: leases end with that."""
     broker, clock, commit, deeds = parts.broker, parts.clock, parts.commit, parts.deeds
     tubes = Tubes(broker, clock, commit, deeds, parts.history, parts.store)
@@ -86,7 +86,7 @@ def install(app: Flask, parts: Parts) -> None:
     api.add(Connections(broker, clock, commit, deeds))
     api.add(Samples(parts.store, parts.samples))
     api.add(Server(broker, clock, tubes, parts.history, parts.audit, parts.live))
-    api.install(app)
+    api.init_app(app)
 
 
 def _security(options: WebOptions) -> list[str]:

@@ -114,7 +114,7 @@ class Guard:
         self._api_tokens: Logins = Logins(clock)  # likewise a program
         self._audit: Audit = audit
 
-    def install(self, app: Flask) -> None:
+    def init_app(self, app: Flask) -> None:
         """Have *app* ask this guard before each request, and put the headers on each response."""
         app.before_request(self.check)
         app.after_request(add_headers)

@@ -111,7 +111,7 @@ class Metrics:
         self._ledger: Ledger = Ledger(broker, clock)
         self._looking: BoundedSemaphore = BoundedSemaphore(1)
 
-    def install(self, app: Flask) -> None:
+    def init_app(self, app: Flask) -> None:
         """Add `/metrics` to *app*."""
         app.add_url_rule("/metrics", "metrics", self.metrics)
 

@@ -257,7 +257,7 @@ class Bulk:
         self._commit: Callable[[], bool] = commit
         self._tasks: Tasks = tasks
 
-    def install(self, app: Flask) -> None:
+    def init_app(self, app: Flask) -> None:
         """Add its pages and changes to *app*."""
         app.add_url_rule("/bulk", "bulk", self.page)
         app.add_url_rule("/bulk/preview", "bulk_preview", self.preview, methods=["POST"])

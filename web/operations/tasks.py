@@ -133,7 +133,7 @@ class Tasks:
         self._clock: Clock = clock
         self._kept: dict[str, Task] = {}
 
-    def install(self, app: Flask, live: LiveHub) -> None:
+    def init_app(self, app: Flask, live: LiveHub) -> None:
         """Add their pages to *app*, and have *live* keep them live."""
         app.add_url_rule("/task", "task", self.page)
         app.add_url_rule("/task/cancel", "task_cancel", self.cancel, methods=["POST"])

@@ -70,7 +70,7 @@ class Actions:
         self._commit: Callable[[], bool] = commit
         self._deeds: Deeds = deeds
 
-    def install(self, app: Flask) -> None:
+    def init_app(self, app: Flask) -> None:
         """Add the actions to *app*."""
         for action in ACTIONS:
             endpoint = action.replace("/", "_")

@@ -104,7 +104,7 @@ class AuditPages:
         self._audit: Audit = audit
         self._tasks: Tasks = tasks
 
-    def install(self, app: Flask) -> None:
+    def init_app(self, app: Flask) -> None:
         """Add the pages to *app*."""
         app.add_url_rule("/audit", "audit", self.audit)
         app.add_url_rule("/audit/export", "audit_export", self.export)

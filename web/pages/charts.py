@@ -146,7 +146,7 @@ class Charts:
         self._broker: Broker = broker
         self._history: History = history
 
-    def install(self, app: Flask) -> None:
+    def init_app(self, app: Flask) -> None:
         """Add the JSON to *app*, and `tube_charts` and `server_charts` to its templates."""
         app.add_url_rule("/tube/history", "tube_history", self.tube_history)
         app.add_url_rule("/server/history", "server_history", self.server_history)

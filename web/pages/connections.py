@@ -384,7 +384,7 @@ class ConnectionViews:
         self._broker: Broker = broker
         self._clock: Clock = clock
 
-    def install(self, app: Flask, live: LiveHub) -> None:
+    def init_app(self, app: Flask, live: LiveHub) -> None:
         """Add the pages to *app*, and have *live* keep them live."""
         app.add_url_rule("/connections", "connections", self.connections)
         app.add_url_rule("/connection", "connection", self.connection)

@@ -76,7 +76,7 @@ class Exports:
         self._clock: Clock = clock
         self._running: int = 0
 
-    def install(self, app: Flask) -> None:
+    def init_app(self, app: Flask) -> None:
         """Add the download to *app*."""
         app.add_url_rule("/export", "export", self.export)
 

@@ -46,7 +46,7 @@ class Samples:
         self._store: Store = store
         self._audit: Audit = audit
 
-    def install(self, app: Flask) -> None:
+    def init_app(self, app: Flask) -> None:
         """Add the actions to *app*."""
         app.add_url_rule("/sample/save", "sample_save", self.save, methods=["POST"])
         app.add_url_rule("/sample/delete", "sample_delete", self.delete, methods=["POST"])

@@ -94,7 +94,7 @@ class Searches:
         self._clock: Clock = clock
         self._tasks: Tasks = tasks
 
-    def install(self, app: Flask, live: LiveHub) -> None:
+    def init_app(self, app: Flask, live: LiveHub) -> None:
         """Add the page to *app*, and have *live* keep it live."""
         app.add_url_rule("/search", "search", self.page)
         live.register("search", self.live)

@@ -71,7 +71,7 @@ class Views:
         self._first_job: tuple[Example, ...] = first_job
         self._store: Store = store
 
-    def install(self, app: Flask, live: LiveHub) -> None:
+    def init_app(self, app: Flask, live: LiveHub) -> None:
         """Add the pages to *app*, and have *live* keep them live."""
         app.add_url_rule("/", "overview", self.overview)
         app.add_url_rule("/tube", "tube", self.tube)

@@ -52,7 +52,7 @@ class Api:
         self._tags.append(tag_of(group))
         self._endpoints += endpoints_of(group)
 
-    def install(self, app: Flask) -> None:
+    def init_app(self, app: Flask) -> None:
         """Add all endpoints to *app*, and the document and the page that tell of them."""
         self._document = document(self._broker.facts.version, self._security, self._tags, self._endpoints)
         self._page = page(self._document, self._endpoints)
