@@ -36,7 +36,7 @@ def lived(hours: float = 0.1, tube: str = "mail") -> tuple[Queue, FlaskClient]:
     queue = Queue()
     app = queue.app()
     client = app.test_client()
-    work(queue, app.extensions["history"], hours, tube)
+    work(queue, app.extensions["dashboard"].history, hours, tube)
     return queue, client
 
 
@@ -90,7 +90,7 @@ def test_json_of_the_server() -> None:
 
 def test_json_of_a_tube_that_is_gone() -> None:
     queue, client = lived()
-    history = client.application.extensions["history"]
+    history = client.application.extensions["dashboard"].history
     queue.put("gone")
     queue.broker.clear(queue.broker.tubes[b"gone"], 1, 1, queue.broker.next_id, queue.now)
     assert b"gone" not in queue.broker.tubes

@@ -279,7 +279,7 @@ def test_close(queue: Queue) -> None:
     assert not other.is_closed
     assert [queue.broker.jobs[id].state for id in ids] == [READY] * 3
     queue.broker.check()
-    (entry,) = app.extensions["audit"].entries
+    (entry,) = app.extensions["dashboard"].audit.entries
     assert (entry.what, entry.details) == (
         "connection/close", {"number": worker.number, "address": worker.address, "jobs": 3}
     )  # fmt: skip

@@ -92,7 +92,7 @@ def test_each_count_stands_in_its_column(queue: Queue, client: FlaskClient) -> N
 
 def test_rates_and_what_follows_from_them(queue: Queue) -> None:
     client = queue.app().test_client()
-    history: History = client.application.extensions["history"]
+    history: History = client.application.extensions["dashboard"].history
     worker = queue.connect()
     queue.broker.watch(worker, b"mail")
     queue.put("mail", count=100)
@@ -287,7 +287,7 @@ def test_others_have_their_turns_while_ten_thousand_tubes_are_looked_at(
 ) -> None:
     for number in range(10_000):
         queue.put(f"x{number:05}")
-    lookout = Lookout(queue.broker, client.application.extensions["history"])
+    lookout = Lookout(queue.broker, client.application.extensions["dashboard"].history)
     with Turns() as turns:
         assert len(lookout.look(query, order, queue.now).tubes) == TUBES_AT_MOST
     steps = math.ceil(10_001 / TUBES_A_STEP)
@@ -296,7 +296,7 @@ def test_others_have_their_turns_while_ten_thousand_tubes_are_looked_at(
 
 def test_tube_that_goes_while_others_are_looked_at_is_left_out(queue: Queue, client: FlaskClient) -> None:
     ids = queue.put("a") + queue.put("b")
-    lookout = Lookout(queue.broker, client.application.extensions["history"])
+    lookout = Lookout(queue.broker, client.application.extensions["dashboard"].history)
     first = lookout._first
 
     def first_and_then_one_goes(*args: Any) -> Any:

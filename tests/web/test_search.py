@@ -120,7 +120,7 @@ def test_the_same_query_joins_the_search_that_runs(queue: Queue, app: Flask, cli
     asked = [gevent.spawn(lambda q=q: pages.append(find(client, q))) for q in ("pri:7", "pri:7", " pri:7 ", "pri:8")]
     gevent.joinall(asked, raise_error=True)
     assert len({task_id(page) for page in pages}) == 2
-    while (running := app.extensions["tasks"].running(lambda _: True)) is not None:
+    while (running := app.extensions["dashboard"].tasks.running(lambda _: True)) is not None:
         running.wait(PATIENCE)
     assert task_id(find(client, "pri:7")) not in {task_id(page) for page in pages}  # it had ended: this one is new
 
@@ -265,7 +265,7 @@ def test_search_of_many_jobs_holds_no_worker_up(
     for id in rare:
         queue.broker.bury_job(id, queue.now)
     page = find(client, "state:buried -body:x reserves:0")
-    task = app.extensions["tasks"].running(lambda _: True)
+    task = app.extensions["dashboard"].tasks.running(lambda _: True)
     with Turns(lambda: task.scanned) as turns:
         early = client.get(f"/live?page=search&{task_id(page)}").json
         until(lambda: not task.is_running)
@@ -282,7 +282,7 @@ def test_search_that_takes_long_shows_what_it_has_and_how_to_go_on(
     monkeypatch.setattr(search, "FIRST_WAIT", 0)
     found = queue.put("mail", count=60_000)
     args = task_id(find(client, "tube:mail"))
-    task = app.extensions["tasks"].running(lambda _: True)
+    task = app.extensions["dashboard"].tasks.running(lambda _: True)
     until(lambda: task.matched >= PAGE)
     page = Page(client.get(f"/search?{args}").text)
     assert "running" in page.text and ids(page) == found[:PAGE] and "Go on" in page.text
@@ -299,7 +299,7 @@ def test_cancelled_search_keeps_what_it_has_found(
     monkeypatch.setattr(search, "FIRST_WAIT", 0)
     found = queue.put("mail", count=60_000)
     args = task_id(find(client, "tube:mail"))
-    task = app.extensions["tasks"].running(lambda _: True)
+    task = app.extensions["dashboard"].tasks.running(lambda _: True)
     until(lambda: task.matched >= PAGE)
     id = args.partition("&")[0].removeprefix("task=")
     response = client.post("/task/cancel", data={"id": id}, headers={"Sec-Fetch-Site": "same-origin"})

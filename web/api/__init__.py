@@ -43,7 +43,7 @@ from greenstalk_server.web.live.hub import LiveHub
 from greenstalk_server.web.metrics.history import History
 from greenstalk_server.web.operations.audit import Audit
 from greenstalk_server.web.operations.bulk import Bulk
-from greenstalk_server.web.operations.leases import Leases as Lessor
+from greenstalk_server.web.operations.leases import Leases as HttpLeases
 from greenstalk_server.web.operations.operations import Deeds
 from greenstalk_server.web.operations.store import Store
 from greenstalk_server.web.operations.tasks import Tasks as Running
@@ -66,6 +66,7 @@ class Parts:
     deeds: Deeds
     exports: Exports
     history: History
+    leases: HttpLeases
     live: LiveHub
     samples: Kept
     searches: Searches
@@ -74,13 +75,12 @@ class Parts:
 
 
 def init_app(app: Flask, parts: Parts) -> None:
-    """Add the API to *app*. Its `extensions["leases"]` is to be stopped before the server: leases end with that."""
+    """Add the API to *app*."""
     broker, clock, commit, deeds = parts.broker, parts.clock, parts.commit, parts.deeds
     tubes = Tubes(broker, clock, commit, deeds, parts.history, parts.store)
     api = Api(broker, _security(parts.options))
     api.add(Jobs(broker, clock, commit, deeds, parts.exports))
-    leases = app.extensions["leases"] = Lessor(broker, clock, commit)
-    api.add(Leases(leases, clock, commit))
+    api.add(Leases(parts.leases, clock, commit))
     api.add(tubes)
     api.add(Tasks(broker, clock, parts.tasks, parts.searches, parts.bulk))
     api.add(Connections(broker, clock, commit, deeds))

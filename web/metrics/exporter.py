@@ -99,7 +99,7 @@ class Metrics:
         role: Callable[[], Role] | None = None,
         directory: str | None = None,
     ) -> None:
-        """To be made after the history, whose farewells are passed on; *role* as `create_app` has it.
+        """To be made after the history, whose farewells are passed on; *role* as `create_dashboard` has it.
 
         *directory* is the journal's; None if there is none.
         """
