@@ -212,7 +212,7 @@ def _open(options: Options, environ: Mapping[str, str]) -> Iterator[Listener]:
 
 
 def _dashboard(listener: socket.socket, options: Options, listeners: Sequence[Listener]) -> DashboardFactory:
-    from greenstalk_server.web.server import DashboardFactory  # noqa: PLC0415 Flask is half of a start
+    from greenstalk_server.web.server import DashboardFactory  # noqa: PLC0415  Flask is half of a start
 
     where = next((one for one in listeners if not one.is_tls), listeners[0])
     return DashboardFactory(listener, options, describe(where.sock))
@@ -413,7 +413,7 @@ class _Shared:
         self._clock: Clock = clock
 
     def prepare(self, role: Callable[[], Role]) -> None:
-        """Make the dashboard, unless it is there: 0.3 s that a takeover should not take."""
+        """Make the dashboard unless it exists: a takeover should not take up to 0.3 s for it."""
         if self.dashboard is None and self._factory is not None:
             self.dashboard = self._factory.start_dashboard(self.broker, self._clock, self.committer, role)
 

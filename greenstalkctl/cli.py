@@ -6,7 +6,6 @@ import io
 import os
 import sys
 from collections.abc import Sequence
-from importlib.metadata import version
 from typing import TextIO
 
 import click
@@ -35,7 +34,7 @@ from greenstalkctl.text import printable
 
 
 @click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(version("greenstalk-server"), prog_name=PROGRAM)
+@click.version_option(package_name="greenstalk-server", prog_name=PROGRAM)
 def cli() -> None:
     """Look into a beanstalk server, and change what is in it. It works with ours and with beanstalkd.
 

@@ -57,7 +57,10 @@ class DashboardFactory:
     def start_dashboard(
         self, broker: Broker, clock: Clock, committer: Committer | None, role: Callable[[], Role] | None = None
     ) -> Dashboard:
-        """Return a started dashboard of *broker*; *committer* is that of the journal, if any. Takes 0.3 s."""
+        """Return a started dashboard of *broker*, whose journal has *committer*, if any.
+
+        Takes 0.07 s of CPU, and 0.2 s more if the templates have to be compiled.
+        """
         commit = partial(committer.wait, COMMIT_TIMEOUT) if committer is not None else None
         dashboard = create_dashboard(broker, clock, self._options, commit=commit, role=role)
         dashboard.start()

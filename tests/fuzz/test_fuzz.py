@@ -13,7 +13,7 @@ from tests.daemon import REPOSITORY
 from tests.fuzz import corpus
 from tests.fuzz.__main__ import TARGETS
 
-SECONDS = 20
+SECONDS = 6
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -1,4 +1,4 @@
-"""A minute of what `make soak` does for an hour."""
+"""A short run of what `make soak` does for an hour."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pytest
 from tests.soak.__main__ import soak
 from tests.soak.ledger import Ledger, audit, body_of, token_of
 
-SECONDS = 60.0
+SECONDS = 20.0
 
 
 @pytest.mark.timeout(400)
-def test_a_minute_under_mixed_load_loses_nothing(tmp_path: Path) -> None:
+def test_mixed_load_loses_nothing(tmp_path: Path) -> None:
     directory = tmp_path / "soak"
     report = soak(SECONDS, secrets.randbelow(2**31), directory)
     assert not report["wrong"], report

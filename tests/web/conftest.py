@@ -148,8 +148,9 @@ def short_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cooperative, "REST", cooperative.TURN)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def chromium() -> Iterator[Browser]:
+    """One browser for all tests of a process; each tab has a context, so no cookie or cache, of its own."""
     with browser() as found:
         yield found
 

@@ -43,7 +43,7 @@ def context(queue: Queue) -> Iterator[None]:
 
 
 def numbers(audit: Audit, before: int = 0) -> list[int]:
-    return [entry.number for entry in audit.back(before)]
+    return [entry.number for entry in audit.newest_first(before)]
 
 
 def fill(audit: Audit, count: int, **details: str | int) -> None:
@@ -161,7 +161,7 @@ def test_it_goes_on_after_a_restart(queue: Queue, audit: Audit, tmp_path: Path) 
     audit.flush()
     again = Audit(queue.clock, str(tmp_path))
     again.note("tube/resume")
-    assert list(again.back())[1] == audit.entries[0]
+    assert list(again.newest_first())[1] == audit.entries[0]
     assert numbers(again) == [2, 1]
 
 
@@ -179,7 +179,7 @@ def test_a_torn_last_line_is_passed_over(queue: Queue, audit: Audit, tmp_path: P
         again.note("tube/resume")
         again.flush()
         after = Audit(queue.clock, str(tmp_path))
-        assert next(entry.what for entry in after.back()) == "tube/resume"
+        assert next(entry.what for entry in after.newest_first()) == "tube/resume"
         assert len(numbers(after)) == (4 if is_there else 3)
 
 
@@ -191,7 +191,7 @@ def test_other_lines_are_passed_over(queue: Queue, audit: Audit, tmp_path: Path,
     path = tmp_path / "audit.jsonl"
     first, second = path.read_bytes().splitlines()
     path.write_bytes(b"\n".join((first, line, second, line, b"")))
-    assert [entry.details["tube"] for entry in Audit(queue.clock, str(tmp_path)).back()] == ["t1", "t0"]
+    assert [entry.details["tube"] for entry in Audit(queue.clock, str(tmp_path)).newest_first()] == ["t1", "t0"]
 
 
 def test_every_entry_of_long_files_is_found_from_every_cursor(
@@ -205,7 +205,7 @@ def test_every_entry_of_long_files_is_found_from_every_cursor(
     assert numbers(again) == list(range(2500, 0, -1))
     assert len(list(tmp_path.iterdir())) == 3
     for before in (2, 3, 400, 401, 1200, 1999, 2500, 2501, 9999):
-        assert next(iter(again.back(before))).number == min(before - 1, 2500)
+        assert next(iter(again.newest_first(before))).number == min(before - 1, 2500)
     assert numbers(again, 1) == []
     assert len(numbers(audit)) == 2500, "with the latest in memory"
 
@@ -230,7 +230,7 @@ def test_a_rotation_while_one_reads_loses_and_repeats_nothing(
     fill(Audit(queue.clock, str(tmp_path)), 300)
     audit = Audit(queue.clock, str(tmp_path))
     seen = []
-    for entry in audit.back():
+    for entry in audit.newest_first():
         seen.append(entry.number)
         if len(seen) in (10, 150):
             fill(audit, 150)
@@ -301,7 +301,7 @@ def test_a_directory_in_the_place_of_the_file_is_told(queue: Queue, tmp_path: Pa
     assert "it cannot be read: [Errno 21] Is a directory" in audit.trouble
     audit.note("tube/pause")
     until(lambda: "it cannot be written" in audit.trouble)
-    assert [entry.what for entry in audit.back()] == ["tube/pause"]
+    assert [entry.what for entry in audit.newest_first()] == ["tube/pause"]
 
 
 def test_a_fifo_in_the_place_of_the_file_is_told(queue: Queue, tmp_path: Path) -> None:
@@ -319,7 +319,7 @@ def test_symbolic_link_in_the_place_of_the_file_is_not_written_through(queue: Qu
     audit.note("tube/pause")
     until(lambda: "it cannot be written: [Errno 40]" in audit.trouble)
     assert target.read_text() == "precious"
-    assert [entry.what for entry in audit.back()] == ["tube/pause"]
+    assert [entry.what for entry in audit.newest_first()] == ["tube/pause"]
 
 
 def test_the_end_comes_soon_though_the_disk_fails(

@@ -393,7 +393,7 @@ def test_it_waits_for_the_journal_and_says_if_that_fails(queue: Queue, visit: Ca
 def test_it_waits_in_between_so_that_little_is_unwritten(
     queue: Queue, visit: Callable[..., FlaskClient], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bulk, "COMMIT_EVERY", 10 * bulk.RECORD)
+    monkeypatch.setattr(bulk, "COMMIT_BATCH_BYTES", 10 * bulk.RECORD_OVERHEAD)
     waits: list[int] = []
     client = visit(commit=lambda: not waits.append(len(queue.broker.jobs)))
     queue.put("mail", count=25)

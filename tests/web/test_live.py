@@ -369,8 +369,8 @@ def test_page_that_fails_ends_its_streams_and_is_logged(
 def test_one_stream_too_many_is_refused(
     queue: Queue, serve: Callable[..., Dashboard], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert hub.STREAMS_AT_MOST == 100
-    monkeypatch.setattr(hub, "STREAMS_AT_MOST", 5)
+    assert hub.MAX_STREAMS == 100
+    monkeypatch.setattr(hub, "MAX_STREAMS", 5)
     dashboard = serve()
     streams = [dashboard.open("tube", tube="default") for _ in range(5)]
     for stream in streams:

@@ -9,7 +9,7 @@ from flask.testing import FlaskClient
 
 from tests.daemon import Daemon
 
-from .browser import Browser, browser
+from .browser import Browser
 from .conftest import Queue
 
 OURS = {"Sec-Fetch-Site": "same-origin"}
@@ -104,25 +104,24 @@ LIGHT, DARK = "rgb(245, 247, 244)", "rgb(14, 20, 17)"
 
 
 @pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    with browser() as found:
-        yield found
+def prefixed() -> Iterator[Daemon]:
+    with Daemon("-l", "127.0.0.1", "-p", "0", "--web-port", "0", "--url-prefix", "/queue") as daemon:
+        yield daemon
 
 
 @pytest.mark.parametrize(("preferred", "auto"), [("light", LIGHT), ("dark", DARK)])
 @pytest.mark.parametrize("has_script", [True, False])
-def test_three_ways_in_a_browser(chromium: Browser, preferred: str, auto: str, has_script: bool) -> None:
-    with (
-        Daemon("-l", "127.0.0.1", "-p", "0", "--web-port", "0", "--url-prefix", "/queue") as daemon,
-        chromium.tab(daemon.dashboard, color_scheme=preferred, java_script_enabled=has_script) as tab,
-    ):
+def test_three_ways_in_a_browser(
+    chromium: Browser, prefixed: Daemon, preferred: str, auto: str, has_script: bool
+) -> None:
+    with chromium.tab(prefixed.dashboard, color_scheme=preferred, java_script_enabled=has_script) as tab:
         page = tab.page
-        page.goto(f"{daemon.dashboard}audit?what=pause")
+        page.goto(f"{prefixed.dashboard}audit?what=pause")
         assert page.evaluate(GROUND) == auto
         for label, ground in (("Dark", DARK), ("Light", LIGHT), ("Auto", auto)):
             with page.expect_navigation():
                 page.get_by_role("button", name=label, exact=True).click()
             assert page.evaluate(GROUND) == ground
-            assert page.url == f"{daemon.dashboard}audit?what=pause"
+            assert page.url == f"{prefixed.dashboard}audit?what=pause"
             assert page.locator("[aria-pressed=true]").inner_text() == label
         assert tab.console == []

@@ -3,7 +3,7 @@
 How to add a group of endpoints:
 
 1. Write a class in a module of its own. Its name is the tag under which users find it, its docstring tells them what
-   it is about. It takes what it needs (the broker, the clock, `commit`, the deeds) in `__init__`.
+   it is about. It takes what it needs (the broker, the clock, `commit`, the operations) in `__init__`.
 2. Each endpoint is a method with `@endpoint("POST", "/things/{id}/do", errors={409: "…"})`. Its signature is its
    definition: parameters in the path are annotated with a type of `values`; `query` is a Struct of class `Asked`, whose
    fields are the parameters; `body` is another, or a list or a union, and optional if it has a default; what it returns
@@ -12,7 +12,7 @@ How to add a group of endpoints:
    (who may, from where, how large) follow from that.
 
 A method may switch, so what it knew before is looked up anew after. It refuses by raising an HTTPException: `refuse` of
-`problems` names a field; NotFound, Conflict, ServiceUnavailable and deeds.NotTaken say what they mean. What changes
+`problems` names a field; NotFound, Conflict, ServiceUnavailable and operations.NotTaken say what they mean. What changes
 something notes it in the audit log, as operations.operations does, and ends with `settle(self._commit)` of `settled`.
 
     endpoint, frame     what an endpoint is; what serves them
@@ -44,7 +44,7 @@ from greenstalk_server.web.metrics.history import History
 from greenstalk_server.web.operations.audit import Audit
 from greenstalk_server.web.operations.bulk import Bulk
 from greenstalk_server.web.operations.leases import Leases as HttpLeases
-from greenstalk_server.web.operations.operations import Deeds
+from greenstalk_server.web.operations.operations import Operations
 from greenstalk_server.web.operations.store import Store
 from greenstalk_server.web.operations.tasks import Tasks as Running
 from greenstalk_server.web.options import WebOptions
@@ -55,7 +55,7 @@ from greenstalk_server.web.pages.search import Searches
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """The parts of the dashboard that the API is another way to; *commit* as for pages.actions."""
+    """The parts of the dashboard that the API is another way to; *commit* as for greenstalk_server.web.pages.actions."""
 
     options: WebOptions
     broker: Broker
@@ -63,7 +63,7 @@ class Parts:
     commit: Callable[[], bool]
     audit: Audit
     bulk: Bulk
-    deeds: Deeds
+    operations: Operations
     exports: Exports
     history: History
     leases: HttpLeases
@@ -76,14 +76,14 @@ class Parts:
 
 def init_app(app: Flask, parts: Parts) -> None:
     """Add the API to *app*."""
-    broker, clock, commit, deeds = parts.broker, parts.clock, parts.commit, parts.deeds
-    tubes = Tubes(broker, clock, commit, deeds, parts.history, parts.store)
+    broker, clock, commit, operations = parts.broker, parts.clock, parts.commit, parts.operations
+    tubes = Tubes(broker, clock, commit, operations, parts.history, parts.store)
     api = Api(broker, _security(parts.options))
-    api.add(Jobs(broker, clock, commit, deeds, parts.exports))
+    api.add(Jobs(broker, clock, commit, operations, parts.exports))
     api.add(Leases(parts.leases, clock, commit))
     api.add(tubes)
     api.add(Tasks(broker, clock, parts.tasks, parts.searches, parts.bulk))
-    api.add(Connections(broker, clock, commit, deeds))
+    api.add(Connections(broker, clock, commit, operations))
     api.add(Samples(parts.store, parts.samples))
     api.add(Server(broker, clock, tubes, parts.history, parts.audit, parts.live))
     api.init_app(app)

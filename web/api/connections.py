@@ -19,7 +19,7 @@ from greenstalk_server.web.api.framework.endpoint import endpoint
 from greenstalk_server.web.api.framework.problems import refuse
 from greenstalk_server.web.api.values import Asked, Count, Instant, JobId, Pri, Told, TubeName, instant
 from greenstalk_server.web.cooperative import Pace
-from greenstalk_server.web.operations.operations import Deeds
+from greenstalk_server.web.operations.operations import Operations
 from greenstalk_server.web.pages.connections import (
     JOBS_LISTED,
     LONGEST_FILTER,
@@ -115,11 +115,11 @@ NO_CONNECTION: Final = {404: "There is no such connection now."}
 class Connections:
     """Connections of producers and workers: who waits, who holds what."""
 
-    def __init__(self, broker: Broker, clock: Clock, commit: Callable[[], bool], deeds: Deeds) -> None:
+    def __init__(self, broker: Broker, clock: Clock, commit: Callable[[], bool], operations: Operations) -> None:
         self._broker: Broker = broker
         self._clock: Clock = clock
         self._commit: Callable[[], bool] = commit
-        self._deeds: Deeds = deeds
+        self._operations: Operations = operations
 
     @endpoint("GET", "/connections")
     def list_connections(self, query: ListConnections) -> ConnectionList:
@@ -151,7 +151,7 @@ class Connections:
     @endpoint("DELETE", "/connections/{number}", status=204, errors=NO_CONNECTION)
     def close_connection(self, number: ConnectionNumber) -> None:
         """Close a connection. The jobs that it holds turn ready."""
-        self._deeds.close(self._find(number))
+        self._operations.close(self._find(number))
         settle(self._commit)
 
     def _find(self, number: int) -> Client:

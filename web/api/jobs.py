@@ -47,7 +47,7 @@ from greenstalk_server.web.auth.access import visitor
 from greenstalk_server.web.cooperative import Pace
 from greenstalk_server.web.jobs.bodies import found, none, read
 from greenstalk_server.web.jobs.query import LONGEST, Query, QueryError
-from greenstalk_server.web.operations.operations import Deeds, Put
+from greenstalk_server.web.operations.operations import Operations, Put
 from greenstalk_server.web.pages.actions import find_job
 from greenstalk_server.web.pages.details import events_of
 from greenstalk_server.web.pages.edit import Changes
@@ -210,12 +210,12 @@ class Jobs:
     """Jobs: list, search and export them, put new ones, and do to one all that a page does."""
 
     def __init__(
-        self, broker: Broker, clock: Clock, commit: Callable[[], bool], deeds: Deeds, exports: Exports
+        self, broker: Broker, clock: Clock, commit: Callable[[], bool], operations: Operations, exports: Exports
     ) -> None:
         self._broker: Broker = broker
         self._clock: Clock = clock
         self._commit: Callable[[], bool] = commit
-        self._deeds: Deeds = deeds
+        self._operations: Operations = operations
         self._exports: Exports = exports
         self._lists: BoundedSemaphore = BoundedSemaphore(LISTS_AT_MOST)
 
@@ -274,7 +274,7 @@ class Jobs:
         full before all are put, `put` in the problem has the ids of those that were.
         """
         if isinstance(body, NewJob):
-            job = self._deeds.put(self._put_of(body, "body"))
+            job = self._operations.put(self._put_of(body, "body"))
             located("get_job", id=job.id)
             settle(self._commit, [job.id])
             return _put(job.id, body)
@@ -282,7 +282,7 @@ class Jobs:
         for at, one in enumerate(body):
             wanted.append(self._put_of(one, f"[{at}].body"))
             pace.rest()
-        ids = self._deeds.put_all(wanted)
+        ids = self._operations.put_all(wanted)
         settle(self._commit, ids)
         return [_put(id, one) for id, one in zip(ids, body, strict=True)]
 
@@ -310,43 +310,43 @@ class Jobs:
         job, old = self._found(id)
         changes = self._changes(job, old, body)
         if changes.names():
-            self._deeds.edit_job(job, old, changes, body.force)
+            self._operations.edit_job(job, old, changes, body.force)
         return self._settled(id)
 
     @endpoint("DELETE", "/jobs/{id}", status=204, errors=NOT_SO)
     def delete_job(self, id: JobId, query: Forced) -> None:
         """Delete a job for good."""
-        self._deeds.delete_job(self._find(id), query.force)
+        self._operations.delete_job(self._find(id), query.force)
         settle(self._commit)
 
     @endpoint("POST", "/jobs/{id}/kick", errors=NOT_SO)
     def kick_job(self, id: JobId) -> JobWithEvents:
         """Kick a buried or delayed job: it turns ready."""
-        self._deeds.kick_job(self._find(id))
+        self._operations.kick_job(self._find(id))
         return self._settled(id)
 
     @endpoint("POST", "/jobs/{id}/bury", errors=NOT_SO)
     def bury_job(self, id: JobId, body: Forced = UNFORCED) -> JobWithEvents:
         """Bury a job: it is set aside until somebody kicks it."""
-        self._deeds.bury_job(self._find(id), body.force)
+        self._operations.bury_job(self._find(id), body.force)
         return self._settled(id)
 
     @endpoint("POST", "/jobs/{id}/release", errors=NOT_SO)
     def release_job(self, id: JobId, body: Forced = UNFORCED) -> JobWithEvents:
         """Take a reserved job from the client that holds it, by force: it turns ready."""
-        self._deeds.release_job(self._find(id), body.force)
+        self._operations.release_job(self._find(id), body.force)
         return self._settled(id)
 
     @endpoint("POST", "/jobs/{id}/move", errors=NOT_SO | NO_ROOM)
     def move_job(self, id: JobId, body: Move) -> JobWithEvents:
         """Move a job to another tube, in the state that it is in."""
-        self._deeds.move_job(*self._found(id), body.tube.encode(), body.force)
+        self._operations.move_job(*self._found(id), body.tube.encode(), body.force)
         return self._settled(id)
 
     @endpoint("POST", "/jobs/{id}/copy", status=201, errors=NO_JOB | NO_ROOM)
     def copy_job(self, id: JobId, body: Copy = AT_ONCE) -> JobPut:
         """Put a job like this one into its tube, with an id of its own."""
-        copy = self._deeds.copy_job(*self._found(id), body.delay)
+        copy = self._operations.copy_job(*self._found(id), body.delay)
         told = JobPut(id=copy.id, tube=copy.tube.name.decode(), state="delayed" if body.delay else "ready")
         located("get_job", id=copy.id)
         settle(self._commit, [copy.id])

@@ -16,7 +16,7 @@ from greenstalk_server.web.api.framework.router import located
 from greenstalk_server.web.api.jobs import HIDDEN, JobList, Which, rows_of, wanted_by
 from greenstalk_server.web.api.values import Asked, Count, Delay, Instant, JobId, Pri, Told, TubeName, instant
 from greenstalk_server.web.jobs.bodies import each
-from greenstalk_server.web.operations.bulk import ACTIONS, TICKED_AT_MOST, Bulk, Change, Plan, plan_of
+from greenstalk_server.web.operations.bulk import ACTIONS, MAX_TICKED, Bulk, Change, Plan, plan_of
 from greenstalk_server.web.operations.tasks import Task as Work
 from greenstalk_server.web.operations.tasks import Tasks as Running
 from greenstalk_server.web.pages.search import FIRST_WAIT, FOUND_AT_MOST, Search, Searches, search_of
@@ -29,7 +29,7 @@ Progress = Literal["running", "done", "cancelled", "failed"]
 
 _ACTIONS: Final[Mapping[str, Action]] = {action: action for action in get_args(Action)}
 _STATES: Final[Mapping[str, Progress]] = {state: state for state in get_args(Progress)}
-"""By the words of operations.bulk and operations.tasks, which are the same; a test compares them."""
+"""By the words of greenstalk_server.web.operations.bulk and greenstalk_server.web.operations.tasks, which are the same; a test compares them."""
 
 
 class Counted(Told):
@@ -75,7 +75,7 @@ class BulkChange(Which, kw_only=True):
 
     action: Annotated[Action, Meta(description="`pri` and `delay` set that.")]
     all: Annotated[bool, Meta(description="Needed if neither `ids` nor `tube`, `state` or `q` say which jobs.")] = False
-    ids: Annotated[list[JobId], Meta(min_length=1, max_length=TICKED_AT_MOST)] | UnsetType = UNSET
+    ids: Annotated[list[JobId], Meta(min_length=1, max_length=MAX_TICKED)] | UnsetType = UNSET
     to: Annotated[TubeName | UnsetType, Meta(description="The tube, for `move`.")] = UNSET
     pri: Annotated[Pri | UnsetType, Meta(description="The priority, for `pri`.")] = UNSET
     delay: Annotated[Delay | UnsetType, Meta(description="Seconds from now, for `delay`.")] = UNSET

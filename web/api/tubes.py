@@ -24,7 +24,7 @@ from greenstalk_server.web.fields import MAX_NUMBER
 from greenstalk_server.web.jobs.job_list import count
 from greenstalk_server.web.metrics.history import History, Rates
 from greenstalk_server.web.metrics.rings import SPANS
-from greenstalk_server.web.operations.operations import LONGEST_REASON, Deeds
+from greenstalk_server.web.operations.operations import LONGEST_REASON, Operations
 from greenstalk_server.web.operations.store import Store
 from greenstalk_server.web.pages.charts import figures
 from greenstalk_server.web.pages.overview import BY_NAME, LONGEST_FILTER, SORTS, TUBES_A_STEP, Seen
@@ -191,14 +191,14 @@ class Tubes:
         broker: Broker,
         clock: Clock,
         commit: Callable[[], bool],
-        deeds: Deeds,
+        operations: Operations,
         history: History,
         store: Store,
     ) -> None:
         self._broker: Broker = broker
         self._clock: Clock = clock
         self._commit: Callable[[], bool] = commit
-        self._deeds: Deeds = deeds
+        self._operations: Operations = operations
         self._history: History = history
         self._store: Store = store
 
@@ -242,21 +242,21 @@ class Tubes:
         On a tube that is paused already, the new pause takes the place of the old one.
         """
         tube = tube_of(self._broker, query.tube)
-        self._deeds.pause(tube, body.seconds, " ".join(body.reason.split()))
+        self._operations.pause(tube, body.seconds, " ".join(body.reason.split()))
         return self._settled(tube)
 
     @endpoint("POST", "/tube/resume", errors=NO_TUBE)
     def resume_tube(self, query: OfTube) -> Tube:
         """End the pause of a tube."""
         tube = tube_of(self._broker, query.tube)
-        self._deeds.resume(tube)
+        self._operations.resume(tube)
         return self._settled(tube)
 
     @endpoint("POST", "/tube/kick", errors=NO_TUBE)
     def kick_tube(self, query: OfTube, body: Kick = ALL_BURIED) -> Outcome:
         """Kick buried or delayed jobs of a tube: they turn ready."""
         tube, state = tube_of(self._broker, query.tube), STATES[body.state]
-        kicked = self._deeds.kick(tube, state, count(tube, state) if body.count is None else body.count)
+        kicked = self._operations.kick(tube, state, count(tube, state) if body.count is None else body.count)
         settle(self._commit)
         return Outcome(tube=query.tube, state=body.state, jobs=kicked, left=count(tube, state))
 
@@ -267,7 +267,7 @@ class Tubes:
         There is no way back from it. Jobs that are put meanwhile stay.
         """
         tube, state = tube_of(self._broker, query.tube), STATES[body.state]
-        cleared = self._deeds.clear(tube, state)
+        cleared = self._operations.clear(tube, state)
         settle(self._commit)
         return Outcome(tube=query.tube, state=body.state, jobs=cleared, left=count(tube, state))
 

@@ -38,7 +38,7 @@ API: Final = "/api/"
 """What the paths of the API begin with, under the prefix."""
 
 
-def asks_api() -> bool:
+def is_api_request() -> bool:
     """Whether the current request is for the API, and so is refused as programs want it."""
     return request.path.startswith(API)
 

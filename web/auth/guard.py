@@ -23,7 +23,7 @@ from werkzeug.exceptions import BadHost, Forbidden, MisdirectedRequest, NotFound
 from werkzeug.routing import MapAdapter
 
 from greenstalk_server.runtime.clock import Clock
-from greenstalk_server.web.auth.access import Visitor, asks_api, visitor
+from greenstalk_server.web.auth.access import Visitor, is_api_request, visitor
 from greenstalk_server.web.auth.logins import FAILURES, Logins
 from greenstalk_server.web.auth.proxies import IS_OUTSIDE
 from greenstalk_server.web.operations.audit import Audit
@@ -124,7 +124,7 @@ class Guard:
         g.visitor = _stranger("")
         is_change = request.method not in SAFE_METHODS
         is_page = request.endpoint in PAGES_OF_API and not self._asks and _bearer() is None
-        if asks_api() and not is_page:
+        if is_api_request() and not is_page:
             self._check_api(is_change)
         else:
             self._check_page(is_change)
@@ -193,7 +193,7 @@ class Guard:
         asking first; so it has to be something else than that.
         """
         site, origin = request.headers.get("Sec-Fetch-Site"), request.headers.get("Origin")
-        if site is None and origin is None and asks_api():
+        if site is None and origin is None and is_api_request():
             is_ours = _is_no_form()
         elif site is None:  # as browsers have it on plain HTTP, other than to loopback
             host = request.headers.get("Host", "")
@@ -204,7 +204,7 @@ class Guard:
             self._audit.note_refusal("refused/cross-site", path=request.path, origin=origin or "")
             raise Forbidden(
                 "Only this dashboard's own pages may change something, and this request came from elsewhere."
-                + (f" A program sends a bearer token, or {NO_FORM}." if asks_api() and origin is None else "")
+                + (f" A program sends a bearer token, or {NO_FORM}." if is_api_request() and origin is None else "")
             )
 
     def _log_in(self) -> Visitor:
@@ -296,7 +296,7 @@ class Guard:
         self._audit.note_refusal("refused/change", path=request.path)
         if self._options.is_read_only:
             raise Forbidden("This dashboard is read-only, as its server was told to be: it shows, and changes nothing.")
-        if asks_api() and _bearer() is not None:
+        if is_api_request() and _bearer() is not None:
             raise Forbidden("That token is a viewer's, who can look at everything and change nothing.")
         if self._password is None:
             raise Forbidden("There is no admin's password here, so nobody can change anything.")

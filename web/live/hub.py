@@ -48,7 +48,7 @@ It only reads, and takes under a millisecond, or rests (pace.Pace). It runs in a
 by what they may, not by their name, since all who may the same share what it returns.
 """
 
-EVERY: Final = 1.0
+REFRESH_INTERVAL: Final = 1.0
 """Seconds between two looks at a page."""
 
 HEARTBEAT: Final = 15.0
@@ -57,7 +57,7 @@ HEARTBEAT: Final = 15.0
 RETRY: Final = 2000
 """Milliseconds after which a browser whose stream has ended asks again."""
 
-STREAMS_AT_MOST: Final = 100
+MAX_STREAMS: Final = 100
 
 STUCK_AFTER: Final = 60.0
 """Seconds that a reader may take for what was sent to it; about what a TCP stack gives a peer that is gone."""
@@ -187,7 +187,7 @@ class LiveHub:
         state = self._pages[page](args, self._clock())  # what others were sent may be older than the page that asks
         if not topic.streams:
             topic.take(state, self._clock())
-        if self._is_stopped or len(self._streams) >= STREAMS_AT_MOST:
+        if self._is_stopped or len(self._streams) >= MAX_STREAMS:
             raise ServiceUnavailable("There are as many streams of events as there may be. Ask for /live instead.")
         stream = self._serve(topic, state, descriptor_of(request.environ))
         response = make_response("" if request.method == "HEAD" else stream)
@@ -247,11 +247,11 @@ class LiveHub:
     # The greenlet that looks
 
     def _run(self) -> None:
-        """Look at each page that somebody looks at, once every EVERY seconds, until nobody does. Switches."""
+        """Look at each page that somebody looks at, once every REFRESH_INTERVAL seconds, until nobody does. Switches."""
         while self._topics:
             topics = list(self._topics.values())
             for topic in topics:
-                gevent.sleep(EVERY / len(topics))
+                gevent.sleep(REFRESH_INTERVAL / len(topics))
                 if topic.streams:
                     self._look(topic)
             self._part()
@@ -301,7 +301,7 @@ class LiveHub:
             stream.kill()
 
 
-def parts(template: str, names: Iterable[str], values: Mapping[str, Any]) -> dict[str, str]:
+def render_blocks(template: str, names: Iterable[str], values: Mapping[str, Any]) -> dict[str, str]:
     """The HTML of the parts *names* of a page, from the blocks of its *template* of the same names.
 
     In such a block there is only what *values* and the app's context processors give, and the macros of parts.html.

@@ -125,7 +125,12 @@ class Metrics:
             rows, totals = self._ledger.look()
         pace = Pace()
         tubes, times = _tubes(rows, pace), _times(totals)
-        whole = (self._journal(), of_role(self._role()) if self._role is not None else (), self._bodies(), self._http())
+        whole = (
+            self._journal(),
+            role_metrics(self._role()) if self._role is not None else (),
+            self._bodies(),
+            self._http(),
+        )
         for metric in chain(self._server(), self._connections(), tubes, times, *whole):
             metric.samples = _Unhurried(metric.samples, pace)
             yield metric
@@ -222,7 +227,7 @@ class Metrics:
         yield metric
 
 
-def of_role(role: Role) -> Iterator[Metric]:
+def role_metrics(role: Role) -> Iterator[Metric]:
     """How a server stands whose journal others may lead."""
     yield GaugeMetricFamily(f"{PREFIX}leader", "1 while the server leads, 0 while it stands by.", int(role.is_active))
     if role.behind is not None:

@@ -111,7 +111,7 @@ class Audit:
             self._omitted = 0
         self.note(what, **details)
 
-    def back(self, before: int = 0) -> Iterator[Entry]:
+    def newest_first(self, before: int = 0) -> Iterator[Entry]:
         """Yield entries, newest first, of those with a number below *before*, if one is given. May switch."""
         before = before or self._next
         recent = list(self.entries)

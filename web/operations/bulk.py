@@ -30,12 +30,12 @@ from greenstalk_server.web.pages.search import FIRST_WAIT, Matches, asked, candi
 SAMPLE: Final = 10
 """Jobs shown of those that a change would hit."""
 
-TICKED_AT_MOST: Final = 1000
+MAX_TICKED: Final = 1000
 
-COMMIT_EVERY: Final = 1024 * 1024
+COMMIT_BATCH_BYTES: Final = 1024 * 1024
 """Bytes that the journal is told until it is waited for, so that what it has yet to write stays small."""
 
-RECORD: Final = 128
+RECORD_OVERHEAD: Final = 128
 """About the bytes of a record in the journal besides a body."""
 
 
@@ -248,7 +248,7 @@ class Plan:
 
 
 class Bulk:
-    """The changes of many jobs that the dashboard of *broker* makes; *commit* as for pages.actions."""
+    """The changes of many jobs that the dashboard of *broker* makes; *commit* as for greenstalk_server.web.pages.actions."""
 
     def __init__(self, broker: Broker, clock: Clock, commit: Callable[[], bool], audit: Audit, tasks: Tasks) -> None:
         self._audit: Audit = audit
@@ -385,8 +385,8 @@ class Bulk:
                 raise Stopped(f"The journal has no room for more. {_so_far(task)}")
             task.done += outcome == DONE
             unread += outcome == UNREAD
-            unsettled += RECORD + (job.size if plan.change.action.asks else 0)
-            if unsettled >= COMMIT_EVERY:
+            unsettled += RECORD_OVERHEAD + (job.size if plan.change.action.asks else 0)
+            if unsettled >= COMMIT_BATCH_BYTES:
                 self._settle(task)
                 unsettled = 0
         if unread:
@@ -468,8 +468,8 @@ def _ticked(asking: Request) -> tuple[int, ...] | None:
     given = asking.form.getlist("id")
     if not given:
         raise BadRequest("No job was ticked. Tick some, or choose all that match.")
-    if len(given) > TICKED_AT_MOST:
-        raise BadRequest(f"At most {TICKED_AT_MOST} jobs can be ticked at once.")
+    if len(given) > MAX_TICKED:
+        raise BadRequest(f"At most {MAX_TICKED} jobs can be ticked at once.")
     return tuple(dict.fromkeys(fields.number({"id": id}, "id", 1, MAX_ID) for id in given))
 
 

@@ -65,7 +65,7 @@ class Put:
     body: bytes
 
 
-class Deeds:
+class Operations:
     """What can be done to the queue of *broker*."""
 
     def __init__(self, broker: Broker, clock: Clock, audit: Audit, store: Store) -> None:

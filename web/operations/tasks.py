@@ -69,7 +69,7 @@ class Task:
     who, started_at who started it, and when; ended_at is 0 while it runs.
     total, scanned  jobs to look at, and looked at so far; matched are those of them that it is about.
     done            jobs changed so far; *verb* names the change: `deleted`, `moved`.
-    facts           labelled texts for its page.
+    facts           labelled progress_texts for its page.
     is_cancelled    it is to end at its next rest.
     message         what else to know, once it has ended.
     back            gives the address of what it is about, or None.
@@ -200,16 +200,16 @@ class Tasks:
         """`/task?id=`: one task, and how far it is; without `id` all of them."""
         if not request.args.get("id"):
             return render_template(
-                "task.html", task=None, tasks=[(task, texts(task, self._clock())) for task in self.all()]
+                "task.html", task=None, tasks=[(task, progress_texts(task, self._clock())) for task in self.all()]
             )
         task = self.find(request.args, "id")
         return render_template(
-            "task.html", task=task, texts=texts(task, self._clock()), started=text.instant(task.started_at)
+            "task.html", task=task, texts=progress_texts(task, self._clock()), started=text.instant(task.started_at)
         )
 
     def live(self, args: Fields, now: int) -> State:
         """The live state of `/task?id=`."""
-        return state_of(self.find(args, "id"), now)
+        return live_state(self.find(args, "id"), now)
 
     def cancel(self) -> Response:
         """`id`: end a task. What it has done so far stays done. May switch."""
@@ -252,7 +252,7 @@ class Tasks:
             del self._kept[id]
 
 
-def texts(task: Task, now: int) -> dict[str, str]:
+def progress_texts(task: Task, now: int) -> dict[str, str]:
     """What a page shows of *task*, by field."""
     seconds = ((task.ended_at or now) - task.started_at) // SECOND
     return {
@@ -276,9 +276,9 @@ def _time_left(task: Task, now: int) -> str:
     return f", about {text.duration(max(1, left // SECOND))} left"
 
 
-def state_of(task: Task, now: int) -> State:
+def live_state(task: Task, now: int) -> State:
     """The live state of *task*, as greenstalk_server.web.live.hub has it."""
-    shown = texts(task, now)
+    shown = progress_texts(task, now)
     macros: Any = current_app.jinja_env.get_template("task_parts.html").module
     return {
         "fields": shown,

@@ -133,7 +133,7 @@ class AuditPages:
         if format not in kinds:
             raise BadRequest(f"“format” must be jsonl or csv, not “{format[:40]}”.")
         wanted, (mimetype, write) = _filter(), kinds[format]
-        response = Response(_in_chunks(write(filter(wanted.passes, self._audit.back()))), mimetype=mimetype)
+        response = Response(_in_chunks(write(filter(wanted.passes, self._audit.newest_first()))), mimetype=mimetype)
         response.headers["Content-Disposition"] = f'attachment; filename="audit.{format}"'
         return response
 
@@ -192,7 +192,7 @@ def collect(audit: Audit, wanted: Filter, before: int, at_most: int) -> tuple[li
     May switch.
     """
     found: list[Entry] = []
-    for scanned, entry in enumerate(audit.back(before)):
+    for scanned, entry in enumerate(audit.newest_first(before)):
         if len(found) == at_most:
             return found, found[-1].number, False
         if scanned == SCANNED_AT_MOST:

@@ -25,7 +25,7 @@ from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web import fields, text
 from greenstalk_server.web.cooperative import Pace
 from greenstalk_server.web.fields import Fields
-from greenstalk_server.web.live.hub import LiveHub, State, parts
+from greenstalk_server.web.live.hub import LiveHub, State, render_blocks
 
 ROWS_AT_MOST: Final = 100
 """Connections on a page; the rest is found by the filter."""
@@ -92,7 +92,7 @@ class Row:
     """One connection in the list.
 
     name            what is known of who it is, and that it comes over HTTP if it does.
-    is_http         it is one request to reserve (see operations.leases), and ends with the last job that this got.
+    is_http         it is one request to reserve (see greenstalk_server.web.operations.leases), and ends with the last job that this got.
     watches, jobs   the first few; *more_tubes* and *more_jobs* say how many others there are, and are empty if none.
     waiting         for how long it has waited in a reserve, and *until* for how much longer it will; empty if it does
                     not wait.
@@ -409,7 +409,7 @@ class ConnectionViews:
         """The live state of `/connections`. May switch."""
         found = list_connections(self._broker, args, now)
         return {
-            "parts": parts("connections.html", ("table", "nothing"), {"found": found}),
+            "parts": render_blocks("connections.html", ("table", "nothing"), {"found": found}),
             "fields": {"summary": found.summary},
             "shown": {"connections": not found.is_empty, "no-connections": found.is_empty},
         }
@@ -422,4 +422,4 @@ class ConnectionViews:
     def connection_state(self, args: Fields, now: int) -> State:
         """The live state of `/connection`."""
         shown = connection_details(find_client(self._broker, args), now)
-        return {"parts": parts("connection.html", PARTS, {"shown": shown})}
+        return {"parts": render_blocks("connection.html", PARTS, {"shown": shown})}

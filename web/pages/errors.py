@@ -8,7 +8,7 @@ from flask import Flask, Response, make_response, render_template, request, url_
 from werkzeug.exceptions import HTTPException
 
 from greenstalk_server.web.api.framework import problems
-from greenstalk_server.web.auth.access import asks_api
+from greenstalk_server.web.auth.access import is_api_request
 
 ADVICE: Final = {
     400: "Nothing was changed.",
@@ -37,7 +37,7 @@ def error_page(error: HTTPException) -> Response:
     """Return *error* as a page, or as the API has it, with the headers that belong to it."""
     if error.code is None:  # a ready-made response, such as a redirect
         return make_response(error.get_response())
-    if asks_api():
+    if is_api_request():
         return problems.answer(error)
     is_ours = error.description is not None and error.description != type(error).description
     page = render_template(

@@ -35,7 +35,7 @@ from greenstalk_server.web.jobs.job_list import (
 )
 from greenstalk_server.web.jobs.query import LOOKED_THROUGH, BodyTest, Query, QueryError, Test, parse
 from greenstalk_server.web.live.hub import LiveHub, State
-from greenstalk_server.web.operations.tasks import Task, Tasks, state_of, texts
+from greenstalk_server.web.operations.tasks import Task, Tasks, live_state, progress_texts
 
 FOUND_AT_MOST: Final = 1000
 """Matches that can be looked at; all are counted."""
@@ -123,7 +123,7 @@ class Searches:
     def live(self, args: fields.Fields, now: int) -> State:
         """The live state of `/search?task=&from=`."""
         task = self._tasks.find(args)
-        return state_of(task, now) | {"rows": {"matches": self._rows(search_of(task), _begin(args), now)}}
+        return live_state(task, now) | {"rows": {"matches": self._rows(search_of(task), _begin(args), now)}}
 
     def start(self, query: Query) -> Task:
         """Search for *query*, or join the search for it that is running. Does not switch."""
@@ -159,7 +159,7 @@ class Searches:
             "q": str(search.query),
             "query": search.query,
             "task": task,
-            "texts": texts(task, now),
+            "texts": progress_texts(task, now),
             "columns": columns(),
             "rows": self._rows(search, begin, now),
             "begin": begin,

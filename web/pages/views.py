@@ -20,7 +20,7 @@ from greenstalk_server.web.cooperative import Pace
 from greenstalk_server.web.fields import Fields
 from greenstalk_server.web.jobs.bodies import Lost, found
 from greenstalk_server.web.jobs.body_format import look
-from greenstalk_server.web.live.hub import LiveHub, State, parts
+from greenstalk_server.web.live.hub import LiveHub, State, render_blocks
 from greenstalk_server.web.metrics.history import History
 from greenstalk_server.web.operations.operations import LONGEST_REASON
 from greenstalk_server.web.operations.store import Store
@@ -128,7 +128,7 @@ class Views:
             | {"summary": jobs.summary},
             "rows": {"jobs": jobs.rows},
             "shown": {"jobs": bool(jobs.rows)},
-            "parts": parts("tube.html", TUBE_PARTS, values),
+            "parts": render_blocks("tube.html", TUBE_PARTS, values),
         }
 
     def job(self) -> str:
@@ -153,7 +153,7 @@ class Views:
         details = job_details(self._broker, find_job(self._broker, args), now)
         names = JOB_PARTS_OF_ADMINS if visitor().is_admin else JOB_PARTS
         return {
-            "parts": parts("job.html", names, {"job": details, "max_number": fields.MAX_NUMBER}),
+            "parts": render_blocks("job.html", names, {"job": details, "max_number": fields.MAX_NUMBER}),
             "shown": {"edited": details.edited != args.get("edited", details.edited)},
         }
 

@@ -15,7 +15,7 @@ import greenstalk
 import pytest
 
 from ...daemon import Daemon, environment
-from ..browser import browser
+from ..browser import Browser
 from ..visit import AXE, FLAGS, FOUND, is_too_wide
 from .conftest import ROOT, TOKEN, bearer
 
@@ -130,17 +130,16 @@ def test_what_is_answered_survives(tmp_path: Path) -> None:
         assert {entry["what"] for entry in audit["entries"]} <= {"tube/put", "job/delete", "job/edit"}
 
 
-def test_page_of_the_api_in_a_browser(daemon: Daemon) -> None:
+def test_page_of_the_api_in_a_browser(chromium: Browser, daemon: Daemon) -> None:
     """It is wide enough for a telephone, and what axe looks for is not there, opened or not."""
-    with browser() as chromium:
-        for scheme, width, opened in (("light", 1280, "details:first-of-type"), ("dark", 360, "details")):
-            with chromium.tab(daemon.dashboard, width, color_scheme=scheme) as tab:
-                tab.page.goto(daemon.dashboard)
-                with tab.page.expect_navigation():
-                    tab.page.get_by_role("link", name="API", exact=True).click()
-                tab.page.evaluate(f"document.querySelectorAll('{opened}').forEach(one => {{ one.open = true }})")
-                tab.screenshot(f"api-{scheme}")
-                assert not is_too_wide(tab)
-                tab.page.evaluate(AXE)
-                assert tab.page.evaluate(FOUND) == []
-                assert (tab.console, tab.elsewhere) == ([], [])
+    for scheme, width, opened in (("light", 1280, "details:first-of-type"), ("dark", 360, "details")):
+        with chromium.tab(daemon.dashboard, width, color_scheme=scheme) as tab:
+            tab.page.goto(daemon.dashboard)
+            with tab.page.expect_navigation():
+                tab.page.get_by_role("link", name="API", exact=True).click()
+            tab.page.evaluate(f"document.querySelectorAll('{opened}').forEach(one => {{ one.open = true }})")
+            tab.screenshot(f"api-{scheme}")
+            assert not is_too_wide(tab)
+            tab.page.evaluate(AXE)
+            assert tab.page.evaluate(FOUND) == []
+            assert (tab.console, tab.elsewhere) == ([], [])

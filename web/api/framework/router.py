@@ -1,6 +1,6 @@
 """The frame of the API: takes groups of endpoints, serves them under `/api/v1`, and tells of them.
 
-Who may is asked by the guard (auth.guard) before anything here runs; what goes wrong becomes a problem (problems).
+Who may is asked by the guard (greenstalk_server.web.auth.guard) before anything here runs; what goes wrong becomes a problem (problems).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from greenstalk_server.web.api.framework.endpoint import JSON, Endpoint, endpoin
 from greenstalk_server.web.api.framework.openapi import document
 from greenstalk_server.web.api.framework.reading import read_body, read_path, read_query
 from greenstalk_server.web.api.framework.schema import Schema
+from greenstalk_server.web.cooperative import Pace
 from greenstalk_server.web.fields import MAX_PUT
 from greenstalk_server.web.pages.views import render_slowly
 
@@ -44,8 +45,7 @@ class Api:
         self._security: Iterable[str] = security
         self._endpoints: list[Endpoint] = []
         self._tags: list[tuple[str, str]] = []
-        self._document: Schema = {}
-        self._page: Page | None = None
+        self._description: tuple[Schema, Page] | None = None
 
     def add(self, group: object) -> None:
         """Have the endpoints of *group*, whose class is the tag: its name, and its docstring for users."""
@@ -54,22 +54,28 @@ class Api:
 
     def init_app(self, app: Flask) -> None:
         """Add all endpoints to *app*, and the document and the page that tell of them."""
-        self._document = document(self._broker.facts.version, self._security, self._tags, self._endpoints)
-        self._page = page(self._document, self._endpoints)
         for one in self._endpoints:
             app.add_url_rule(f"{ROOT}{one.rule}", f"api_{one.name}", self._view(one), methods=[one.method])
         app.add_url_rule(f"{ROOT}/openapi.json", "api_document", self.document)
         app.add_url_rule(f"{ROOT}/docs", "api_docs", self.docs)
 
     def document(self) -> Response:
-        """`/api/v1/openapi.json`: the OpenAPI document."""
-        here = self._document | {"servers": [{"url": f"{request.root_path}{ROOT}"}]}
+        """`/api/v1/openapi.json`: the OpenAPI document. May switch."""
+        here = self._describe()[0] | {"servers": [{"url": f"{request.root_path}{ROOT}"}]}
         return Response(msgspec.json.encode(here), mimetype=JSON)
 
     def docs(self) -> str:
         """`/api/v1/docs`: the same for people. May switch."""
         root = f"{request.url_root.rstrip('/')}{ROOT}"
-        return render_slowly("api.html", api=self._page, here=HERE, root=root)
+        return render_slowly("api.html", api=self._describe()[1], here=HERE, root=root)
+
+    def _describe(self) -> tuple[Schema, Page]:
+        """Return the document and the page, which the first request for either builds. May switch."""
+        if self._description is None:
+            rest = Pace().rest
+            made = document(self._broker.facts.version, self._security, self._tags, self._endpoints, rest)
+            self._description = made, page(made, self._endpoints, rest)
+        return self._description
 
     def _view(self, endpoint: Endpoint) -> Callable[..., Response]:
         """What Flask calls for *endpoint*."""

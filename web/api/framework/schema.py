@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, Final
 
@@ -21,11 +21,6 @@ def of_type(type: Any) -> tuple[Schema, dict[str, Schema]]:
     """The schema of *type*, and those it refers to, by name."""
     (schema,), components = msgspec.json.schema_components([type], ref_template=REFERENCE)
     return schema, components
-
-
-def components_of(types: Iterable[Any]) -> dict[str, Schema]:
-    """The schemas of all Structs that *types* are made of, by name."""
-    return msgspec.json.schema_components(list(types), ref_template=REFERENCE)[1]
 
 
 def fields_of(struct: type[msgspec.Struct]) -> tuple[dict[str, Schema], list[str]]:

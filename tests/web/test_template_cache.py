@@ -1,0 +1,118 @@
+"""The cache of compiled templates: a start with it compiles nothing, and no state of the file prevents a start."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from jinja2 import DictLoader, Environment
+
+from greenstalk_server.web.app import template_cache
+from greenstalk_server.web.template_cache import TemplateCache
+
+from .conftest import Queue
+
+SOURCES = {"one.html": "{{ 1 }} and {{ other }}", "two.html": "{% for it in [1, 2] %}{{ it }}{% endfor %}"}
+
+
+class Counting(Environment):
+    """Counts the templates that it compiles."""
+
+    compiled = 0
+
+    def _generate(self, *args: object, **options: object) -> str:
+        self.compiled += 1
+        return super()._generate(*args, **options)
+
+
+@pytest.fixture(autouse=True)
+def _writes_bytecode(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "templates.cache"
+
+
+def compiled_by_a_start(path: Path, sources: dict[str, str] = SOURCES) -> int:
+    """Load *sources* as a server does at its start; return how many of them it compiled."""
+    cache = TemplateCache(path)
+    environment = Counting(loader=DictLoader(sources), bytecode_cache=cache)
+    assert [environment.get_template(name).render(other=2) for name in SOURCES] == ["1 and 2", "12"]
+    cache.save()
+    return environment.compiled
+
+
+def test_the_second_start_compiles_nothing(path: Path) -> None:
+    assert [compiled_by_a_start(path) for _ in range(2)] == [2, 0]
+
+
+def test_a_changed_template_is_compiled_again(path: Path) -> None:
+    compiled_by_a_start(path)
+    changed = SOURCES | {"one.html": "{{ 1 }}{{ ' and' }} {{ other }}"}
+    assert [compiled_by_a_start(path, changed) for _ in range(2)] == [1, 0]
+
+
+def test_a_changed_module_of_the_package_has_all_compiled_again(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled_by_a_start(path)
+    tmp_path.joinpath("text.py").touch()
+    monkeypatch.setattr(template_cache, "PACKAGE", tmp_path)
+    assert [compiled_by_a_start(path) for _ in range(2)] == [2, 0]
+
+
+@pytest.mark.parametrize("damage", [b"", b"x", b"\0" * 4096])
+def test_a_file_of_something_else_is_replaced(path: Path, damage: bytes) -> None:
+    path.write_bytes(damage)
+    assert [compiled_by_a_start(path) for _ in range(2)] == [2, 0]
+
+
+def test_a_cut_file_is_replaced(path: Path) -> None:
+    compiled_by_a_start(path)
+    whole = path.read_bytes()
+    for size in range(0, len(whole), 97):
+        path.write_bytes(whole[:size])
+        assert compiled_by_a_start(path) == 2
+        assert path.read_bytes() == whole
+
+
+def test_a_flipped_bit_has_the_file_replaced(path: Path) -> None:
+    compiled_by_a_start(path)
+    whole = path.read_bytes()
+    for at in range(0, len(whole), 97):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :])
+        assert compiled_by_a_start(path) == 2
+
+
+@pytest.mark.parametrize("place", ["missing/templates.cache", "file/templates.cache", "directory"])
+def test_a_start_that_cannot_write_the_file_goes_on(tmp_path: Path, place: str) -> None:
+    tmp_path.joinpath("file").touch()
+    tmp_path.joinpath("directory").mkdir()
+    before = sorted(tmp_path.rglob("*"))
+    assert [compiled_by_a_start(tmp_path / place) for _ in range(2)] == [2, 2]
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_nothing_is_written_where_python_writes_no_bytecode(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    assert [compiled_by_a_start(path) for _ in range(2)] == [2, 2]
+    assert not path.exists()
+
+
+def test_the_dashboard_renders_from_the_cache(path: Path, queue: Queue) -> None:
+    def overview() -> tuple[bytes, int]:
+        app = queue.app()
+        app.jinja_env.bytecode_cache = cache = TemplateCache(path)
+        shown = app.test_client().get("/").data
+        before = path.stat().st_mtime_ns if path.exists() else 0
+        cache.save()
+        return shown, path.stat().st_mtime_ns - before
+
+    first, written = overview()
+    assert written
+    again, written = overview()
+    assert not written
+    assert again == first
