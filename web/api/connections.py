@@ -18,20 +18,20 @@ from greenstalk_server.web.api.durability import settle
 from greenstalk_server.web.api.framework.endpoint import endpoint
 from greenstalk_server.web.api.framework.problems import refuse
 from greenstalk_server.web.api.values import Asked, Count, Instant, JobId, Pri, Told, TubeName, instant
+from greenstalk_server.web.connection_queries import (
+    MAX_FILTER_LENGTH,
+    MAX_JOBS_LISTED,
+    MAX_SCANNED_JOBS,
+    MAX_TUBES_IN_ROW,
+    MAX_TUBES_LISTED,
+    SORTS,
+    find_client,
+    iter_batched,
+    matching_clients,
+    soonest_jobs,
+)
 from greenstalk_server.web.cooperative import Pace
 from greenstalk_server.web.operations.operations import Operations
-from greenstalk_server.web.pages.connections import (
-    JOBS_LISTED,
-    LONGEST_FILTER,
-    LOOKED_AT,
-    SORTS,
-    TUBES_IN_ROW,
-    TUBES_LISTED,
-    find_client,
-    matching,
-    paced,
-    soonest,
-)
 
 ConnectionNumber = Annotated[
     int, Meta(ge=1, description="The number of a connection.", extra_json_schema={"maximum": 2**32 - 1}, examples=[7])
@@ -62,7 +62,9 @@ class Connection(Told):
     uses: Annotated[TubeName, Meta(description="The tube that it puts into.")]
     watches: Annotated[
         list[TubeName],
-        Meta(description=f"Tubes that it reserves from: the first {TUBES_IN_ROW}, or {TUBES_LISTED} of one alone."),
+        Meta(
+            description=f"Tubes that it reserves from: the first {MAX_TUBES_IN_ROW}, or {MAX_TUBES_LISTED} of one alone."
+        ),
     ]
     watched: Annotated[Count, Meta(description="How many tubes it watches.")]
     held: Annotated[Count, Meta(description="How many jobs it holds.")]
@@ -73,7 +75,9 @@ class Connection(Told):
 class ConnectionWithJobs(Connection):
     """A connection, and the jobs that it holds."""
 
-    jobs: Annotated[list[HeldJob], Meta(description=f"The first {JOBS_LISTED} of them, the next to time out first.")]
+    jobs: Annotated[
+        list[HeldJob], Meta(description=f"The first {MAX_JOBS_LISTED} of them, the next to time out first.")
+    ]
 
 
 class ConnectionList(Told):
@@ -89,7 +93,7 @@ class ListConnections(Asked):
     q: Annotated[
         str,
         Meta(
-            max_length=LONGEST_FILTER,
+            max_length=MAX_FILTER_LENGTH,
             description="Only those with this in their address, program or a tube's name, or as their number.",
         ),
     ] = ""
@@ -128,14 +132,14 @@ class Connections:
         after = _after(query)
         keys = [
             (rank(client), client.number, client)
-            for client in paced(matching(self._broker, query.q.strip(), pace), pace)
+            for client in iter_batched(matching_clients(self._broker, query.q.strip(), pace), pace)
         ]
         first = nsmallest(query.limit + 1, [key for key in keys if after is None or key[:2] > after])
         told = []
         for _, _, client in first[: query.limit]:
             if not client.is_closed:  # others had their turn since
-                told.append(_told(client, TUBES_IN_ROW))
-            pace.rest()
+                told.append(_told(client, MAX_TUBES_IN_ROW))
+            pace.yield_if_due()
         is_cut = len(first) > query.limit
         following = dump(_Place(query.sort, *first[query.limit - 1][:2])) if is_cut else None
         return ConnectionList(connections=told, next_cursor=following)
@@ -144,8 +148,8 @@ class Connections:
     def get_connection(self, number: ConnectionNumber) -> ConnectionWithJobs:
         """Look at one connection, and the jobs that it holds."""
         client, now = self._find(number), self._clock()
-        told = _told(client, TUBES_LISTED)
-        jobs = [_held(job, now) for job in soonest(client, JOBS_LISTED, LOOKED_AT)]
+        told = _told(client, MAX_TUBES_LISTED)
+        jobs = [_held(job, now) for job in soonest_jobs(client, MAX_JOBS_LISTED, MAX_SCANNED_JOBS)]
         return ConnectionWithJobs(**{name: getattr(told, name) for name in told.__struct_fields__}, jobs=jobs)
 
     @endpoint("DELETE", "/connections/{number}", status=204, errors=NO_CONNECTION)

@@ -45,15 +45,15 @@ from greenstalk_server.web.api.values import (
 )
 from greenstalk_server.web.auth.access import visitor
 from greenstalk_server.web.cooperative import Pace
-from greenstalk_server.web.jobs.bodies import found, none, read
-from greenstalk_server.web.jobs.query import LONGEST, Query, QueryError
+from greenstalk_server.web.jobs.bodies import load_bodies, load_job_with_body, no_body
+from greenstalk_server.web.jobs.matching import read_query
+from greenstalk_server.web.jobs.query import MAX_LENGTH, Query, QueryError
 from greenstalk_server.web.operations.operations import Operations, Put
 from greenstalk_server.web.pages.actions import find_job
 from greenstalk_server.web.pages.details import events_of
 from greenstalk_server.web.pages.edit import Changes
 from greenstalk_server.web.pages.export import Exports, body_file
 from greenstalk_server.web.pages.samples import DEFAULT_PRI, DEFAULT_TTR
-from greenstalk_server.web.pages.search import asked
 
 PUT_AT_MOST: Final = 1000
 """Jobs that are put by one request."""
@@ -67,7 +67,7 @@ TURN_WITHIN: Final = 5.0
 Q = Annotated[
     str,
     Meta(
-        max_length=LONGEST,
+        max_length=MAX_LENGTH,
         description="A search, as on the page of it: `age:>2h body:route -body:~test`. All of it has to hold.",
         examples=["reserves:>3"],
     ),
@@ -281,7 +281,7 @@ class Jobs:
         pace, wanted = Pace(), list[Put]()
         for at, one in enumerate(body):
             wanted.append(self._put_of(one, f"[{at}].body"))
-            pace.rest()
+            pace.yield_if_due()
         ids = self._operations.put_all(wanted)
         settle(self._commit, ids)
         return [_put(id, one) for id, one in zip(ids, body, strict=True)]
@@ -367,12 +367,12 @@ class Jobs:
 
     def _found(self, id: int) -> tuple[CoreJob, bytes]:
         """The job *id* and its body. May switch."""
-        return found(self._broker, lambda: self._find(id))
+        return load_job_with_body(self._broker, lambda: self._find(id))
 
     def _told(self, job: CoreJob) -> JobWithEvents:
         """*job* as it is now. May switch, while its body is read back."""
         row = row_of(job, self._clock())
-        body = read(self._broker, (job,)).get(job.id) if shows_body(job) else None
+        body = load_bodies(self._broker, (job,)).get(job.id) if shows_body(job) else None
         if body is not None:
             row.encoding, row.body = body_out(body)
         events = [
@@ -391,19 +391,19 @@ class Jobs:
         body = body_in(new.body, new.encoding, self._broker.max_job_size, field)
         return Put(new.tube.encode(), new.pri, new.delay, new.ttr, body)
 
-    def _changes(self, job: CoreJob, old: bytes, asked: JobChanges) -> Changes:
-        """What *asked* changes of *job*, whose body is *old*."""
-        if asked.delay is not UNSET and job.state not in (READY, DELAYED):
+    def _changes(self, job: CoreJob, old: bytes, changes: JobChanges) -> Changes:
+        """What *changes* changes of *job*, whose body is *old*."""
+        if changes.delay is not UNSET and job.state not in (READY, DELAYED):
             raise Conflict(f"Job {job.id} is neither ready nor delayed, so “delay” cannot be changed.")
         body = None
-        if asked.body is not UNSET:
+        if changes.body is not UNSET:
             if not visitor().sees_bodies:
                 raise Forbidden("Bodies are hidden from you, so they cannot be changed.")
-            body = body_in(asked.body, asked.encoding, self._broker.max_job_size)
+            body = body_in(changes.body, changes.encoding, self._broker.max_job_size)
         return Changes(
-            pri=asked.pri if asked.pri is not UNSET and asked.pri != job.pri else None,
-            delay=asked.delay * SECOND if asked.delay is not UNSET else None,
-            ttr=asked.ttr * SECOND if asked.ttr is not UNSET and asked.ttr * SECOND != job.ttr else None,
+            pri=changes.pri if changes.pri is not UNSET and changes.pri != job.pri else None,
+            delay=changes.delay * SECOND if changes.delay is not UNSET else None,
+            ttr=changes.ttr * SECOND if changes.ttr is not UNSET and changes.ttr * SECOND != job.ttr else None,
             body=body if body != old else None,
         )
 
@@ -436,7 +436,7 @@ def wanted_by(query: Which) -> Query:
     if query.state is not UNSET:
         given["state"] = query.state
     try:
-        return asked(given)
+        return read_query(given)
     except QueryError as error:
         refuse("q", f"cannot be read. {error}".rstrip("."))
 
@@ -448,7 +448,7 @@ def rows_of(limit: int, now: int, *, has_bodies: bool) -> Rows[Job]:
         shown = body if has_bodies and shows_body(job) else None
         return row_of(job, now, shown), 0 if shown is None else len(shown)
 
-    return Rows(limit, tell, shows_body if has_bodies else none)
+    return Rows(limit, tell, shows_body if has_bodies else no_body)
 
 
 def shows_body(job: CoreJob) -> bool:

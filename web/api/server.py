@@ -20,9 +20,9 @@ from greenstalk_server.web.live.hub import LiveHub, State
 from greenstalk_server.web.metrics.history import History
 from greenstalk_server.web.metrics.rings import SPANS
 from greenstalk_server.web.operations.audit import Audit
-from greenstalk_server.web.pages.audit import LONGEST_FILTER, MAX_CURSOR, Filter, collect, refuse_others
-from greenstalk_server.web.pages.charts import figures
-from greenstalk_server.web.pages.overview import Lookout
+from greenstalk_server.web.pages.audit import MAX_CURSOR, MAX_FILTER_LENGTH, Filter, find_entries, require_audit_access
+from greenstalk_server.web.pages.charts import history_json
+from greenstalk_server.web.pages.overview import OverviewBuilder
 
 LIVE: Final = "api"
 """The name of the API's stream among the live pages."""
@@ -97,7 +97,7 @@ class AuditList(Told):
     trouble: Annotated[str, Meta(description="Why not all of it is on disk; empty if it is.")]
 
 
-Part = Annotated[str, Meta(max_length=LONGEST_FILTER, description="Only entries that have this there, in any case.")]
+Part = Annotated[str, Meta(max_length=MAX_FILTER_LENGTH, description="Only entries that have this there, in any case.")]
 
 
 class ListAudit(Asked):
@@ -133,7 +133,7 @@ class Server:
         self._clock: Clock = clock
         self._tubes: Tubes = tubes
         self._history: History = history
-        self._lookout: Lookout = Lookout(broker, history)
+        self._builder: OverviewBuilder = OverviewBuilder(broker, history)
         self._audit: Audit = audit
         self._live: LiveHub = live
         live.register(LIVE, self.live_state)
@@ -146,7 +146,7 @@ class Server:
     @endpoint("GET", "/server/history")
     def get_server_history(self, query: Spanned) -> Series:
         """See what has happened in all tubes lately."""
-        return Series(**figures(self._history.columns(None, SPANS[query.span])))
+        return Series(**history_json(self._history.columns(None, SPANS[query.span])))
 
     @endpoint(
         "GET",
@@ -167,10 +167,10 @@ class Server:
     @endpoint("GET", "/audit", errors={403: "Only admins can see the audit log."})
     def list_audit(self, query: ListAudit) -> AuditList:
         """See who changed what, and what was refused, the newest first."""
-        refuse_others()
+        require_audit_access()
         before = load(query.cursor, _Place).before if query.cursor is not UNSET else 0
         wanted = Filter(query.who.strip(), query.what.strip())
-        entries, following, _ = collect(self._audit, wanted, before, query.limit)
+        entries, following, _ = find_entries(self._audit, wanted, before, query.limit)
         return AuditList(
             entries=[
                 AuditEntry(

@@ -15,7 +15,7 @@ from greenstalk_server.web import text
 from greenstalk_server.web.api.framework.problems import refuse
 from greenstalk_server.web.fields import MAX_NUMBER, MAX_PUT
 from greenstalk_server.web.pages.actions import find_tube
-from greenstalk_server.web.pages.export import encoded
+from greenstalk_server.web.pages.export import encode_body
 
 
 class Asked(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -99,7 +99,7 @@ def body_in(body: str, encoding: Encoding, at_most: int, field: str = "body") ->
 
 def body_out(body: bytes) -> tuple[Encoding, str]:
     """How *body* is given, and it."""
-    encoding, shown = encoded(body)
+    encoding, shown = encode_body(body)
     return ("utf-8" if encoding == "utf-8" else "base64"), shown
 
 

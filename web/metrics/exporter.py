@@ -300,7 +300,7 @@ class _Unhurried(list[Sample]):
     def __iter__(self) -> Iterator[Sample]:
         for count, sample in enumerate(super().__iter__()):
             if count % SAMPLES_A_STEP == 0:
-                self._pace.rest()
+                self._pace.yield_if_due()
             yield sample
 
 
@@ -308,5 +308,5 @@ def _rested(rows: list[Row], pace: Pace) -> Iterator[Row]:
     """The *rows*, resting in between. Switches."""
     for count, row in enumerate(rows):
         if count % SAMPLES_A_STEP == 0:
-            pace.rest()
+            pace.yield_if_due()
         yield row

@@ -21,11 +21,12 @@ from greenstalk_server.core.tube import is_tube_name
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web import fields, text
 from greenstalk_server.web.fields import MAX_NUMBER
-from greenstalk_server.web.jobs.bodies import none
+from greenstalk_server.web.jobs.bodies import no_body
+from greenstalk_server.web.jobs.matching import JobMatcher, candidate_ids, read_query
 from greenstalk_server.web.jobs.query import Query, QueryError
 from greenstalk_server.web.operations.audit import Audit
 from greenstalk_server.web.operations.tasks import Cancelled, Fact, Stopped, Task, Tasks
-from greenstalk_server.web.pages.search import FIRST_WAIT, Matches, asked, candidates, columns, rows
+from greenstalk_server.web.pages.search import INITIAL_WAIT, match_rows, visible_columns
 
 SAMPLE: Final = 10
 """Jobs shown of those that a change would hit."""
@@ -266,11 +267,11 @@ class Bulk:
     def preview(self) -> Response:
         """`scope` (`all`, or `ticked` with `id`s), `q`, `tube`, `state`, `action` and its value: dry run. Switches."""
         try:
-            query = asked(request.form)
+            query = read_query(request.form)
         except QueryError as error:
             raise BadRequest(f"“q” cannot be read. {error}") from error
         task = self.dry_run(self.plan(_change(request.form), query, _ticked(request)))
-        task.wait(FIRST_WAIT)
+        task.wait(INITIAL_WAIT)
         return redirect(url_for("bulk", task=task.id), 303)
 
     def page(self) -> str | Response:
@@ -284,8 +285,8 @@ class Bulk:
             task=task,
             plan=plan,
             back=self._back(plan),
-            columns=columns(),
-            rows=rows(self._broker, plan.sample, self._clock()),
+            columns=visible_columns(),
+            rows=match_rows(self._broker, plan.sample, self._clock()),
         )
 
     def run(self) -> Response:
@@ -374,7 +375,7 @@ class Bulk:
         def is_for(job: Job) -> bool:
             return plan.change.is_for(job) and (job.state != RESERVED or is_forced)
 
-        wants_body = is_for if plan.change.action.asks else none  # what is recorded anew is so with its body
+        wants_body = is_for if plan.change.action.asks else no_body  # what is recorded anew is so with its body
         for job, body in self._chosen(task, plan, wants_body):
             task.matched += 1
             if not is_for(job):
@@ -394,21 +395,21 @@ class Bulk:
             task.message = f"{task.message} {stay}: what is in there cannot be read back from the disk.".strip()
 
     def _chosen(
-        self, task: Task, plan: Plan, wants_body: Callable[[Job], bool] = none
+        self, task: Task, plan: Plan, wants_body: Callable[[Job], bool] = no_body
     ) -> Iterator[tuple[Job, bytes | None]]:
         """The jobs that *plan* is about, each as it is now, with its body if that is wanted. Switches."""
         ids: Iterable[int]
         if plan.ids is None:
-            task.total, ids = candidates(self._broker, plan.query)
+            task.total, ids = candidate_ids(self._broker, plan.query)
         else:
             task.total, ids = len(plan.ids), plan.ids
-        matches = Matches(self._broker, plan.query, plan.at, task.rest, wants_body)
-        for id, job, body in matches.among(ids):
+        matcher = JobMatcher(self._broker, plan.query, plan.at, task.rest, wants_body)
+        for id, job, body in matcher.match(ids):
             if job is not None and id < plan.below:
                 yield job, body
             task.scanned += 1
         task.total = task.scanned  # some may have gone before their turn
-        task.message = matches.not_looked_at
+        task.message = matcher.warning
 
     def _refuse_to_go_on(self, task: Task) -> None:
         trouble = self._broker.journal.trouble

@@ -106,7 +106,7 @@ class Task:
         """Let others run if it is time to; raise Cancelled if this is to end. Called between two jobs. May switch."""
         if self.is_cancelled:
             raise Cancelled
-        self._pace.rest()
+        self._pace.yield_if_due()
 
     def cancel(self) -> None:
         """Have it end at its next rest. Does not switch."""
