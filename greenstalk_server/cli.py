@@ -74,10 +74,9 @@ from greenstalk_server.runtime.process import (
 )
 
 if TYPE_CHECKING:
-    from flask import Flask
-
     from greenstalk_server.journal.postgresql.database import Rows, SharedBinlog
-    from greenstalk_server.web.server import Dashboard
+    from greenstalk_server.web.app import Dashboard
+    from greenstalk_server.web.server import DashboardFactory
 
 WEB_STOP_TIMEOUT: Final = 1.0
 """Seconds that a request in hand has left at a stop; an idle kept-alive connection takes them all."""
@@ -218,11 +217,11 @@ def _open(options: Options, environ: Mapping[str, str]) -> Iterator[Listener]:
     return open_listeners(options, environ, is_serving=options.journal is None)
 
 
-def _dashboard(listener: socket.socket, options: Options, listeners: Sequence[Listener]) -> Dashboard:
-    from greenstalk_server.web.server import Dashboard  # noqa: PLC0415  Flask is half of a start
+def _dashboard(listener: socket.socket, options: Options, listeners: Sequence[Listener]) -> DashboardFactory:
+    from greenstalk_server.web.server import DashboardFactory  # noqa: PLC0415  Flask is half of a start
 
     where = next((one for one in listeners if not one.is_tls), listeners[0])
-    return Dashboard(listener, options, describe(where.sock))
+    return DashboardFactory(listener, options, describe(where.sock))
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +229,7 @@ class _Place:
     """Where to serve: sockets that are bound, with what certificates, and how many descriptors there may be."""
 
     listeners: Sequence[Listener]
-    dashboard: Dashboard | None
+    dashboard: DashboardFactory | None
     certificates: Certificates | None
     most_files: int
 
@@ -244,8 +243,10 @@ def _serve(options: Options, environ: Mapping[str, str], place: _Place) -> None:
     files = Files(place.most_files, broker.limit_counters)
     server = _server(options, limits, place, broker, clock, committer, files)
     web_server: WebServer | None = None
+    dashboard: Dashboard | None = None
     if place.dashboard is not None:
-        web_server = place.dashboard.server(place.dashboard.app(broker, clock, committer), files)
+        dashboard = place.dashboard.start_dashboard(broker, clock, committer)
+        web_server = place.dashboard.create_server(dashboard.app, files)
     stopping = Event()
     _handle_signals(server.drain, stopping.set, options, place.certificates)
     tune_gc()
@@ -256,7 +257,7 @@ def _serve(options: Options, environ: Mapping[str, str], place: _Place) -> None:
     notify_manager(READY, environ)
     stopping.wait()
     notify_manager(STOPPING, environ)
-    _stop(server, web_server)
+    _stop(server, web_server, dashboard)
 
 
 def _server(
@@ -292,8 +293,8 @@ def _serve_in_turn(options: Options, environ: Mapping[str, str], place: _Place) 
     turn = leadership.Turn(candidate)
     web_server: WebServer | None = None
     if place.dashboard is not None:
-        waiting = place.dashboard.standby_app(candidate.status, os.uname().nodename, steady_clock())
-        web_server = place.dashboard.server(waiting, Files(place.most_files, LimitCounters()))
+        waiting = place.dashboard.create_standby_app(candidate.status, os.uname().nodename, steady_clock())
+        web_server = place.dashboard.create_server(waiting, Files(place.most_files, LimitCounters()))
         web_server.start()
     _handle_signals(turn.drain, turn.end, options, place.certificates)
     _announce(options, place)
@@ -313,12 +314,13 @@ def _serve_in_turn(options: Options, environ: Mapping[str, str], place: _Place) 
     server.start()
     if web_server is not None:
         shared.prepare(candidate.status)
+        assert shared.dashboard is not None
         files.open, web_server.files = files.open + web_server.files.open, files
-        web_server.application = shared.app
+        web_server.application = shared.dashboard.app
     turn.stopping.wait()
     if turn.is_last:
         notify_manager(STOPPING, environ)
-    _stop(server, web_server, turn.release)
+    _stop(server, web_server, shared.dashboard, turn.release)
     if not turn.is_last:
         turn.begin_anew()
 
@@ -404,7 +406,9 @@ def _memory_for_jobs(limit: int) -> int:
 class _Shared:
     """What a leader serves, and a standby has ready."""
 
-    def __init__(self, options: Options, limits: Limits, dashboard: Dashboard | None, rows: Rows, clock: Clock) -> None:
+    def __init__(
+        self, options: Options, limits: Limits, factory: DashboardFactory | None, rows: Rows, clock: Clock
+    ) -> None:
         """A broker, new and empty, whose journal is in *rows*."""
         from greenstalk_server.journal.postgresql.database import SharedBinlog  # noqa: PLC0415  optional dependency
 
@@ -412,30 +416,36 @@ class _Shared:
         self.binlog: SharedBinlog = SharedBinlog(rows, options.binlog_max_size, 0, os.urandom)
         self.broker: Broker = _broker(options, clock, limits, self.binlog, can_let_go=False)
         self.committer: Committer = Committer(self.binlog)
-        self.app: Flask | None = None
-        self._dashboard: Dashboard | None = dashboard
+        self.dashboard: Dashboard | None = None
+        self._factory: DashboardFactory | None = factory
         self._clock: Clock = clock
 
     def prepare(self, role: Callable[[], ClusterStatus]) -> None:
         """Make the dashboard unless it exists: a takeover should not take up to 0.3 s for it."""
-        if self.app is None and self._dashboard is not None:
-            self.app = self._dashboard.app(self.broker, self._clock, self.committer, role)
+        if self.dashboard is None and self._factory is not None:
+            self.dashboard = self._factory.start_dashboard(self.broker, self._clock, self.committer, role)
 
 
-def _stop(server: Server, web_server: WebServer | None, release: Callable[[], None] | None = None) -> None:
+def _stop(
+    server: Server,
+    web_server: WebServer | None,
+    dashboard: Dashboard | None,
+    release: Callable[[], None] | None = None,
+) -> None:
     """Let nobody in any more, then finish what is in hand; call *release* when all changes are safe."""
     log.info("stopping: no new connections, what is in hand is finished")
     server.broker.stop()
     if web_server is not None:
         web_server.close()
-        web_server.application.extensions["live"].stop()
-        web_server.application.extensions["leases"].stop()
+    if dashboard is not None:
+        dashboard.stop()
     server.stop()
     if release is not None:
         release()
     if web_server is not None:
         web_server.stop(timeout=WEB_STOP_TIMEOUT)
-        web_server.application.extensions["audit"].flush()
+    if dashboard is not None:
+        dashboard.flush()
     log.info("stopped")
 
 

@@ -20,7 +20,7 @@ from greenstalk_server.runtime.clock import steady_clock
 from greenstalk_server.web.app import WebOptions, create_standby_app
 from greenstalk_server.web.assets import static_folder
 from greenstalk_server.web.auth.guard import SECURITY_HEADERS
-from greenstalk_server.web.pages.overview import Lookout
+from greenstalk_server.web.pages.overview import OverviewBuilder
 
 from ..daemon import PATIENCE, Daemon
 from .conftest import Queue
@@ -350,7 +350,7 @@ def test_failure_of_a_view_is_a_page_and_a_log_entry(
     def fail(*_: object) -> None:
         raise RuntimeError("the secret inside")
 
-    monkeypatch.setattr(Lookout, "look", fail)
+    monkeypatch.setattr(OverviewBuilder, "build", fail)
     for path in ("/", "/live?page=overview"):
         response = queue.app().test_client().get(path)
         assert response.status_code == 500

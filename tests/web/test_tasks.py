@@ -39,7 +39,7 @@ def tasks(app: Flask) -> Iterator[Tasks]:
     """The tasks of a dashboard that an admin is visiting."""
     with app.test_request_context():
         g.visitor = ADMIN
-        yield app.extensions["tasks"]
+        yield app.extensions["dashboard"].tasks
 
 
 class Patient:
@@ -120,7 +120,7 @@ def test_cancel_is_noted_once_with_what_was_cancelled(app: Flask, tasks: Tasks, 
     gevent.spawn(go_on_once_cancelled, task, work)
     for _ in range(2):
         client.post("/task/cancel", data={"id": task.id}, headers=OURS)
-    noted = [entry for entry in app.extensions["audit"].entries if entry.what == "task/cancel"]
+    noted = [entry for entry in app.extensions["dashboard"].audit.entries if entry.what == "task/cancel"]
     assert [entry.details for entry in noted] == [{"task": task.id, "title": "Count to ten"}]
 
 
@@ -230,7 +230,7 @@ def test_what_tells_of_bodies_is_hidden_with_them(queue: Queue, app: Flask, task
 
 
 def test_work_is_known_by_who_started_it(app: Flask, tasks: Tasks) -> None:
-    task = tasks.start("x", object(), lambda task: app.extensions["audit"].note("test/done"))
+    task = tasks.start("x", object(), lambda task: app.extensions["dashboard"].audit.note("test/done"))
     settle(task)
-    [entry] = app.extensions["audit"].entries
+    [entry] = app.extensions["dashboard"].audit.entries
     assert (entry.who, entry.address) == ("ann", "192.0.2.1")

@@ -30,9 +30,16 @@ from greenstalk_server.web.live.hub import LiveHub, State
 from greenstalk_server.web.metrics.history import History
 from greenstalk_server.web.metrics.rings import SPANS
 from greenstalk_server.web.operations.audit import Audit
-from greenstalk_server.web.pages.audit import END_OF_TIME, LONGEST_FILTER, MAX_CURSOR, Filter, collect, refuse_others
-from greenstalk_server.web.pages.charts import figures
-from greenstalk_server.web.pages.overview import Lookout
+from greenstalk_server.web.pages.audit import (
+    END_OF_TIME,
+    MAX_CURSOR,
+    MAX_FILTER_LENGTH,
+    Filter,
+    find_entries,
+    require_audit_access,
+)
+from greenstalk_server.web.pages.charts import history_json
+from greenstalk_server.web.pages.overview import OverviewBuilder
 
 LIVE: Final = "api"
 """Name of the API's stream among the live pages."""
@@ -111,19 +118,19 @@ class ListAudit(RequestModel):
     """Selects entries as the dashboard's audit page does, and a page of the list."""
 
     who: Annotated[
-        str, Meta(max_length=LONGEST_FILTER, description="Only entries with this text in the name, in any case.")
+        str, Meta(max_length=MAX_FILTER_LENGTH, description="Only entries with this text in the name, in any case.")
     ] = ""
     what: Annotated[
         str,
         Meta(
-            max_length=LONGEST_FILTER,
+            max_length=MAX_FILTER_LENGTH,
             description="Only entries with this text in the action, or in the change that it makes, such as delete.",
         ),
     ] = ""
     tube: Annotated[
         str,
         Meta(
-            max_length=LONGEST_FILTER,
+            max_length=MAX_FILTER_LENGTH,
             description="Only entries with this text in the name of the tube, or of the tube that jobs were moved to.",
         ),
     ] = ""
@@ -158,7 +165,7 @@ class Server:
         self._clock: Clock = clock
         self._tubes: Tubes = tubes
         self._history: History = history
-        self._lookout: Lookout = Lookout(broker, history)
+        self._builder: OverviewBuilder = OverviewBuilder(broker, history)
         self._audit: Audit = audit
         self._live: LiveHub = live
         live.register(LIVE, self.live_state)
@@ -171,7 +178,7 @@ class Server:
     @endpoint("GET", "/server/history")
     def get_server_history(self, query: Spanned) -> Series:
         """Get the recent history of all tubes together."""
-        return Series(**figures(self._history.columns(None, SPANS[query.span])))
+        return Series(**history_json(self._history.columns(None, SPANS[query.span])))
 
     @endpoint(
         "GET",
@@ -192,7 +199,7 @@ class Server:
     @endpoint("GET", "/audit", errors={403: "Only admins may read the audit log."})
     def list_audit(self, query: ListAudit) -> AuditList:
         """List the changes and the refused requests, newest first."""
-        refuse_others()
+        require_audit_access()
         before = load(query.cursor, _Place).before if query.cursor is not UNSET else 0
         wanted = Filter(
             who=query.who.strip(),
@@ -202,7 +209,7 @@ class Server:
             since=0 if query.since is UNSET else nanoseconds(query.since),
             until=END_OF_TIME if query.until is UNSET else nanoseconds(query.until),
         )
-        entries, following, _ = collect(self._audit, wanted, before, query.limit)
+        entries, following, _ = find_entries(self._audit, wanted, before, query.limit)
         return AuditList(
             entries=[
                 AuditEntry(

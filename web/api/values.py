@@ -15,7 +15,7 @@ from greenstalk_server.web import text
 from greenstalk_server.web.api.framework.problems import refuse
 from greenstalk_server.web.fields import MAX_NUMBER, MAX_PUT
 from greenstalk_server.web.pages.actions import find_tube
-from greenstalk_server.web.pages.export import encoded
+from greenstalk_server.web.pages.export import encode_body
 
 
 class RequestModel(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -100,8 +100,8 @@ def body_in(body: str, encoding: Encoding, limit: int, field: str = "body") -> b
 
 
 def body_out(body: bytes) -> tuple[Encoding, str]:
-    """Return the encoding of *body* in JSON, and the encoded text."""
-    encoding, shown = encoded(body)
+    """Return the encoding of *body* in JSON, and the encode_body text."""
+    encoding, shown = encode_body(body)
     return ("utf-8" if encoding == "utf-8" else "base64"), shown
 
 

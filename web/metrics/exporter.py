@@ -111,7 +111,7 @@ class Metrics:
         self._ledger: Ledger = Ledger(broker, clock)
         self._looking: BoundedSemaphore = BoundedSemaphore(1)
 
-    def install(self, app: Flask) -> None:
+    def init_app(self, app: Flask) -> None:
         """Add `/metrics` to *app*."""
         app.add_url_rule("/metrics", "metrics", self.metrics)
 
@@ -300,7 +300,7 @@ class _Unhurried(list[Sample]):
     def __iter__(self) -> Iterator[Sample]:
         for count, sample in enumerate(super().__iter__()):
             if count % SAMPLES_A_STEP == 0:
-                self._pace.rest()
+                self._pace.yield_if_due()
             yield sample
 
 
@@ -308,5 +308,5 @@ def _rested(rows: list[Row], pace: Pace) -> Iterator[Row]:
     """The *rows*, resting in between. Switches."""
     for count, row in enumerate(rows):
         if count % SAMPLES_A_STEP == 0:
-            pace.rest()
+            pace.yield_if_due()
         yield row

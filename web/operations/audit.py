@@ -173,7 +173,7 @@ def _on_disk(files: AuditFiles, before: int) -> Iterator[Entry]:
         with reader:
             while lines := run_in_thread(reader.lines_before):
                 for line in reversed(lines):
-                    pace.rest()
+                    pace.yield_if_due()
                     entry = _entry(line)
                     if entry is not None and entry.number < before:
                         before = entry.number

@@ -38,7 +38,7 @@ from greenstalk_server.core.client import Client
 from greenstalk_server.core.job import RESERVED, STATE_NAMES, Job
 from greenstalk_server.core.limits import LIMIT_NAMES
 from greenstalk_server.runtime.clock import Clock
-from greenstalk_server.web.jobs.bodies import read
+from greenstalk_server.web.jobs.bodies import load_bodies
 from greenstalk_server.web.live.peer import Peer
 
 MAX_BYTES: Final = 1024 * 1024
@@ -242,7 +242,7 @@ class Leases:
         if broker.bodies is not None:
             for tube in {job.tube for job in held.values() if job.body is None}:
                 broker.bodies.read_ahead(tube)
-        bodies = read(broker, held.values())
+        bodies = load_bodies(broker, held.values())
         bodies |= held_bodies(held.values())  # a job may have been edited while this greenlet read
         lost = [job for id, job in held.items() if id not in bodies]
         for job in lost:

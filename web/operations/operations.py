@@ -22,8 +22,8 @@ from greenstalk_server.core.limits import LIMIT_NAMES, Refusal
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web import text
-from greenstalk_server.web.cooperative import TURN, Pace
-from greenstalk_server.web.jobs.job_list import count
+from greenstalk_server.web.cooperative import YIELD_DELAY, Pace
+from greenstalk_server.web.jobs.job_list import count_jobs
 from greenstalk_server.web.operations.audit import Audit
 from greenstalk_server.web.operations.store import Store
 from greenstalk_server.web.pages.edit import Changes
@@ -98,7 +98,7 @@ class Operations:
 
         Stops early after MAX_REQUEST_TIME.
         """
-        bound = min(bound, count(tube, state))
+        bound = min(bound, count_jobs(tube, state))
         kicked = self._in_slices(tube, bound, lambda found, left: self._broker.kick(found, state, left, self._clock()))
         self._audit.note("tube/kick", tube=tube.name.decode(), state=STATE_NAMES[state], jobs=kicked)
         return kicked
@@ -113,7 +113,7 @@ class Operations:
         def clear(found: Tube, left: int) -> int:
             return self._broker.clear(found, state, left, below, self._clock())
 
-        cleared = self._in_slices(tube, count(tube, state), clear)
+        cleared = self._in_slices(tube, count_jobs(tube, state), clear)
         self._audit.note("tube/clear", tube=tube.name.decode(), state=STATE_NAMES[state], jobs=cleared)
         return cleared
 
@@ -139,7 +139,7 @@ class Operations:
                 job = self._put(one)
                 ids.append(job.id)
                 tubes.setdefault(one.tube, []).append(job.id)
-                pace.rest()
+                pace.yield_if_due()
         except PutRefused as error:
             done = f"{text.counted(len(ids), 'job')} of them {_was(ids)}."
             raise PutRefused(error.why, done, is_full=error.is_full, ids=ids) from None
@@ -279,7 +279,7 @@ class Operations:
             if not slice:
                 break
             moved += slice
-            gevent.sleep(TURN)
+            gevent.sleep(YIELD_DELAY)
             if time.monotonic() > until:
                 break
         return moved

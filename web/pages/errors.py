@@ -28,7 +28,7 @@ WAY_BACK_AT_MOST: Final = 64 * 1024
 """Bytes of a request that is read to say where it came from."""
 
 
-def install(app: Flask) -> None:
+def init_app(app: Flask) -> None:
     """Have *app* answer every error with a page; a view's own failure is logged by Flask, and becomes a 500."""
     app.register_error_handler(HTTPException, error_page)
 

@@ -24,7 +24,7 @@ def create_standby_app(role: Callable[[], ClusterStatus], hostname: str, clock: 
     """Return what is served on the dashboard's port by a server whose *role* is to stand by."""
     app = Guarded("web", template_folder=template_folder(), static_folder=static_folder())
     app.jinja_env.finalize = text.finalize
-    Guard(options, hostname, clock, Audit(clock, None)).install(app)
+    Guard(options, hostname, clock, Audit(clock, None)).init_app(app)
 
     def overview() -> str:
         return render_template("standby.html", role=role(), entries=entries(role()))

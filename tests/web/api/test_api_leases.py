@@ -213,7 +213,7 @@ def test_who_may_only_look_works_on_nothing_and_no_token_is_logged(
         refused(send(client, f"/leases/{deed}", None, token=job["token"]), 401)
     assert queue.broker.jobs[job["id"]].state == RESERVED
     assert len(queue.broker.clients) == 1
-    entries = client.application.extensions["audit"].entries
+    entries = client.application.extensions["dashboard"].audit.entries
     assert {entry.what for entry in entries} == {"refused/change"}
     assert job["token"] not in str(entries)
 
@@ -284,7 +284,7 @@ def test_it_is_in_the_counts_and_not_in_the_audit_log(queue: Queue, client: Flas
     tube = queue.broker.tubes[b"mail"]
     assert (tube.total_reserves, tube.cmd_delete, tube.total_releases) == (2, 1, 1)
     assert {name: getattr(queue.broker.counters, name) for name in commands} == commands
-    assert not client.application.extensions["audit"].entries
+    assert not client.application.extensions["dashboard"].audit.entries
 
 
 def test_it_shows_under_connections_and_can_be_closed_there(queue: Queue, client: FlaskClient) -> None:

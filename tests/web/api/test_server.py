@@ -180,4 +180,4 @@ def test_nothing_is_left_running(queue: Queue, program: Program) -> None:
     next(events(response))
     response.close()
     gevent.sleep(0)
-    assert program.app.extensions["live"].stream_count == 0
+    assert program.app.extensions["dashboard"].live.stream_count == 0
