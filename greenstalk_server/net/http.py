@@ -22,8 +22,8 @@ from typing import Any, Final
 
 from gevent.pywsgi import Input, _InvalidClientInput
 
-from greenstalk_server.runtime.scheduling import FairQueue
 from greenstalk_server.runtime import logs
+from greenstalk_server.runtime.scheduling import FairQueue
 
 PORTION: Final = 4096
 """Bytes read in one turn. As chunks of one byte they take 3 ms."""

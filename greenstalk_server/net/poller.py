@@ -23,9 +23,9 @@ from typing import Any, Final, Protocol
 
 from gevent import get_hub
 
-from greenstalk_server.runtime.scheduling import FairQueue
 from greenstalk_server.protocol.session import COMMAND_SLICE, OUTPUT_SLICE
 from greenstalk_server.runtime.clock import Clock
+from greenstalk_server.runtime.scheduling import FairQueue
 
 READ: Final = 1
 """Event of a gevent io watcher."""

@@ -159,7 +159,7 @@ class Server:
             gevent.sleep(HOUSEKEEPING_EVERY)
             if not number % OLD_COLLECTED:
                 collect_old()
-            heap.give_back()
+            heap.trim()
             self._turn_out(number)
             self._complaints.tell_the_rest()
             for connection in [connection for connection in self.connections if connection.is_deaf]:

@@ -28,8 +28,8 @@ from gevent.socket import wait_read, wait_write
 from gevent.timeout import Timeout
 
 from greenstalk_server.config.options import Options
-from greenstalk_server.runtime.scheduling import FairQueue
 from greenstalk_server.runtime.exit_codes import EXIT_USAGE, StartError
+from greenstalk_server.runtime.scheduling import FairQueue
 
 log = logging.getLogger(__name__)
 

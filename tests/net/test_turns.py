@@ -13,8 +13,8 @@ from gevent import get_hub
 
 from greenstalk_server.config.command_line import parse
 from greenstalk_server.config.options import Options
-from greenstalk_server.runtime.scheduling import FairQueue
 from greenstalk_server.net.tls import Certificates, TlsSocket, shake_hands
+from greenstalk_server.runtime.scheduling import FairQueue
 from tests.support.tls import InMemory, context, make_certificates
 
 MANY = 20

@@ -18,7 +18,7 @@ from greenstalk_server.core.counters import ServerFacts
 from greenstalk_server.core.job import SECOND
 from greenstalk_server.core.job_table import JobTable
 from greenstalk_server.web import cooperative
-from greenstalk_server.web.app import WebOptions, create_app
+from greenstalk_server.web.app import WebOptions, create_dashboard
 from tests.support.daemon import Daemon
 
 from .browser import Browser, Tab, browser
@@ -122,7 +122,7 @@ class Queue:
         return ids
 
     def app(self, commit: Callable[[], bool] | None = None, **options: Any) -> Flask:
-        return create_app(self.broker, self.clock, WebOptions(**options), commit=commit)
+        return create_dashboard(self.broker, self.clock, WebOptions(**options), commit=commit).app
 
 
 @pytest.fixture

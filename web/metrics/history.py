@@ -314,7 +314,7 @@ def _in_steps(items: list[Item]) -> Iterator[Item]:
     """The *items*, resting between some. Switches."""
     pace = Pace()
     for start in range(0, len(items), ITEMS_A_STEP):
-        pace.rest()
+        pace.yield_if_due()
         yield from items[start : start + ITEMS_A_STEP]
 
 

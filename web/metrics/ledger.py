@@ -250,7 +250,7 @@ class Ledger(BrokerListener):
         pace, tubes = Pace(), self._broker.tubes
         names = list(tubes)
         for start in range(0, len(names), TUBES_A_STEP):
-            pace.rest()
+            pace.yield_if_due()
             for name in names[start : start + TUBES_A_STEP]:
                 tube = tubes.get(name)
                 if tube is not None:

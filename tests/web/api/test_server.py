@@ -101,7 +101,7 @@ def test_stream_of_a_tube_ends_with_it(queue: Queue, program: Program) -> None:
 
 
 def test_streams_are_not_without_end(queue: Queue, program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub, "STREAMS_AT_MOST", 0)
+    monkeypatch.setattr(hub, "MAX_STREAMS", 0)
     problem(program.ask("GET", "/events"), 503)
 
 
@@ -180,4 +180,4 @@ def test_nothing_is_left_running(queue: Queue, program: Program) -> None:
     next(events(response))
     response.close()
     gevent.sleep(0)
-    assert program.app.extensions["live"].stream_count == 0
+    assert program.app.extensions["dashboard"].live.stream_count == 0
