@@ -35,9 +35,10 @@ from greenstalk_server.net.poller import Poller
 from greenstalk_server.net.tls import Certificates, TlsSocket, reason_of, shake_hands
 from greenstalk_server.protocol.access import Rule, grants
 from greenstalk_server.protocol.restricted_session import RestrictedSession
-from greenstalk_server.protocol.session import TURN, Session
+from greenstalk_server.protocol.session import Session
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.runtime.gc_tuning import Heap, collect_old
+from greenstalk_server.runtime.scheduling import YIELD_DELAY
 
 log = logging.getLogger(__name__)
 
@@ -182,7 +183,7 @@ class Server:
             for connection, limit in found(still_there, self._limits, self.clock()):
                 self.broker.limit_counters.note(limit, connection.client.address)
                 connection.client.hang_up()
-            gevent.sleep(TURN)
+            gevent.sleep(YIELD_DELAY)
 
     def _admit(self, listener: Listener, sock: socket.socket, address: object) -> Callable[[], None] | None:
         """Admit a connection to *listener*; return what its greenlet runs, None if it is one too many. Does not switch.
@@ -350,4 +351,4 @@ class Ticker(BrokerListener):
             if left > 0:
                 self._sooner.wait(min(left / SECOND, SLEEP_AT_MOST))
             else:
-                gevent.sleep(TURN)
+                gevent.sleep(YIELD_DELAY)
