@@ -45,7 +45,7 @@ from greenstalk_server.journal.lock import DirectoryLock
 from greenstalk_server.journal.startup import recover
 from greenstalk_server.journal.transfer import export_journal, import_journal
 from greenstalk_server.journal.writer import Binlog
-from greenstalk_server.net.acceptor import Files, WebServer
+from greenstalk_server.net.acceptor import DescriptorBudget, WebServer
 from greenstalk_server.net.body_loader import Loader
 from greenstalk_server.net.committer import Committer
 from greenstalk_server.net.listeners import Listener, describe, open_listeners, open_web_listener
@@ -240,7 +240,7 @@ def _serve(options: Options, environ: Mapping[str, str], place: _Place) -> None:
     clock = steady_clock()
     limits = _limits(options)
     broker, committer = _queue(options, clock, limits)
-    files = Files(place.most_files, broker.limit_counters)
+    files = DescriptorBudget(place.most_files, broker.limit_counters)
     server = _server(options, limits, place, broker, clock, committer, files)
     web_server: WebServer | None = None
     dashboard: Dashboard | None = None
@@ -267,7 +267,7 @@ def _server(
     broker: Broker,
     clock: Clock,
     committer: Committer | None,
-    files: Files,
+    files: DescriptorBudget,
 ) -> Server:
     """What serves *broker* at *place*."""
     return Server(
@@ -294,7 +294,7 @@ def _serve_in_turn(options: Options, environ: Mapping[str, str], place: _Place) 
     web_server: WebServer | None = None
     if place.dashboard is not None:
         waiting = place.dashboard.create_standby_app(candidate.status, os.uname().nodename, steady_clock())
-        web_server = place.dashboard.create_server(waiting, Files(place.most_files, LimitCounters()))
+        web_server = place.dashboard.create_server(waiting, DescriptorBudget(place.most_files, LimitCounters()))
         web_server.start()
     _handle_signals(turn.drain, turn.end, options, place.certificates)
     _announce(options, place)
@@ -305,7 +305,7 @@ def _serve_in_turn(options: Options, environ: Mapping[str, str], place: _Place) 
             web_server.stop(timeout=WEB_STOP_TIMEOUT)
         return
     shared = candidate.queue
-    files = Files(place.most_files, shared.broker.limit_counters)
+    files = DescriptorBudget(place.most_files, shared.broker.limit_counters)
     server = _server(options, limits, place, shared.broker, candidate.clock, shared.committer, files)
     turn.server_drain = server.drain
     tune_gc()

@@ -72,7 +72,7 @@ class RequestHandler(logs.RequestHandler):
         finally:
             if self._incoming.is_late:
                 address = self.client_address[0] if isinstance(self.client_address, tuple) else ""
-                self.server.files.limited.note("request_timeout", address)
+                self.server.files.limit_counters.note("request_timeout", address)
 
     def read_requestline(self) -> str:
         """Read the line that begins a request; skip one empty line before it (RFC 9112, 2.2)."""

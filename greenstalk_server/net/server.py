@@ -25,7 +25,7 @@ from greenstalk_server.core.client import Client
 from greenstalk_server.core.job import SECOND, Job
 from greenstalk_server.core.limits import Limits
 from greenstalk_server.core.listener import BrokerListener
-from greenstalk_server.net.acceptor import Acceptor, Files
+from greenstalk_server.net.acceptor import Acceptor, DescriptorBudget
 from greenstalk_server.net.admission import Admission
 from greenstalk_server.net.committer import Committer
 from greenstalk_server.net.connection import Connection
@@ -80,7 +80,7 @@ class Server:
         clock: Clock,
         committer: Committer | None = None,
         *,
-        files: Files,
+        files: DescriptorBudget,
         limits: Limits,
         rules: Sequence[Rule] = (),
         certificates: Certificates | None = None,
