@@ -127,7 +127,9 @@ Admit = Callable[[socket.socket, object], Callable[[], None] | None]
 class Acceptor(_Backpressure, _Plain):
     """Accepts beanstalk connections, as a Handler of the poller: in order with the input of other connections."""
 
-    def __init__(self, listener: socket.socket, admit: Admit, files: DescriptorBudget, poller: Poller, batch_size: int) -> None:
+    def __init__(
+        self, listener: socket.socket, admit: Admit, files: DescriptorBudget, poller: Poller, batch_size: int
+    ) -> None:
         """*batch_size* is the maximum of connections accepted before other handlers are served."""
         super().__init__(listener, admit)
         self.files: DescriptorBudget = files

@@ -21,7 +21,7 @@ import pytest
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job import SECOND
 from greenstalk_server.core.limits import LIMIT_DESCRIPTIONS, Limits, job_quotas
-from greenstalk_server.net.idle import Complaints
+from greenstalk_server.net.limit_log import LimitLog
 from greenstalk_server.protocol.restricted_session import RestrictedSession
 from greenstalk_server.web.pages.overview import LIMIT_LABELS
 from tests.support.daemon import COMMAND, PATIENCE, Daemon, ask
@@ -276,14 +276,14 @@ def test_a_connection_that_the_system_cannot_poll_is_closed_and_leaves_nothing()
 
 def test_how_often_a_limit_was_reached_is_told_when_it_is_no_more(caplog: pytest.LogCaptureFixture) -> None:
     now = START
-    complaints = Complaints(lambda: now)
+    limit_log = LimitLog(lambda: now)
     for _ in range(5):
-        complaints.on_limit_hit("jobs", "10.0.0.1:5", "mail")
-    complaints.tell_the_rest()
+        limit_log.on_limit_hit("jobs", "10.0.0.1:5", "mail")
+    limit_log.flush()
     assert "(--max-jobs)" in caplog.text and len(caplog.records) == 1
     now += SECOND
-    complaints.tell_the_rest()
-    complaints.tell_the_rest()
+    limit_log.flush()
+    limit_log.flush()
     assert [getattr(record, "more", 0) for record in caplog.records] == [0, 4]
 
 
