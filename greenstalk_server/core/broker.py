@@ -45,7 +45,7 @@ from greenstalk_server.core.job_table import JobTable
 from greenstalk_server.core.journal import Journal, NullJournal
 from greenstalk_server.core.limits import LIMIT_NAMES, JobQuotas, LimitCounters, Refusal
 from greenstalk_server.core.listener import BrokerListener
-from greenstalk_server.core.name_list import NameBudget, NameList
+from greenstalk_server.core.name_list import NameBudget, NameList, TubeNames
 from greenstalk_server.core.ready_queue import is_before
 from greenstalk_server.core.timers import Timers
 from greenstalk_server.core.tube import Totals, Tube
@@ -127,7 +127,7 @@ class Broker:
         self.producer_count: int = 0
         self.worker_count: int = 0
         self.waiting_count: int = 0
-        self._names: NameList | None = None
+        self._names: TubeNames = TubeNames(self.listed_names)
         self._leaving: dict[Client, None] = {}  # closed, with jobs or watches that later ticks end, or the stop
         self._burials: int = 0
         self._waits: int = 0
@@ -838,14 +838,12 @@ class Broker:
         tube = self.tubes.get(name)
         if tube is None:
             tube = self.tubes[name] = Tube(name, self.jobs, self.totals)
-            self._names = None
+            tube.name_chunk = self._names.add(name)
         return tube
 
     def name_list(self) -> NameList:
-        """The names of all tubes, in the order of creation; the same list until a tube comes or goes."""
-        if self._names is None:
-            self._names = NameList(self.tubes, self.listed_names)
-        return self._names
+        """Return the names of all tubes in the order of creation; the same list until a tube is created or dropped."""
+        return self._names.list()
 
     def _refuse_tube(self, name: bytes, client: Client) -> int:
         """Return 0 if the tube *name* exists or may be created for *client*; else count and return the Refusal."""
@@ -868,7 +866,8 @@ class Broker:
     def _drop_if_unneeded(self, tube: Tube) -> None:
         if tube.is_unneeded() and tube is not self._default and self.tubes.get(tube.name) is tube:
             del self.tubes[tube.name]
-            self._names = None
+            assert tube.name_chunk is not None
+            self._names.remove(tube.name, tube.name_chunk)
             for listener in self._listeners:
                 listener.on_tube_dropped(tube)
             self._timers.disarm(tube)

@@ -17,6 +17,7 @@ from greenstalk_server.core.ready_queue import ReadyQueue
 
 if TYPE_CHECKING:
     from greenstalk_server.core.client import Client
+    from greenstalk_server.core.name_list import NameChunk
     from greenstalk_server.core.tube_set import Watch
 
 NAME: Final = re.compile(rb"[A-Za-z0-9+/;.$_()][-A-Za-z0-9+/;.$_()]{0,199}")
@@ -55,6 +56,7 @@ class Tube:
     watches         of many tubes, this one among them; they are told of its ready jobs.
     timer_at        when the broker's timers next call on it, 0 for never (see broker.Timers).
     total_jobs, cmd_delete, total_*   what was counted since the tube was created.
+    name_chunk      place of the name in the broker's TubeNames.
     waits, runs     how long jobs were ready until they were reserved, and reserved until they were deleted, released or
                     buried: how many by the bit length of that in nanoseconds; wait_time and run_time are the sums.
     """
@@ -66,6 +68,7 @@ class Tube:
         "cmd_pause_tube",
         "delayed",
         "name",
+        "name_chunk",
         "pause",
         "paused_until",
         "ready",
@@ -92,6 +95,7 @@ class Tube:
     def __init__(self, name: bytes, jobs: Mapping[int, Job], totals: Totals | None = None) -> None:
         """*jobs* is the broker's table of every job by id, *totals* are its counts."""
         self.name: bytes = name
+        self.name_chunk: NameChunk | None = None
         self.totals: Totals = totals if totals is not None else Totals()
         self.ready: ReadyQueue = ReadyQueue(name, jobs)
         self.delayed: JobHeap = JobHeap(name, jobs)

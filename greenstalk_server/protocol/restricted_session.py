@@ -12,12 +12,12 @@ the list until another is watched, and until then there is no reserve.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Final
 
 from greenstalk_server.core.broker import DEFAULT_TUBE, Broker
 from greenstalk_server.core.job import SECOND, Job
-from greenstalk_server.core.name_list import NameList
+from greenstalk_server.core.name_list import CHUNK_SIZE, NameList
 from greenstalk_server.protocol import codec
 from greenstalk_server.protocol.access import Grants
 from greenstalk_server.protocol.codec import Command
@@ -25,7 +25,7 @@ from greenstalk_server.protocol.session import COMMAND_SLICE, HANDLERS, Session,
 
 REFUSED: Final = codec.UnknownCommand.reply
 
-LISTED_PER_SLICE: Final = 1000
+LISTED_PER_SLICE: Final = 3 * CHUNK_SIZE
 LISTING_WEIGHT: Final = 64
 """Tubes that a list-tubes looks at in one slice, and the cost of each; see session.OUTPUT_SLICE."""
 
@@ -199,30 +199,36 @@ class RestrictedSession(Session):
     def _guarded_list_tubes(self, command: Command, now: int) -> bytes | None:
         assert self._grants is not None
         self._broker.counters.cmd_list_tubes += 1
-        return self._go_on_working(_Listing(list(self._broker.tubes), self._grants), now)
+        return self._go_on_working(_Listing(self._broker.name_list(), self._grants), now)
 
 
 class _Listing(Work):
-    """A list of those of the tubes *names* that *grants* concern."""
+    """A list-tubes that replies with those of *names* that *grants* concern."""
 
-    __slots__ = ("_allowed", "_grants", "_names", "_position")
+    __slots__ = ("_allowed", "_bytes", "_count", "_grants", "_names", "_position")
 
-    def __init__(self, names: list[bytes], grants: Grants) -> None:
-        self._names: list[bytes] = names
+    def __init__(self, names: NameList, grants: Grants) -> None:
+        self._names: NameList = names
         self._grants: Grants = grants
         self._position: int = 0
-        self._allowed: list[bytes] = []
+        self._allowed: list[Collection[bytes]] = []  # chunks
+        self._count: int = 0
+        self._bytes: int = 0
 
     def go_on(self, session: Session, broker: Broker, now: int) -> bytes | None:
         """Look at a slice of the tubes."""
-        start, end = self._position, self._position + LISTED_PER_SLICE
-        names = self._names[start:end]
-        session.cost += LISTING_WEIGHT * len(names)
+        start, end = self._position, self._position + LISTED_PER_SLICE // CHUNK_SIZE
         self._position = end
-        self._allowed += [name for name in names if self._grants.may_something(name)]
-        if end < len(self._names):
+        for chunk in self._names.chunks[start:end]:
+            session.cost += LISTING_WEIGHT * len(chunk)
+            allowed = [name for name in chunk if self._grants.may_something(name)]
+            if allowed:
+                self._allowed.append(allowed)
+                self._count += len(allowed)
+                self._bytes += sum(map(len, allowed))
+        if end < len(self._names.chunks):
             return None
-        return session.list_names(NameList(self._allowed, broker.listed_names))
+        return session.list_names(NameList(self._allowed, self._count, self._bytes, broker.listed_names))
 
 
 _CHECKED: Final[dict[bytes, Any]] = {

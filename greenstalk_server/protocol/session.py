@@ -27,7 +27,7 @@ from greenstalk_server.core import job as states
 from greenstalk_server.core.broker import SLICE, Broker
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.job import Job
-from greenstalk_server.core.name_list import NameList
+from greenstalk_server.core.name_list import NameList, list_of
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.protocol import codec, stats
 from greenstalk_server.protocol.codec import CRLF, MAX_LINE, Command
@@ -64,7 +64,7 @@ WATCHED_WEIGHT: Final = 512
 one that watches 8000 is a slice, of about two milliseconds."""
 
 NAME_WEIGHT: Final = 2
-"""The same, for a name of a list that is sent as a stream: it is copied and measured at once."""
+"""The same, for a name of a long list that is copied to be sent as a stream."""
 
 KICK_WEIGHT: Final = 128
 """The same, for each job that a kick moves."""
@@ -542,13 +542,14 @@ class Session:
         watched = self.client.watched
         if len(watched) <= FEW_NAMES:
             return self._sized(codec.name_list(watched))
-        return self.list_names(NameList(watched, self._broker.listed_names))
+        self.cost += NAME_WEIGHT * len(watched)
+        return self.list_names(list_of(watched, self._broker.listed_names))
 
     def list_names(self, names: NameList) -> bytes:
         """Return the reply that lists *names*, or its first line if it is a stream."""
         if names.size <= OUTPUT_SLICE:
-            return self._sized(codec.name_list(names.names))
-        self.cost += OUTPUT_SLICE + NAME_WEIGHT * len(names.names)
+            return self._sized(codec.name_list(names.names()))
+        self.cost += OUTPUT_SLICE + len(names.chunks)  # ends the slice
         if not names.acquire():
             self._broker.limit_counters.note("listings", self.client.address)
             return codec.OUT_OF_MEMORY
