@@ -486,7 +486,7 @@ def test_a_file_that_is_not_a_socket_is_kept(tmp_path: Path) -> None:
     path.write_text("data")
     done = run("-l", f"unix:{path}", "--no-web")
     assert done.stderr == (
-        f"greenstalk-server: cannot listen on unix:{path}: a file that is not a socket is there already\n"
+        f"greenstalk-server: cannot listen on unix:{path}: a file that is not a socket exists there\n"
     )
     assert done.returncode == 111
     assert path.read_text() == "data"
@@ -514,8 +514,8 @@ def test_socket_activation_tcp() -> None:
             assert daemon.port == port
             assert daemon.ask(PUT) == b"INSERTED 1"
             _, said = daemon.stop()
-    assert "WARNING -l 192.0.2.1 is ignored: serving the socket that was handed over" in said
-    assert "WARNING -p 1 is ignored: serving the socket that was handed over" in said
+    assert "WARNING -l 192.0.2.1 is ignored: serving the inherited socket" in said
+    assert "WARNING -p 1 is ignored: serving the inherited socket" in said
 
 
 def test_socket_activation_unix(tmp_path: Path) -> None:
@@ -566,7 +566,7 @@ def test_socket_activation_needs_a_listening_stream_socket(beanstalkd: str, kind
 def test_socket_activation_with_a_bad_count(count: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         done = run(command=handing_over(listener, count), pass_fds=[listener.fileno()])
-    assert f"LISTEN_FDS {count!r}: must be how many sockets are handed over, at least 1" in done.stderr
+    assert f"LISTEN_FDS {count!r}: must be the number of inherited sockets, at least 1" in done.stderr
     assert done.returncode == 111
 
 

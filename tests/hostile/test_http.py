@@ -18,7 +18,7 @@ import pytest
 from greenstalk_server.core.limits import LimitCounters
 from greenstalk_server.net import http
 from greenstalk_server.net.acceptor import DescriptorBudget, WebServer
-from greenstalk_server.net.http import LARGEST_HEAD, RequestHandler
+from greenstalk_server.net.http import MAX_HEAD, RequestHandler
 from greenstalk_server.web.live.peer import descriptor_of
 from tests.support.daemon import COMMAND, PATIENCE, Daemon, environment
 from tests.support.peer import Peer, eventually
@@ -166,14 +166,14 @@ def served() -> Iterator[Served]:
     ],
 )
 def test_a_request_that_does_not_end_is_ended(served: Served, monkeypatch: pytest.MonkeyPatch, begun: bytes) -> None:
-    monkeypatch.setattr(http, "GRACE", 0.2)
-    monkeypatch.setattr(http, "IDLE", 0.4)
+    monkeypatch.setattr(http, "REQUEST_TIMEOUT", 0.2)
+    monkeypatch.setattr(http, "IDLE_TIMEOUT", 0.4)
     served.ask(begun)
     eventually(lambda: served.limited.counts()["request_timeout"] == 1, "it is counted")
 
 
 def test_who_asks_for_nothing_is_sent_away_and_not_counted(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "IDLE", 0.2)
+    monkeypatch.setattr(http, "IDLE_TIMEOUT", 0.2)
     assert served.ask(b"") == b""
     assert served.ask(b"GET / HTTP/1.1\r\n\r\n").count(b"200 OK") == 1
     assert served.limited.counts()["request_timeout"] == 0
@@ -183,7 +183,7 @@ def test_a_trickle_is_ended_as_silence_is(
     served: Served, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each byte comes soon after the one before; the whole does not."""
-    monkeypatch.setattr(http, "GRACE", 0.5)
+    monkeypatch.setattr(http, "REQUEST_TIMEOUT", 0.5)
     with socket.create_connection(("127.0.0.1", served.port), PATIENCE) as sock, suppress(OSError):
         sock.sendall(b"POST / HTTP/1.1\r\nContent-Length: 1000000\r\n\r\n")
         sock.setblocking(False)
@@ -208,7 +208,7 @@ def test_who_does_not_read_the_answer_is_sent_away(served: Served, monkeypatch: 
 
 
 def test_a_head_has_its_bound(served: Served) -> None:
-    fields = b"".join([b"X-%d: %b\r\n" % (number, b"x" * 1000) for number in range(LARGEST_HEAD // 1000 + 1)])
+    fields = b"".join([b"X-%d: %b\r\n" % (number, b"x" * 1000) for number in range(MAX_HEAD // 1000 + 1)])
     assert served.ask(b"GET / HTTP/1.1\r\n%b\r\n" % fields).startswith(b"HTTP/1.1 400")
     assert served.ask(b"GET / HTTP/1.1\r\nConnection: close\r\nX: %b\r\n\r\n" % (b"x" * 50000)).startswith(
         b"HTTP/1.1 200"
@@ -341,8 +341,8 @@ def test_one_empty_line_before_a_request_is_skipped(served: Served) -> None:
 
 def test_empty_line_begins_no_request(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that ends a body with one, and then rests, may rest for as long as any other."""
-    monkeypatch.setattr(http, "GRACE", 0.1)
-    monkeypatch.setattr(http, "IDLE", 0.5)
+    monkeypatch.setattr(http, "REQUEST_TIMEOUT", 0.1)
+    monkeypatch.setattr(http, "IDLE_TIMEOUT", 0.5)
     assert served.ask(b"GET / HTTP/1.1\r\n\r\n\r\n").count(b"200 OK") == 1
     assert served.limited.counts()["request_timeout"] == 0
 

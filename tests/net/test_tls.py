@@ -468,7 +468,7 @@ def test_sighup_reads_the_certificate_anew_and_drops_nobody(certificates: Path, 
         (tmp_path / "monitoring.key").unlink()  # not one that the server has to do with
         assert daemon.process.stderr is not None
         said = b""
-        while b"stays as it is" not in said:
+        while b"keeping the present certificate" not in said:
             line = daemon.process.stderr.readline()
             assert line
             said += line
@@ -490,7 +490,7 @@ def test_a_start_with_a_bad_certificate_says_what_is_wrong(certificates: Path, t
         (("--tls-cert", cert, "--tls-key", f"{tmp_path}/none.key"), "none.key: No such file or directory"),
         (("--tls-cert", cert), "it must be a certificate, with its key"),
         (("--tls-cert", cert, "--tls-key", f"{certificates}/mail-1.key"), "key values mismatch; it must be a cert"),
-        (("--tls-cert", cert, "--tls-key", str(encrypted)), "the key is encrypted, and nobody is there to be asked"),
+        (("--tls-cert", cert, "--tls-key", str(encrypted)), "and a server cannot ask for its password"),
         (("--tls-cert", cert, "--tls-key", key, "--tls-client-ca", key), "it must be certificates in PEM"),
     ):
         with pytest.raises(StartError) as caught:
@@ -541,7 +541,7 @@ def test_a_key_that_everybody_can_read_is_warned_of(
     key.write_bytes((certificates / "server.key").read_bytes())
     key.chmod(0o644)
     Certificates(parsed("--tls-cert", f"{certificates}/server.pem", "--tls-key", str(key)))
-    assert f"everybody on this machine can read the key {key}" in caplog.text
+    assert f"the key {key} is readable by every user of this machine; run: chmod o-r {key}" in caplog.text
 
 
 def test_the_client_of_the_page_runs_as_written(certificates: Path) -> None:
@@ -566,7 +566,7 @@ def test_one_address_for_tls_and_for_plain_connections_is_refused(
     done = run(*flags, *files, "--no-web")
     assert re.fullmatch(
         rf"greenstalk-server: cannot listen on 127.0.0.1:{port} for plain connections: "
-        rf"[0-9.]+:{port} \(TLS\) covers it; give one of them another port\n",
+        rf"[0-9.]+:{port} \(TLS\) covers it; use another port for one of them\n",
         done.stderr,
     )
     assert done.returncode == 111
