@@ -123,7 +123,7 @@ class TlsSocket(socket.socket):
         return self._has_unread
 
     def send(self, data: Any, flags: int = 0) -> int:
-        """Send *data*; return the bytes sent. After BlockingIOError, repeat it, with or without more after it."""
+        """Send *data*; return the size sent. After BlockingIOError, repeat it, with or without more after it."""
         if not self._flush():
             raise BlockingIOError
         if not self._encrypted:
@@ -134,7 +134,7 @@ class TlsSocket(socket.socket):
         return sent
 
     def answer(self) -> bool:
-        """Send the messages of TLS itself; return whether all were sent. The next recv reports that the peer is gone."""
+        """Send the messages of TLS itself; return whether all were sent. The next recv reports a lost peer."""
         try:
             return self._flush()
         except OSError:
