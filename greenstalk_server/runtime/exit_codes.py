@@ -1,4 +1,4 @@
-"""Exit codes, which are beanstalkd's where it has one, and the error that carries an exit code out of a failed start."""
+"""Exit codes (those of beanstalkd where it has one), and the error that ends a start with an exit code."""
 
 from __future__ import annotations
 

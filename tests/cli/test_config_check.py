@@ -86,9 +86,9 @@ def test_a_check_beside_a_running_server_leaves_it_alone(tmp_path: Path) -> None
         done = run("config", "--check", "-l", "127.0.0.1", "-p", port, "--web-port", web, "-b", str(tmp_path))
         assert (done.returncode, done.stdout) == (0, VALID)
         assert [line.removeprefix("greenstalk-server: note: ") for line in done.stderr.splitlines()] == [
-            f"127.0.0.1, port {port}, is in use; right if a server or its socket unit runs there now",
-            f"127.0.0.1, port {web}, is in use; right if a server or its socket unit runs there now",
-            f"-b {tmp_path} is in use by process {daemon.process.pid}; right if that is the server to be restarted",
+            f"127.0.0.1, port {port}, is in use; expected if a server or its socket unit runs there now",
+            f"127.0.0.1, port {web}, is in use; expected if a server or its socket unit runs there now",
+            f"-b {tmp_path} is in use by process {daemon.process.pid}; expected if that is the server to be restarted",
         ]
         assert contents(tmp_path) == before
         assert run(*LOOPBACK, "-b", str(tmp_path)).returncode == 10  # the lock is still held

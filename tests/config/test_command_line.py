@@ -21,8 +21,12 @@ from greenstalk_server.config.command_line import (
     parse,
     usage,
 )
-from greenstalk_server.config.options import DEFINITIONS, TOKENS, Options, UsageError, without_password
+from greenstalk_server.config.definitions import DEFINITIONS
+from greenstalk_server.config.options import Options, UsageError
 from greenstalk_server.config.show import as_json, as_table
+from greenstalk_server.config.text import without_password
+from greenstalk_server.config.validation import TOKENS
+from greenstalk_server.core.limits import Limits
 
 GIB = 2**30
 
@@ -66,20 +70,22 @@ def test_defaults() -> None:
         tls_key=None,
         tls_client_ca=None,
         access=(),
-        max_connections=0,
-        max_connections_per_address=0,
-        max_jobs=0,
-        max_bytes=0,
+        limits=Limits(
+            connections=0,
+            connections_per_address=0,
+            jobs=0,
+            bytes=0,
+            tube_jobs=0,
+            tube_bytes=0,
+            tubes=0,
+            watched=10240,
+            rate=0,
+            output=2**20,
+            idle_timeout=0,
+            command_timeout=0,
+            dead_peer_timeout=300,
+        ),
         memory_limit=0,
-        max_tube_jobs=0,
-        max_tube_bytes=0,
-        max_tubes=0,
-        max_watched=10240,
-        max_rate=0,
-        max_output=2**20,
-        idle_timeout=0,
-        command_timeout=0,
-        dead_peer_timeout=300,
         web_host="127.0.0.1",
         web_port=8080,
         web_enabled=True,
@@ -117,9 +123,9 @@ def test_defaults() -> None:
         (["-l", "::1", "-lunix:/run/jobs.sock"], "listen", ("::1", "unix:/run/jobs.sock")),
         (["-l", "::1, plain:localhost:11301"], "listen", ("::1", "plain:localhost:11301")),
         (["--tls-cert", "/etc/queue.pem"], "tls_cert", "/etc/queue.pem"),
-        (["--max-jobs=1000"], "max_jobs", 1000),
-        (["--max-rate", "1000000"], "max_rate", 1_000_000),
-        (["--idle-timeout", "3600"], "idle_timeout", 3600),
+        (["--max-jobs=1000"], "limits.jobs", 1000),
+        (["--max-rate", "1000000"], "limits.rate", 1_000_000),
+        (["--idle-timeout", "3600"], "limits.idle_timeout", 3600),
         (["-p", "0"], "port", 0),
         (["-p", "+11301"], "port", 11301),
         (["-p65535"], "port", 65535),
@@ -148,10 +154,11 @@ def test_defaults() -> None:
 )
 def test_a_flag_sets_its_field_and_no_other(argv: list[str], field: str, value: object) -> None:
     parsed = options(*argv)
-    assert getattr(parsed, field) == value
+    assert parsed.value_of(field) == value
     assert parsed.origins.keys() == {field}
-    unset = {name for name in Options.__slots__ if getattr(parsed, name) == getattr(options(), name)}
-    assert unset == set(Options.__slots__) - {field, "origins"}
+    fields = {row.field for row in DEFINITIONS if row.field}
+    assert {each for each in fields if parsed.value_of(each) != options().value_of(each)} == {field}
+    assert parsed.warnings == ()
 
 
 def test_short_flags_can_be_bundled() -> None:
@@ -207,13 +214,13 @@ def test_the_second_column_of_the_help_does_not_shift() -> None:
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["-x"], "unknown flag -x: greenstalk-server -h lists those allowed"),
-        (["-Vx"], "unknown flag -x in -Vx: greenstalk-server -h lists those allowed"),
-        (["-F-x"], "unknown flag -- in -F-x: greenstalk-server -h lists those allowed"),
-        (["-xv"], "unknown flag -x in -xv: greenstalk-server -h lists those allowed"),
-        (["--"], "unknown flag --: greenstalk-server -h lists those allowed"),
+        (["-x"], "unknown flag -x: greenstalk-server -h lists the flags"),
+        (["-Vx"], "unknown flag -x in -Vx: greenstalk-server -h lists the flags"),
+        (["-F-x"], "unknown flag -- in -F-x: greenstalk-server -h lists the flags"),
+        (["-xv"], "unknown flag -x in -xv: greenstalk-server -h lists the flags"),
+        (["--"], "unknown flag --: greenstalk-server -h lists the flags"),
         (["--web-prt", "1"], "unknown flag --web-prt: did you mean --web-port?"),
-        (["-web-port", "1"], "unknown flag -w in -web-port: greenstalk-server -h lists those allowed"),
+        (["-web-port", "1"], "unknown flag -w in -web-port: greenstalk-server -h lists the flags"),
         (["jobs"], "unknown argument jobs: only flags are allowed"),
         (["-"], "unknown argument -: only flags are allowed"),
         ([""], "unknown argument '': only flags are allowed"),
@@ -233,8 +240,8 @@ def test_the_second_column_of_the_help_does_not_shift() -> None:
             ["-f", "1", "-f", "-1"],
             "-f -1: must be a whole number of milliseconds, 0 (at every write) or more" + TIMES,
         ),
-        (["--web-port", "65536"], "--web-port 65536: must be a port number from 0 (any free one) to 65535"),
-        (["--web-port="], "--web-port '': must be a port number from 0 (any free one) to 65535"),
+        (["--web-port", "65536"], "--web-port 65536: must be a port number from 0 (any free port) to 65535"),
+        (["--web-port="], "--web-port '': must be a port number from 0 (any free port) to 65535"),
     ],
 )
 def test_refusals_name_the_flag_its_value_and_what_is_allowed(argv: list[str], message: str) -> None:
@@ -252,7 +259,7 @@ def test_a_missing_value_is_named(flag: str) -> None:
 @pytest.mark.parametrize("text", ["abc", "-1", "65536", "11300x", "", "9" * 5000])
 def test_a_bad_port_has_the_exit_code_of_a_failed_bind(text: str) -> None:
     error = refusal("-p", text)
-    assert str(error).endswith(": must be a port number from 0 (any free one) to 65535")
+    assert str(error).endswith(": must be a port number from 0 (any free port) to 65535")
     assert error.exit_code == 111
 
 
@@ -267,14 +274,14 @@ def test_a_long_value_is_cut_in_the_message() -> None:
 
 @pytest.mark.parametrize("flag", ["-c", "-n"])
 def test_removed_flags_warn(flag: str) -> None:
-    assert options(flag).warnings == (f"the {flag} flag was removed: the journal is always compacted",)
+    assert options(flag).warnings == (f"{flag} has no effect: the journal is always compacted",)
 
 
 @pytest.mark.parametrize("text", [str(GIB + 1), "99999999999999999999"])
 def test_a_job_size_above_1_gib_is_cut_with_a_warning(text: str) -> None:
     parsed = options("-z", text)
     assert parsed.max_job_size == GIB
-    assert parsed.warnings == (f"the maximum job size (-z) was cut to {GIB}, the largest allowed",)
+    assert parsed.warnings == (f"the maximum job size (-z) was reduced to {GIB}, the largest allowed",)
 
 
 @pytest.mark.parametrize(
@@ -308,9 +315,9 @@ def test_a_job_size_above_1_gib_is_cut_with_a_warning(text: str) -> None:
         ("GREENSTALK_TLS_CERT", "/etc/queue.pem", "tls_cert", "/etc/queue.pem"),
         *((row.variable, "7", row.field, 7) for row in DEFINITIONS if "_MAX_" in row.variable),
         ("GREENSTALK_MEMORY_LIMIT", "100000000", "memory_limit", 100_000_000),
-        ("GREENSTALK_IDLE_TIMEOUT", "0", "idle_timeout", 0),
-        ("GREENSTALK_COMMAND_TIMEOUT", "60", "command_timeout", 60),
-        ("GREENSTALK_DEAD_PEER_TIMEOUT", "2592000", "dead_peer_timeout", 2_592_000),
+        ("GREENSTALK_IDLE_TIMEOUT", "0", "limits.idle_timeout", 0),
+        ("GREENSTALK_COMMAND_TIMEOUT", "60", "limits.command_timeout", 60),
+        ("GREENSTALK_DEAD_PEER_TIMEOUT", "2592000", "limits.dead_peer_timeout", 2_592_000),
         ("GREENSTALK_URL_PREFIX", "/queue", "url_prefix", "/queue"),
         ("GREENSTALK_TRUSTED_PROXIES", "127.0.0.1", "trusted_proxies", (ip_network("127.0.0.1"),)),
         ("GREENSTALK_ALLOW_INSECURE", "1", "allow_insecure", True),
@@ -319,7 +326,7 @@ def test_a_job_size_above_1_gib_is_cut_with_a_warning(text: str) -> None:
 )
 def test_a_variable_sets_its_field(variable: str, text: str, field: str, value: object) -> None:
     parsed = options(**{variable: text})
-    assert getattr(parsed, field) == value
+    assert parsed.value_of(field) == value
     assert parsed.origins == {field: variable}
 
 
@@ -376,7 +383,7 @@ def test_no_part_of_a_password_is_told(url: str, told: str) -> None:
 
 
 def test_a_server_has_one_journal() -> None:
-    message = "--journal: must not be set beside -b: a server has one journal"
+    message = "--journal: must not be set together with -b: a server has one journal"
     assert str(refusal("-b", "data", "--journal", "postgresql://c/d")) == message
     parsed = options("-b", "data", DATABASE_URL="postgresql://c/d")
     assert (parsed.binlog_dir, parsed.journal) == ("data", None)
@@ -393,7 +400,7 @@ def test_a_password_on_the_command_line_is_warned_of() -> None:
     """It is one of an address that a flag does take."""
     url = "postgresql://ada:pa55word@db/jobs"
     (warning,) = options("--journal", url).warnings
-    assert warning.startswith("--journal: everybody on this machine can read the password in it; set DATABASE_URL")
+    assert warning.startswith("--journal: every user of this machine can read the password in it; set DATABASE_URL")
     assert options(DATABASE_URL=url).warnings == options("--journal", "postgresql://ada@db/jobs").warnings == ()
 
 
@@ -416,7 +423,7 @@ def test_a_viewers_password_alone_warns() -> None:
     [
         (
             {"GREENSTALK_WEB_PASSWORD": "a", "GREENSTALK_WEB_PASSWORD_FILE": "f"},
-            "GREENSTALK_WEB_PASSWORD_FILE: must not be set beside GREENSTALK_WEB_PASSWORD",
+            "GREENSTALK_WEB_PASSWORD_FILE: must not be set together with GREENSTALK_WEB_PASSWORD",
         ),
         (
             {"GREENSTALK_WEB_USER": "ada", "GREENSTALK_WEB_VIEWER_PASSWORD": "b"},
@@ -424,11 +431,11 @@ def test_a_viewers_password_alone_warns() -> None:
         ),
         (
             {"GREENSTALK_WEB_USER": "a:b", "GREENSTALK_WEB_PASSWORD": "a"},
-            "GREENSTALK_WEB_USER: must not contain a colon, since no browser can send that",
+            "GREENSTALK_WEB_USER: must not contain a colon, which no browser can send",
         ),
         (
             {"GREENSTALK_WEB_PASSWORD": "a", "GREENSTALK_WEB_VIEWER_PASSWORD": "a"},
-            "GREENSTALK_WEB_VIEWER_PASSWORD: must differ from the admins' password",
+            "GREENSTALK_WEB_VIEWER_PASSWORD: must differ from the admin password",
         ),
     ],
 )
@@ -441,7 +448,7 @@ def test_passwords_that_contradict_each_other_are_refused(environ: dict[str, str
 def test_a_token_that_no_header_can_carry_is_refused_and_not_shown(token: str) -> None:
     error = refusal(GREENSTALK_METRICS_TOKEN=token)
     assert (str(error), error.exit_code) == (
-        "GREENSTALK_METRICS_TOKEN: must be visible ASCII characters, since no header can carry others",
+        "GREENSTALK_METRICS_TOKEN: must be visible ASCII characters: no HTTP header can carry others",
         5,
     )
 
@@ -449,14 +456,14 @@ def test_a_token_that_no_header_can_carry_is_refused_and_not_shown(token: str) -
 @pytest.mark.parametrize("first", ["GREENSTALK_API_TOKEN", "GREENSTALK_API_VIEWER_TOKEN"])
 def test_a_token_that_opens_two_things_is_refused(first: str) -> None:
     error = refusal(**{first: "t0ken"}, **SCRAPER)
-    assert str(error) == f"GREENSTALK_METRICS_TOKEN: must differ from {first}, which opens something else"
+    assert str(error) == f"GREENSTALK_METRICS_TOKEN: must differ from {first}, which gives other access"
 
 
 def test_a_token_keeps_nobody_from_the_pages() -> None:
     error = refusal("--web-host", "0.0.0.0", GREENSTALK_API_TOKEN="t0ken")  # noqa: S106
     assert str(error) == (
         "--web-host 0.0.0.0: must be a loopback address while the dashboard has no password"
-        " (GREENSTALK_API_TOKEN keeps nobody from the pages);"
+        " (GREENSTALK_API_TOKEN does not protect the pages);"
         " set GREENSTALK_WEB_PASSWORD, or GREENSTALK_ALLOW_INSECURE=1 to open it to everyone"
     )
 
@@ -473,7 +480,7 @@ def test_a_prefix_that_is_no_plain_path_is_refused(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["localhost", "10.0.0.1/8", "10.0.0", "1.2.3.4,", "1.2.3.4;::1", "*"])
 def test_trusted_proxies_that_are_none_are_refused(text: str) -> None:
-    said = ": must be addresses and networks by comma, such as 10.0.0.0/8,::1"
+    said = ": must be a comma-separated list of addresses and networks, such as 10.0.0.0/8,::1"
     assert str(refusal("--trusted-proxies", text)).endswith(said)
 
 
@@ -490,7 +497,7 @@ def test_an_empty_variable_counts_as_absent() -> None:
 @pytest.mark.parametrize(
     ("variable", "text", "message", "exit_code"),
     [
-        ("PORT", "http", "PORT http: must be a port number from 0 (any free one) to 65535", 5),
+        ("PORT", "http", "PORT http: must be a port number from 0 (any free port) to 65535", 5),
         (
             "GREENSTALK_LOG_LEVEL",
             "verbose",
@@ -591,11 +598,11 @@ def test_what_is_no_verb_of_the_journal_is_refused(argv: list[str]) -> None:
 
 
 def test_a_handover_needs_to_know_between_whom() -> None:
-    assert str(refusal("handover")) == "handover: --journal must be set, to say which servers are meant"
+    assert str(refusal("handover")) == "handover: --journal must be set, to name the journal of the servers"
 
 
 def test_a_bad_option_of_config_is_refused() -> None:
-    assert str(refusal("config", "--jsn")) == "unknown flag --jsn: greenstalk-server -h lists those allowed"
+    assert str(refusal("config", "--jsn")) == "unknown flag --jsn: greenstalk-server -h lists the flags"
 
 
 # Units
@@ -603,17 +610,17 @@ def test_a_bad_option_of_config_is_refused() -> None:
 SIZE_OPTIONS = {
     "binlog_max_size": ("-s", "GREENSTALK_JOURNAL_FILE_SIZE"),
     "max_job_size": ("-z", "GREENSTALK_MAX_JOB_SIZE"),
-    "max_bytes": ("--max-bytes", "GREENSTALK_MAX_BYTES"),
+    "limits.bytes": ("--max-bytes", "GREENSTALK_MAX_BYTES"),
     "memory_limit": ("--memory-limit", "GREENSTALK_MEMORY_LIMIT"),
-    "max_tube_bytes": ("--max-tube-bytes", "GREENSTALK_MAX_TUBE_BYTES"),
-    "max_output": ("--max-output", "GREENSTALK_MAX_OUTPUT"),
+    "limits.tube_bytes": ("--max-tube-bytes", "GREENSTALK_MAX_TUBE_BYTES"),
+    "limits.output": ("--max-output", "GREENSTALK_MAX_OUTPUT"),
 }
 TIME_OPTIONS = {
     "sync_interval_ns": ("-f", "GREENSTALK_SYNC_MS", 10**6, 1),
     "lease_ns": ("--lease", "GREENSTALK_LEASE_SECONDS", 10**9, 1),
-    "idle_timeout": ("--idle-timeout", "GREENSTALK_IDLE_TIMEOUT", 1, 10**9),
-    "command_timeout": ("--command-timeout", "GREENSTALK_COMMAND_TIMEOUT", 1, 10**9),
-    "dead_peer_timeout": ("--dead-peer-timeout", "GREENSTALK_DEAD_PEER_TIMEOUT", 1, 10**9),
+    "limits.idle_timeout": ("--idle-timeout", "GREENSTALK_IDLE_TIMEOUT", 1, 10**9),
+    "limits.command_timeout": ("--command-timeout", "GREENSTALK_COMMAND_TIMEOUT", 1, 10**9),
+    "limits.dead_peer_timeout": ("--dead-peer-timeout", "GREENSTALK_DEAD_PEER_TIMEOUT", 1, 10**9),
 }
 """By field: what sets it, the unit of a plain number in that of the field, and that of the field in nanoseconds."""
 
@@ -652,7 +659,7 @@ def test_a_size_may_have_a_unit(field: str, text: str, size: int, tmp_path: Path
     key = next(row.key for row in DEFINITIONS if row.field == field)
     in_file = text.removeprefix("+") if text.removeprefix("+").isdigit() else f'"{text}"'
     found = (options(flag, text), options(**{variable: text}), read_key(key, in_file, tmp_path / "file.toml"))
-    assert [getattr(one, field) for one in found] == [size] * 3
+    assert [one.value_of(field) for one in found] == [size] * 3
 
 
 @pytest.mark.parametrize("text", ["1.5G", "10 M", "M", "10x", "1kk", "10b", "10ki", "1e3", "9" * 5000 + "k", "-1k"])
@@ -678,7 +685,7 @@ def test_a_time_may_have_units(field: str, text: str, seconds: int, tmp_path: Pa
     flag, variable, _, size = TIME_OPTIONS[field]
     key = next(row.key for row in DEFINITIONS if row.field == field)
     found = (options(flag, text), options(**{variable: text}), read_key(key, f'"{text}"', tmp_path / "file.toml"))
-    assert [getattr(one, field) for one in found] == [seconds * 10**9 // size] * 3
+    assert [one.value_of(field) for one in found] == [seconds * 10**9 // size] * 3
 
 
 @pytest.mark.parametrize("field", TIME_OPTIONS)
@@ -686,7 +693,7 @@ def test_a_plain_number_keeps_its_unit(field: str, tmp_path: Path) -> None:
     flag, variable, unit, _ = TIME_OPTIONS[field]
     key = next(row.key for row in DEFINITIONS if row.field == field)
     found = (options(flag, "7"), options(**{variable: "7"}), read_key(key, "7", tmp_path / "file.toml"))
-    assert [getattr(one, field) for one in found] == [7 * unit] * 3
+    assert [one.value_of(field) for one in found] == [7 * unit] * 3
 
 
 @pytest.mark.parametrize("text", ["1.5s", "1 s", "s", "30s1m", "1s1s", "1M", "1w", "-1s", "1us", ""])
@@ -712,5 +719,5 @@ def test_config_shows_values_that_can_be_read_back(tmp_path: Path) -> None:
     path = tmp_path / "file.toml"
     path.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in lines.items()))
     again = options("--config", str(path))
-    fields = ("binlog_max_size", "sync_interval_ns", "lease_ns", "idle_timeout", "memory_limit")
-    assert [getattr(again, field) for field in fields] == [getattr(told, field) for field in fields]
+    fields = ("binlog_max_size", "sync_interval_ns", "lease_ns", "limits.idle_timeout", "memory_limit")
+    assert [again.value_of(field) for field in fields] == [told.value_of(field) for field in fields]

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from greenstalk_server.config.options import DEFINITIONS
+from greenstalk_server.config.definitions import DEFINITIONS
 from tests.cli.test_cli import PUT, handing_over
 from tests.daemon import COMMAND, PATIENCE, REPOSITORY, Daemon, ask, environment
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from greenstalk_server.config.options import DEFINITIONS
+from greenstalk_server.config.definitions import DEFINITIONS
 from tests.daemon import PATIENCE, REPOSITORY, Daemon
 
 README = (REPOSITORY / "README.md").read_text()

@@ -20,7 +20,7 @@ import gevent
 import pytest
 from gevent.event import Event
 
-from greenstalk_server.cluster.leadership import Candidate, seat
+from greenstalk_server.cluster.leadership import Candidate, make_seat
 from greenstalk_server.cluster.status import ClusterStatus
 from greenstalk_server.config.command_line import parse
 from greenstalk_server.config.options import Options
@@ -141,7 +141,7 @@ def tables() -> int:
 def test_a_server_is_known_by_a_name_that_a_database_takes() -> None:
     options = parse(["--journal", "postgresql://db/jobs"], {})
     assert isinstance(options, Options)
-    assert seat(options, "unix:/run/\udcff\n").name == f"{socket.gethostname()}:unix:/run/??"
+    assert make_seat(options, "unix:/run/\udcff\n").name == f"{socket.gethostname()}:unix:/run/??"
 
 
 def test_a_server_that_cannot_begin_anew_ends(tmp_path: Path) -> None:
@@ -149,9 +149,9 @@ def test_a_server_that_cannot_begin_anew_ends(tmp_path: Path) -> None:
     script = """
 import sys
 from types import SimpleNamespace
-from greenstalk_server.cluster.leadership import Turn
+from greenstalk_server.cluster.leadership import ProcessLifetime
 sys.executable = "/nowhere/python"
-Turn(SimpleNamespace(lead=None, links=[], seat=SimpleNamespace(me="me"))).begin_anew()
+ProcessLifetime(SimpleNamespace(lead=None, links=[], seat=SimpleNamespace(me="me"))).execute_again()
 """
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=REPOSITORY, env=environment(), capture_output=True, text=True, check=False
@@ -220,7 +220,7 @@ def test_a_standby_that_reads_anew_has_as_much_memory_for_jobs_as_before(
         segments = f"SELECT segment FROM greenstalk_batch WHERE journal = {journal}"  # noqa: S608
         wait_until(lambda: (1,) not in cluster.ask(segments), lambda: active.said)
         standby.signal(signal.SIGCONT)
-        wait_until(lambda: "all is read from the start" in standby.said, lambda: standby.said)
+        wait_until(lambda: "reading the journal from the start" in standby.said, lambda: standby.said)
         before = active.gauge("memory_limit_bytes")
         wait_until(lambda: run_command(active, "handover").returncode == 0, lambda: standby.said)  # it is up to date
         wait_until(lambda: standby.role == ACTIVE, lambda: standby.said)

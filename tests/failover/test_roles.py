@@ -83,7 +83,7 @@ def test_a_stop_in_order_lets_the_standby_lead_at_once(nodes: Nodes) -> None:
     with connect(standby) as sock:
         assert ask(sock, b"reserve-with-timeout 0\r\n") == b"RESERVED 1 1"
     assert run_command(standby, "handover").stderr == (
-        "greenstalk-server: handover: no standby is there, and up to date, to take over\n"
+        "greenstalk-server: handover: no standby is up to date, so none can take over\n"
     )
     assert standby.role == ACTIVE
     assert standby.stop() == 0
@@ -109,7 +109,7 @@ def test_replies_wait_while_the_database_is_away_for_less_than_a_lease(alone: No
             other.sendall(b"peek 1\r\n")
             assert ask(sock, PUT).startswith(b"INSERTED")
         assert ask(sock, b"reserve-with-timeout 0\r\n") == b"RESERVED 1 1"
-    assert "active no more" not in alone.said
+    assert "lost leadership" not in alone.said
 
 
 def test_clients_are_dropped_when_the_lease_is_over_and_service_resumes(alone: Node, cluster: Cluster) -> None:
@@ -131,7 +131,7 @@ def test_clients_are_dropped_when_the_lease_is_over_and_service_resumes(alone: N
         assert ask(sock, PUT) == b"INSERTED 3"
     assert alone.ask("metrics", TOKEN)[0] == 200, "the environment has come through, secrets included"
     assert alone.ask("metrics", "*****")[0] == 401
-    assert "active no more: PostgreSQL: " in alone.said
+    assert "lost leadership: PostgreSQL: " in alone.said
     assert "standby: the database answers again" in alone.said
 
 

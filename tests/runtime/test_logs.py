@@ -136,7 +136,7 @@ def test_at_info_no_client_is_in_the_log() -> None:
             pass
         _, said = daemon.stop()
     assert [line.split(" ", 2)[2] for line in said.splitlines()] == [
-        "INFO stopping: no new connections, what is in hand is finished",
+        "INFO stopping: refusing new connections, finishing commands and requests",
         "INFO stopped",
     ]
 
