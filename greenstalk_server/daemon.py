@@ -28,7 +28,7 @@ from greenstalk_server.config.options import PROGRAM, Options
 from greenstalk_server.core.body_cache import Bodies
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.journal import Journal, NullJournal
-from greenstalk_server.core.limits import Limited, bounds
+from greenstalk_server.core.limits import LimitCounters, job_quotas
 from greenstalk_server.journal.files import Directory
 from greenstalk_server.journal.lock import DirectoryLock
 from greenstalk_server.journal.startup import recover
@@ -60,10 +60,9 @@ from greenstalk_server.runtime.process import (
 )
 
 if TYPE_CHECKING:
-    from flask import Flask
-
     from greenstalk_server.journal.postgresql.database import Rows, SharedBinlog
-    from greenstalk_server.web.server import Dashboard
+    from greenstalk_server.web.app import Dashboard
+    from greenstalk_server.web.server import DashboardFactory
 
 WEB_STOP_TIMEOUT: Final = 1.0
 """Seconds that HTTP requests have to finish at a stop; an idle kept-alive connection takes all of them."""
@@ -89,33 +88,33 @@ def run(options: Options, environ: Mapping[str, str]) -> None:
                 " or --no-web"
             )
         web_listener = at_exit.enter_context(open_web_listener(options)) if options.web_enabled else None
-        dashboard = _dashboard(web_listener, options, listeners) if web_listener is not None else None
+        factory = _dashboard_factory(web_listener, options, listeners) if web_listener is not None else None
         if options.user is not None:
             drop_privileges(options.user)
-            if dashboard is not None:
+            if factory is not None:
                 require_readable_code(options.user)
         if options.binlog_dir is not None:
             at_exit.callback(DirectoryLock(options.binlog_dir).close)
             warn_if_world_writable(options.binlog_dir)
         serve = _serve if is_serving else _serve_in_cluster
-        serve(options, environ, _Resources(listeners, dashboard, certificates, max_files))
+        serve(options, environ, _Resources(listeners, factory, certificates, max_files))
 
 
 @dataclass(frozen=True, slots=True)
 class _Resources:
-    """What a start has acquired before it reads the journal."""
+    """The sockets, certificates and file limit that a start acquires before it reads the journal."""
 
     listeners: Sequence[Listener]
-    dashboard: Dashboard | None
+    dashboard_factory: DashboardFactory | None
     certificates: Certificates | None
     max_files: int
 
 
-def _dashboard(listener: socket.socket, options: Options, listeners: Sequence[Listener]) -> Dashboard:
-    from greenstalk_server.web.server import Dashboard  # noqa: PLC0415  Flask takes half of the time of a start
+def _dashboard_factory(listener: socket.socket, options: Options, listeners: Sequence[Listener]) -> DashboardFactory:
+    from greenstalk_server.web.server import DashboardFactory  # noqa: PLC0415  Flask takes half of the time of a start
 
     example = next((each for each in listeners if not each.is_tls), listeners[0])
-    return Dashboard(listener, options, describe(example.sock))
+    return DashboardFactory(listener, options, describe(example.sock))
 
 
 def _serve(options: Options, environ: Mapping[str, str], resources: _Resources) -> None:
@@ -123,11 +122,13 @@ def _serve(options: Options, environ: Mapping[str, str], resources: _Resources) 
     pause_gc()
     clock = steady_clock()
     broker, committer = _recovered_broker(options, clock)
-    files = Files(resources.max_files, broker.limited)
+    files = Files(resources.max_files, broker.limit_counters)
     server = _server(options, resources, broker, clock, committer, files)
     web_server: WebServer | None = None
-    if resources.dashboard is not None:
-        web_server = resources.dashboard.server(resources.dashboard.app(broker, clock, committer), files)
+    dashboard: Dashboard | None = None
+    if resources.dashboard_factory is not None:
+        dashboard = resources.dashboard_factory.start_dashboard(broker, clock, committer)
+        web_server = resources.dashboard_factory.create_server(dashboard.app, files)
     stopping = Event()
     _handle_signals(server.drain, stopping.set, options, resources.certificates)
     tune_gc()
@@ -138,7 +139,7 @@ def _serve(options: Options, environ: Mapping[str, str], resources: _Resources) 
     notify_manager(READY, environ)
     stopping.wait()
     notify_manager(STOPPING, environ)
-    _stop(server, web_server)
+    _stop(server, web_server, dashboard)
 
 
 def _serve_in_cluster(options: Options, environ: Mapping[str, str], resources: _Resources) -> None:
@@ -147,13 +148,13 @@ def _serve_in_cluster(options: Options, environ: Mapping[str, str], resources: _
     with importing_psycopg():
         from greenstalk_server.cluster import leadership  # noqa: PLC0415  optional dependency
     seat = leadership.make_seat(options, describe(resources.listeners[0].sock))
-    make_queue = partial(_SharedQueue, options, resources.dashboard)
+    make_queue = partial(_SharedQueue, options, resources.dashboard_factory)
     candidate = leadership.Candidate(seat, make_queue, options.strict_recovery)
     lifetime = leadership.ProcessLifetime(candidate)
     web_server: WebServer | None = None
-    if resources.dashboard is not None:
-        standby_app = resources.dashboard.standby_app(candidate.status, os.uname().nodename, steady_clock())
-        web_server = resources.dashboard.server(standby_app, Files(resources.max_files, Limited()))
+    if (factory := resources.dashboard_factory) is not None:
+        standby_app = factory.create_standby_app(candidate.status, os.uname().nodename, steady_clock())
+        web_server = factory.create_server(standby_app, Files(resources.max_files, LimitCounters()))
         web_server.start()
     _handle_signals(lifetime.drain, lifetime.request_exit, options, resources.certificates)
     _announce(options, resources)
@@ -164,7 +165,7 @@ def _serve_in_cluster(options: Options, environ: Mapping[str, str], resources: _
             web_server.stop(timeout=WEB_STOP_TIMEOUT)
         return
     queue = candidate.queue
-    files = Files(resources.max_files, queue.broker.limited)
+    files = Files(resources.max_files, queue.broker.limit_counters)
     server = _server(options, resources, queue.broker, candidate.clock, queue.committer, files)
     lifetime.on_drain = server.drain
     tune_gc()
@@ -173,12 +174,13 @@ def _serve_in_cluster(options: Options, environ: Mapping[str, str], resources: _
     server.start()
     if web_server is not None:
         queue.prepare(candidate.status)
+        assert queue.dashboard is not None
         files.open, web_server.files = files.open + web_server.files.open, files
-        web_server.application = queue.app
+        web_server.application = queue.dashboard.app
     lifetime.stopping.wait()
     if lifetime.is_exiting:
         notify_manager(STOPPING, environ)
-    _stop(server, web_server, lifetime.release_lead)
+    _stop(server, web_server, queue.dashboard, lifetime.release_lead)
     if not lifetime.is_exiting:
         lifetime.execute_again()
 
@@ -217,7 +219,7 @@ def _recovered_broker(options: Options, clock: Clock) -> tuple[Broker, Committer
 def _broker(options: Options, clock: Clock, journal: Journal, *, can_evict: bool) -> Broker:
     """Return an empty broker; *can_evict*: whether bodies can be read back from *journal*."""
     broker = Broker(server_facts(started_at=clock()), journal, options.max_job_size)
-    broker.bounds = bounds(options.limits, broker.limited)
+    broker.quotas = job_quotas(options.limits)
     broker.max_watched = options.limits.watched
     if options.memory_limit:
         broker.bodies = Bodies(_memory_for_jobs(options.memory_limit), can_evict)
@@ -236,7 +238,7 @@ def _memory_for_jobs(limit: int) -> int:
 class _SharedQueue:
     """The queue of a server in a cluster: read by a standby, served by the leader. Implements leadership.Queue."""
 
-    def __init__(self, options: Options, dashboard: Dashboard | None, rows: Rows, clock: Clock) -> None:
+    def __init__(self, options: Options, factory: DashboardFactory | None, rows: Rows, clock: Clock) -> None:
         """Make an empty broker with its journal in *rows*."""
         from greenstalk_server.journal.postgresql.database import SharedBinlog  # noqa: PLC0415  optional dependency
 
@@ -244,14 +246,14 @@ class _SharedQueue:
         self.binlog: SharedBinlog = SharedBinlog(rows, options.binlog_max_size, 0, os.urandom)
         self.broker: Broker = _broker(options, clock, self.binlog, can_evict=False)
         self.committer: Committer = Committer(self.binlog)
-        self.app: Flask | None = None
-        self._dashboard: Dashboard | None = dashboard
+        self.dashboard: Dashboard | None = None
+        self._factory: DashboardFactory | None = factory
         self._clock: Clock = clock
 
     def prepare(self, status: Callable[[], ClusterStatus]) -> None:
-        """Make the dashboard, unless it exists: 0.3 s that a takeover should not take."""
-        if self.app is None and self._dashboard is not None:
-            self.app = self._dashboard.app(self.broker, self._clock, self.committer, status)
+        """Make the dashboard unless it exists: a takeover should not take up to 0.3 s for it."""
+        if self.dashboard is None and self._factory is not None:
+            self.dashboard = self._factory.start_dashboard(self.broker, self._clock, self.committer, status)
 
 
 def _handle_signals(
@@ -278,26 +280,32 @@ def _note_hangup() -> None:
     log.info("SIGHUP is ignored: there is no log file to reopen, and new options need a restart")
 
 
-def _stop(server: Server, web_server: WebServer | None, release: Callable[[], None] | None = None) -> None:
+def _stop(
+    server: Server,
+    web_server: WebServer | None,
+    dashboard: Dashboard | None,
+    release: Callable[[], None] | None = None,
+) -> None:
     """Refuse new connections, finish commands and requests; call *release* once all changes are durable."""
     log.info("stopping: refusing new connections, finishing commands and requests")
     server.broker.stop()
     if web_server is not None:
         web_server.close()
-        web_server.application.extensions["live"].stop()
-        web_server.application.extensions["leases"].stop()
+    if dashboard is not None:
+        dashboard.stop()
     server.stop()
     if release is not None:
         release()
     if web_server is not None:
         web_server.stop(timeout=WEB_STOP_TIMEOUT)
-        web_server.application.extensions["audit"].flush()
+    if dashboard is not None:
+        dashboard.flush()
     log.info("stopped")
 
 
 def _announce(options: Options, resources: _Resources) -> None:
     """Print the version, the addresses and the durability of jobs; or log them if the log is for programs."""
-    dashboard = resources.dashboard.address if resources.dashboard is not None else "off (--no-web)"
+    dashboard = resources.dashboard_factory.address if resources.dashboard_factory is not None else "off (--no-web)"
     beanstalk = ", ".join([listener.described() for listener in resources.listeners])
     facts = {"beanstalk": beanstalk, "dashboard": dashboard, "jobs": _durability(options)}
     if options.log_format == "json":

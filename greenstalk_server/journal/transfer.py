@@ -254,7 +254,7 @@ class _Segments:
         """Have the segment on disk, whole before the next one is begun."""
         handle = self._files.create(name_of(self._number), len(self._data))
         try:
-            self._files.write(handle, 0, bytes(self._data))
+            self._files.write(handle, 0, [bytes(self._data)])
             self._files.sync(handle)
         finally:
             self._files.close(handle)

@@ -48,14 +48,14 @@ from contextlib import suppress
 from typing import Final
 
 from greenstalk_server.core import job_history
-from greenstalk_server.core.body_cache import SMALL, Bodies
+from greenstalk_server.core.body_cache import SMALL, Bodies, held_body
 from greenstalk_server.core.job import Job
-from greenstalk_server.core.stats import JournalStats
+from greenstalk_server.core.journal import JournalStats
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.journal import record
 from greenstalk_server.journal.files import Files
 from greenstalk_server.journal.recovery import Recovery
-from greenstalk_server.journal.segment import Limbo, Segment, name_of
+from greenstalk_server.journal.segment import Limbo, Segment, Unwritten, name_of
 
 log = logging.getLogger(__name__)
 
@@ -129,6 +129,9 @@ ID_BLOCK: Final = 32768
 
 Half a block lasts for 0.2 s at 80,000 puts a second, so the record of the next one is on disk in time."""
 
+LARGE_BODY: Final = 16384
+"""Bytes; a larger body is written from where it is, and its checksum is computed then. A smaller one is copied."""
+
 LOOK_COST: Final = 64
 """Bytes of a budget that compaction pays for looking at a job that has gone, which takes about a microsecond."""
 
@@ -165,7 +168,7 @@ class Batch:
     def __init__(
         self,
         files: Files,
-        parts: list[tuple[Segment, bytes, bool, int]],
+        parts: list[tuple[Segment, Unwritten, bool, int]],
         sequence: int,
         ids: set[int],
         is_synced: bool,
@@ -173,14 +176,15 @@ class Batch:
         next_id: int,
         kept: int,
         room_ahead: int,
+        size: int,
     ) -> None:
-        """*parts* are segments, the bytes to append, whether the segment is full then, and bytes of copies in them.
+        """*parts* are segments, the records to append, whether the segment is full then, and bytes of copies in them.
 
         *kept* is how many bytes, less these copies, must remain to be written elsewhere when a segment is begun: free
         ones of the disk, or the *room_ahead* in files that the batch does not use.
         """
         self._files: Files = files
-        self._parts: list[tuple[Segment, bytes, bool, int]] = parts
+        self._parts: list[tuple[Segment, Unwritten, bool, int]] = parts
         self._is_never_synced: bool = is_never_synced and not is_synced
         self._kept: int = kept
         self._room_ahead: int = room_ahead
@@ -188,7 +192,7 @@ class Batch:
         self.next_id: int = next_id
         self.sequence: int = sequence
         self.ids: set[int] = ids
-        self.size: int = sum([len(data) for _, data, _, _ in parts])
+        self.size: int = size
         self.sync_times: list[int] = []
         self.finished: list[Segment] = []
         self.is_short: bool = False
@@ -204,12 +208,12 @@ class Batch:
         A segment is on disk whole before the next one gets its first byte: so only the newest can be torn.
         """
         kept = self._kept
-        for index, (segment, data, is_full, copies) in enumerate(self._parts):
+        for index, (segment, records, is_full, copies) in enumerate(self._parts):
             kept -= copies
             try:
                 if not segment.is_begun:
                     self._allocate(segment, kept if index else 0)
-                self._write(segment, data)
+                self._write(segment, records.encode())
                 if is_full:
                     self._finish(segment)
                 elif self.is_synced and segment.handle is not None:
@@ -232,15 +236,15 @@ class Batch:
             segment.allocated = segment.capacity
         self.is_short = False
 
-    def _write(self, segment: Segment, data: bytes) -> None:
+    def _write(self, segment: Segment, pieces: list[bytes]) -> None:
         assert segment.handle is not None
         if not segment.is_listed and not self._is_never_synced:
             self._files.sync_directory()
             segment.is_listed = True
-        if data:
+        if pieces:
             segment.is_begun = True
-            self._files.write(segment.handle, segment.written, data)
-            segment.written += len(data)
+            self._files.write(segment.handle, segment.written, pieces)
+            segment.written += sum(map(len, pieces))
 
     def _finish(self, segment: Segment) -> None:
         assert segment.handle is not None
@@ -316,14 +320,25 @@ class Read:
 
     def _read(self, number: int, records: list[tuple[int, int, int, int]], seed: int) -> None:
         """Read *records*, which stand close together."""
-        begin = records[0][0]
-        data = self._files.read_at(name_of(number), begin, records[-1][0] + records[-1][1] - begin)
-        for start, size, body_size, id in records:
-            one = data[start - begin : start - begin + size]
-            if record.is_job(one, size, id, seed):
-                self.bodies[id] = one[size - body_size :]
-            else:
-                self.errors[id] = f"{name_of(number)}: the record at offset {start} is damaged"
+        name, begin = name_of(number), records[0][0]
+        _, size, body_size, id = records[0]
+        if body_size > LARGE_BODY and len(records) == 1:  # read without a copy, which would hold the GIL
+            start = self._files.read_at(name, begin, size - body_size)
+            body = self._files.read_at(name, begin + size - body_size, body_size)
+            self._take(start, body, size, id, seed, f"{name}: the record at offset {begin} is damaged")
+            return
+        data = self._files.read_at(name, begin, records[-1][0] + records[-1][1] - begin)
+        for at, size, body_size, id in records:
+            body_at, end = at + size - body_size - begin, at + size - begin
+            damage = f"{name}: the record at offset {at} is damaged"
+            self._take(data[at - begin : body_at], data[body_at:end], size, id, seed, damage)
+
+    def _take(self, start: bytes, body: bytes, size: int, id: int, seed: int, damage: str) -> None:
+        """Note *body* if it follows *start* in a sound record of *size*, else *damage*."""
+        if record.is_job(start, body, size, id, seed):
+            self.bodies[id] = body
+        else:
+            self.errors[id] = damage
 
 
 class Upkeep:
@@ -724,13 +739,13 @@ class Binlog:
 
         One batch at a time. That of a rewrite is always synced, since what it replaces is removed after it.
         """
-        parts, copies = [], 0
+        size, parts, copies = 0, [], 0
         for segment in self._unsafe:
             if segment.number:
-                parts.append((segment, b"".join(segment.chunks), segment is not self._current, segment.pending_copies))
+                parts.append((segment, segment.take(), segment is not self._current, segment.pending_copies))
+                size += segment.used - segment.written
                 copies += segment.pending_copies
                 segment.pending_copies = 0
-                segment.chunks.clear()
         return Batch(
             self._files,
             parts,
@@ -741,6 +756,7 @@ class Binlog:
             self._ids_end,
             self._compaction_room(copies) if len(parts) > 1 and not self.wants_rewrite else 0,
             sum([segment.capacity for segment in self._ahead]),
+            size,
         )
 
     def done(self, batch: Batch) -> None:
@@ -854,7 +870,7 @@ class Binlog:
     def _abandon(self, segment: Segment) -> None:
         """Leave *segment* as it is. Nothing was promised on one that no batch has worked on, which is not kept."""
         if segment.is_proven:
-            segment.chunks.clear()
+            segment.take()
             self._rewrite_from = min(self._rewrite_from, segment.first_sequence)
             self._superseded.append(segment)
             segment.used = max(segment.used, segment.allocated)  # bytes of the disk that it takes, as it is not cut
@@ -924,14 +940,9 @@ class Binlog:
         limbo, numbered = self._current, self._sequence
         self._unsafe.clear()
         self._begin_segment(0, self._rewrite_from)
-        segment, joined = self._current, 0
         for cost in self._records_of(step):
             if meter.is_due(cost):
-                if segment is not self._current:
-                    segment, joined = self._current, 0
-                segment.chunks[joined:] = [b"".join(segment.chunks[joined:])]  # else `take` has too many to join
-                joined += 1
-                sequence = self._sequence
+                segment, sequence = self._current, self._sequence
                 self._current, self._sequence = limbo, numbered
                 self._unsafe.append(limbo)
                 yield
@@ -1310,7 +1321,10 @@ class Binlog:
         self._sequence += 1
         if self._bodies is not None:
             segment.starts.append(segment.used)
-        segment.add(segment.encoder.job(job, self._sequence, events), job.id)
+        if job.size > LARGE_BODY:
+            segment.add_large(segment.encoder.begin_job(job, self._sequence, events), held_body(job), job.id)
+        else:
+            segment.add(segment.encoder.job(job, self._sequence, events), job.id)
         segment.ids.append(job.id)
         segment.live_bytes += size
         self._live_bytes += size

@@ -17,7 +17,7 @@ import gevent
 from gevent.pywsgi import WSGIServer
 from gevent.server import StreamServer
 
-from greenstalk_server.core.limits import Limited
+from greenstalk_server.core.limits import LimitCounters
 from greenstalk_server.net.poller import BUDGET, Poller
 from greenstalk_server.net.scheduling import Turns
 
@@ -38,10 +38,10 @@ _WITHOUT_MEANS: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, er
 class Files:
     """The file descriptors that connections take, of those there may be."""
 
-    def __init__(self, limit: int, limited: Limited) -> None:
+    def __init__(self, limit: int, limited: LimitCounters) -> None:
         """*limit* is how many the process may have open."""
         self._most: int = max(limit - KEPT_BACK, limit // 2)
-        self.limited: Limited = limited
+        self.limited: LimitCounters = limited
         self.open: int = 0
 
     def are_used_up(self) -> bool:
@@ -95,26 +95,6 @@ class _Patient:
         self._timer.start(self._start_accepting_if_started)
 
 
-class UnixSocket(socket.socket):
-    """A non-blocking Unix socket that knows when a `recv` has stopped early: behind bytes that carried descriptors.
-
-    The kernel closes the descriptors, since nobody asks for them.
-    """
-
-    __slots__ = ("_has_unread",)
-
-    def recv(self, buflen: int, flags: int = 0) -> bytes:
-        """Return up to *buflen* bytes."""
-        self._has_unread = False
-        data, _, found, _ = self.recvmsg(buflen, 0, flags)
-        self._has_unread = len(data) == buflen or bool(found & socket.MSG_CTRUNC)
-        return data
-
-    def has_unread(self) -> bool:
-        """Return whether the last `recv` may have left something unread that had arrived."""
-        return self._has_unread
-
-
 class _Plain(StreamServer):  # type: ignore[misc]
     """Accepts plain non-blocking sockets: gevent's own would add two watchers each that nobody uses."""
 
@@ -123,10 +103,9 @@ class _Plain(StreamServer):  # type: ignore[misc]
             fd, address = self.socket._accept()
         except BlockingIOError:
             return None
-        is_unix = self.socket.family == socket.AF_UNIX
-        sock = UnixSocket(fileno=fd) if is_unix else socket.socket(fileno=fd)
+        sock = socket.socket(fileno=fd)
         sock.setblocking(False)
-        if not is_unix:
+        if sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         return sock, address

@@ -18,7 +18,7 @@ from typing import Final
 import gevent
 
 from greenstalk_server import __version__
-from greenstalk_server.core.stats import ServerFacts
+from greenstalk_server.core.counters import ServerFacts
 from greenstalk_server.runtime.exit_codes import EXIT_NO_SUCH_USER, EXIT_PRIVILEGES, StartError
 
 log = logging.getLogger(__name__)

@@ -301,7 +301,7 @@ def test_a_viewers_password_alone_warns() -> None:
 def test_what_was_noted_last_is_on_disk_after_a_stop(tmp_path: Path) -> None:
     with Daemon(*LOOPBACK, "--web-port", "0", "-b", str(tmp_path)) as daemon:
         daemon.ask(PUT)
-        form = urllib.parse.urlencode({"tube": "default", "seconds": "9", "reason": "to see"}).encode()
+        form = urllib.parse.urlencode({"tube": "default", "seconds": "600", "reason": "to see"}).encode()
         headers = {"Sec-Fetch-Site": "same-origin"}
         request = urllib.request.Request(f"{daemon.dashboard}tube/pause", form, headers)  # noqa: S310
         with urllib.request.urlopen(request, timeout=PATIENCE) as answer:  # noqa: S310

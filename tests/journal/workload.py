@@ -314,6 +314,18 @@ class Bench:
             self.safe = max(self.safe, sync.sequence)
         return True
 
+    def fill_and_release(self, size: int, pri: int) -> None:
+        """Put bodies of *size* bytes until one is refused, release each job with priority *pri*, and commit."""
+        while self.put(size, 0):
+            assert self.commit()
+            self.keep_up()
+        for id in list(self.broker.jobs):
+            client = self.random.choice(self.clients)
+            self.broker.cancel_wait(client)
+            if self.broker.reserve_job(client, id, self.now):
+                assert self.broker.release(client, id, pri, 0, self.now)
+        assert self.commit(30)
+
     def compact(self) -> None:
         """Copy a slice, as the committer does after each batch."""
         if self.broker.bodies is not None and self.random.random() < 0.7:
@@ -395,7 +407,7 @@ class Bench:
         id = self.broker.allocate_id()
         body = b"%d:" % id + random.randbytes(size)
         pri, ttr = random.choice((0, 10, 2**32 - 1)), random.choice((1, 30, 2**32 - 1))
-        if self.broker.put(client, id, pri, delay * SECOND, ttr * SECOND, body, self.now):
+        if self.broker.put(client, id, pri, delay * SECOND, ttr * SECOND, body, self.now) > 0:
             return id
         self.refused += 1
         return 0

@@ -47,6 +47,10 @@ def insert(connection: psycopg.Connection, member: Member, segment: int) -> None
     connection.execute(query, (member.seat.journal, segment))
 
 
+def expire_lease(cluster: Cluster, member: Member) -> None:
+    cluster.ask(f"UPDATE greenstalk_journal SET lease_until = 'epoch' WHERE id = {member.seat.journal}")  # noqa: S608
+
+
 def in_thread(function: Callable[[], None]) -> threading.Thread:
     thread = threading.Thread(target=function, daemon=True)
     thread.start()
@@ -61,7 +65,7 @@ def test_a_batch_that_the_former_leader_left_half_sent_keeps_nobody_from_leading
     one.lead()
     one.put(b"a")
     one.commit()
-    cluster.ask(f"UPDATE greenstalk_journal SET lease_until = 'epoch' WHERE id = {one.seat.journal}")  # noqa: S608
+    expire_lease(cluster, one)
     with session_of(one, cluster) as left:
         insert(left, one, 2)
         left.execute("SELECT 1 FROM greenstalk_journal WHERE id = %s FOR SHARE", (one.seat.journal,))
@@ -150,7 +154,7 @@ def test_a_renewal_that_comes_after_the_end_of_the_lease_does_nothing(
 ) -> None:
     one, two = members
     one.lead()
-    cluster.ask(f"UPDATE greenstalk_journal SET lease_until = 'epoch' WHERE id = {one.seat.journal}")  # noqa: S608
+    expire_lease(cluster, one)
     with pytest.raises(NotLeader, match="the lease was over before it could be renewed"):
         one.seat.renew()
     assert two.seat.look().is_free

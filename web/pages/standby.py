@@ -12,7 +12,7 @@ from greenstalk_server.web import text
 from greenstalk_server.web.assets import static_folder, template_folder
 from greenstalk_server.web.auth.guard import Guard, Guarded
 from greenstalk_server.web.auth.proxies import Prefix, TrustedProxies
-from greenstalk_server.web.metrics.exporter import exposition, of_role
+from greenstalk_server.web.metrics.exporter import exposition, role_metrics
 from greenstalk_server.web.operations.audit import Audit
 from greenstalk_server.web.options import WebOptions
 
@@ -24,7 +24,7 @@ def create_standby_app(role: Callable[[], ClusterStatus], hostname: str, clock: 
     """Return what is served on the dashboard's port by a server whose *role* is to stand by."""
     app = Guarded("web", template_folder=template_folder(), static_folder=static_folder())
     app.jinja_env.finalize = text.finalize
-    Guard(options, hostname, clock, Audit(clock, None)).install(app)
+    Guard(options, hostname, clock, Audit(clock, None)).init_app(app)
 
     def overview() -> str:
         return render_template("standby.html", role=role(), entries=entries(role()))
@@ -36,7 +36,7 @@ def create_standby_app(role: Callable[[], ClusterStatus], hostname: str, clock: 
         return _plain(said(role()), 503)
 
     def metrics() -> Response:
-        return exposition(of_role(role()))
+        return exposition(role_metrics(role()))
 
     def elsewhere(path: str) -> Response:
         return _plain(said(role()), 503)
