@@ -1,4 +1,4 @@
-"""A short run of what `make crash-test` does at length."""
+"""A short run of `make crash-test`."""
 
 from __future__ import annotations
 

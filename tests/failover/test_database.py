@@ -1,4 +1,4 @@
-"""Servers beside a database that hangs, is locked, or was changed by hand: who serves, and with which connections."""
+"""Servers with a database that hangs, is locked or was changed by hand: which one serves, with which connections."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def nodes(cluster: Cluster, tmp_path: Path, flags: tuple[str, ...]) -> Iterator[
 def test_servers_keep_few_connections_while_commits_hang_and_serve_soon_after(
     tmp_path: Path, flags: tuple[str, ...]
 ) -> None:
-    """The synchronous standby is gone: neither a put nor a renewal is answered."""
+    """Without the synchronous standby neither puts nor renewals are answered."""
     with Cluster() as cluster, Nodes([Node(f"node-{n}", cluster.url, tmp_path, *flags) for n in range(2)]) as nodes:
         active = nodes.wait_for_roles()
         census = Census(cluster)
@@ -97,7 +97,7 @@ def test_a_server_whose_epoch_was_raised_by_hand_begins_again_and_serves(
 
 
 def test_a_standby_says_that_it_waits_for_the_database(nodes: Nodes) -> None:
-    """It has not read anything yet, and is not about to."""
+    """It has read nothing yet, and will not for now."""
     second = nodes.nodes[1]
     nodes.wait_for_roles()
     for node in nodes.nodes:

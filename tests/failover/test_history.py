@@ -1,4 +1,4 @@
-"""The audit finds what it is there to find."""
+"""The audit finds each error that it must find."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PUT_A = Step("p", PUT, b"a", 0, 1, is_done=True)
 
 
 def history(*steps: Step, disturbed: tuple[float, float] | None = None) -> History:
-    """What clients saw."""
+    """A history without errors."""
     made = History()
     for step in steps:
         made.add(step)
@@ -20,7 +20,7 @@ def history(*steps: Step, disturbed: tuple[float, float] | None = None) -> Histo
 
 
 def done(client: str, kind: str, begun: float) -> Step:
-    """A step with the job `a` that took a second, and was acknowledged."""
+    """Return a step with the job `a` that took a second, and was acknowledged."""
     return Step(client, kind, b"a", begun, begun + 1, is_done=True)
 
 

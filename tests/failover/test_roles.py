@@ -1,4 +1,4 @@
-"""Two servers and a database: what each shows of its role, and what clients see while the database is away."""
+"""Two servers and a database: the role that each shows, and what clients see while the database is unavailable."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def nodes(cluster: Cluster, tmp_path: Path, request: pytest.FixtureRequest) -> I
 
 @pytest.fixture
 def alone(cluster: Cluster, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Node]:
-    """A server that shares its journal with nobody, and leads."""
+    """A server that leads a journal without standbys."""
     flags = ("--journal-name", request.node.name, "--lease", "2")
     with Nodes([Node("alone", cluster.url, tmp_path, *flags, GREENSTALK_METRICS_TOKEN=TOKEN)]) as nodes:
         yield nodes.wait_for_roles()
@@ -99,7 +99,7 @@ def test_an_active_server_drains_when_it_is_told_so(alone: Node) -> None:
 
 
 def test_replies_wait_while_the_database_is_away_for_less_than_a_lease(alone: Node, cluster: Cluster) -> None:
-    """It ends in order and comes back, with clients that put, reserve and delete at that time: none of them notices."""
+    """The database stops in order and restarts while clients put, reserve and delete: none of them notices."""
     with connect(alone) as sock, connect(alone) as other:
         assert ask(sock, PUT) == b"INSERTED 1"
         ours = "application_name LIKE 'greenstalk-server %'"
@@ -115,7 +115,7 @@ def test_replies_wait_while_the_database_is_away_for_less_than_a_lease(alone: No
 def test_clients_are_dropped_when_the_lease_is_over_and_service_resumes(alone: Node, cluster: Cluster) -> None:
     with connect(alone) as sock, connect(alone) as other:
         assert [ask(sock, PUT), ask(sock, PUT)] == [b"INSERTED 1", b"INSERTED 2"]
-        cluster.ask("CHECKPOINT")  # else the stop writes what other tests have left, for longer than a lease
+        cluster.ask("CHECKPOINT")  # else the stop writes the data of other tests, for longer than a lease
         cluster.stop()
         try:
             sock.sendall(b"delete 1\r\n")
@@ -136,7 +136,7 @@ def test_clients_are_dropped_when_the_lease_is_over_and_service_resumes(alone: N
 
 
 def test_an_error_of_the_database_is_told_and_nothing_is_lost(nodes: Nodes, cluster: Cluster) -> None:
-    """It refuses rows for a while. What waited then is recorded anew, which the standby has to understand as well."""
+    """It refuses rows for a while. The rewrite that follows must also be understood by the standby."""
     active = nodes.wait_for_roles()
     (standby,) = [node for node in nodes.nodes if node is not active]
     with connect(active) as sock, connect(active) as other:
@@ -162,7 +162,7 @@ def test_an_error_of_the_database_is_told_and_nothing_is_lost(nodes: Nodes, clus
 
 
 def test_a_server_that_was_stopped_acknowledges_nothing_after_a_takeover(nodes: Nodes) -> None:
-    """Commands that wait in its socket meanwhile are answered by a close, but for those that only look."""
+    """Commands in its socket buffer are answered by closing the connection, except for those that only read."""
     active = nodes.wait_for_roles()
     (standby,) = [node for node in nodes.nodes if node is not active]
     with connect(active) as sock:
@@ -181,7 +181,7 @@ def test_a_server_that_was_stopped_acknowledges_nothing_after_a_takeover(nodes: 
 
 
 def receive(sock: socket.socket) -> bytes:
-    """What comes next; nothing if the server has closed."""
+    """Return the next data; empty if the server has closed the connection."""
     try:
         return sock.recv(4096)
     except ConnectionResetError:

@@ -1,4 +1,4 @@
-"""A short run of what `make soak` does for an hour."""
+"""A short run of `make soak`, and tests of its audit."""
 
 from __future__ import annotations
 
