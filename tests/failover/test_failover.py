@@ -21,9 +21,7 @@ LONGEST: Final = 8.0
 
 
 @pytest.mark.parametrize("half", [0, 1])
-def test_the_lead_goes_from_server_to_server_and_nothing_acknowledged_is_lost(
-    cluster: Cluster, tmp_path: Path, half: int
-) -> None:
+def test_takeovers_lose_no_acknowledged_change(cluster: Cluster, tmp_path: Path, half: int) -> None:
     rounds = Rounds(cluster, tmp_path, SEED + half)
     try:
         rounds.begin()
@@ -38,7 +36,7 @@ def test_the_lead_goes_from_server_to_server_and_nothing_acknowledged_is_lost(
 
 
 @pytest.mark.parametrize("way", [KILLED, HANGS, WAKES])
-def test_a_standby_of_the_database_is_promoted_and_nothing_acknowledged_is_lost(tmp_path: Path, way: str) -> None:
+def test_promotion_of_the_database_standby_loses_no_acknowledged_change(tmp_path: Path, way: str) -> None:
     """The old primary may continue later, beside the new one; without its standby it cannot commit."""
     rounds = Promotions(tmp_path, SEED)
     try:

@@ -45,7 +45,7 @@ def flags(request: pytest.FixtureRequest) -> list[str]:
     return ["--journal-name", request.node.name]
 
 
-def test_a_standby_ends_soon_though_the_database_does_not_answer(
+def test_standby_exits_soon_while_the_database_does_not_answer(
     cluster: Cluster, tmp_path: Path, flags: list[str]
 ) -> None:
     with Nodes.behind_proxies(cluster, tmp_path, *flags) as nodes:
@@ -60,7 +60,7 @@ def test_a_standby_ends_soon_though_the_database_does_not_answer(
         assert took < 8, took
 
 
-def test_a_standby_that_cannot_read_the_journal_ends_and_never_leads(
+def test_standby_that_cannot_read_the_journal_exits_without_leading(
     cluster: Cluster, tmp_path: Path, flags: list[str]
 ) -> None:
     """A leader that cannot read the journal would serve nothing, and would keep others from serving."""
@@ -99,7 +99,7 @@ def wait_for(is_so: Callable[[], bool]) -> None:
             gevent.sleep(0.01)
 
 
-def test_a_standby_that_reads_anew_keeps_nothing_of_what_it_had_read(cluster: Cluster, flags: list[str]) -> None:
+def test_standby_that_reads_from_the_start_frees_what_it_had_read(cluster: Cluster, flags: list[str]) -> None:
     leader = Member(cluster.url, flags[1], "leader")
     leader.lead()
     leader.put(b"a")
@@ -138,13 +138,13 @@ def tables() -> int:
     return sum(isinstance(one, JobTable) for one in gc.get_objects())
 
 
-def test_a_server_is_known_by_a_name_that_a_database_takes() -> None:
+def test_server_name_contains_only_characters_that_a_database_accepts() -> None:
     options = parse(["--journal", "postgresql://db/jobs"], {})
     assert isinstance(options, Options)
     assert make_seat(options, "unix:/run/\udcff\n").name == f"{socket.gethostname()}:unix:/run/??"
 
 
-def test_a_server_that_cannot_begin_anew_ends(tmp_path: Path) -> None:
+def test_server_that_cannot_execute_its_program_again_exits(tmp_path: Path) -> None:
     """Its executable may have been removed. It must not continue with stale jobs in memory."""
     script = """
 import sys
@@ -160,7 +160,7 @@ ProcessLifetime(SimpleNamespace(lead=None, links=[], seat=SimpleNamespace(me="me
     assert "/nowhere/python" in done.stderr and "Traceback" not in done.stderr
 
 
-def test_every_socket_is_there_again_after_each_handover_however_long_the_lease(
+def test_every_socket_works_after_each_handover_even_with_a_long_lease(
     cluster: Cluster, tmp_path: Path, flags: list[str]
 ) -> None:
     """Each server has two TCP sockets and a Unix socket; those of a standby refuse connections."""
@@ -200,7 +200,7 @@ def addresses(node: Node, directory: Path, number: int) -> list[tuple[socket.Add
     return [*tcp, (socket.AF_UNIX, unix(directory, number).removeprefix("unix:"))]
 
 
-def test_a_standby_that_reads_anew_has_as_much_memory_for_jobs_as_before(
+def test_standby_that_reads_from_the_start_keeps_its_memory_for_jobs(
     cluster: Cluster, tmp_path: Path, flags: list[str]
 ) -> None:
     """It is stopped while everything that it has read is removed and replaced."""

@@ -40,13 +40,13 @@ def connect(node: Node) -> socket.socket:
     return socket.create_connection(("127.0.0.1", node.port), 60)
 
 
-def test_a_standby_serves_nothing_and_says_so(nodes: Nodes) -> None:
+def test_standby_refuses_clients_and_shows_its_role(nodes: Nodes) -> None:
     active = nodes.wait_for_roles()
     (standby,) = [node for node in nodes.nodes if node is not active]
     assert active.listens() and not standby.listens()
     status, line = standby.ask("readyz")
     assert status == 503
-    assert line.startswith("standby of the journal test_a_standby_serves_nothing_and_says_so: ")
+    assert line.startswith("standby of the journal test_standby_refuses_clients_and_shows_its_role: ")
     assert re.search(rf": 127\.0\.0\.1:{active.port} is active, [0-9.]+ s behind$", line)
     assert standby.ask("healthz") == (200, "ok\n")
     assert standby.ask("api/v1/tubes")[0] == 503
@@ -62,7 +62,7 @@ def test_a_standby_serves_nothing_and_says_so(nodes: Nodes) -> None:
     wait_until(lambda: f"127.0.0.1:{standby.port}" not in active.ask("")[1], lambda: "it is still among the standbys")
 
 
-def test_metrics_of_a_standby_are_for_whoever_has_the_token() -> None:
+def test_metrics_of_a_standby_require_the_token() -> None:
     role = ClusterStatus(False, "default", "here", "there", 7, 0.25)
     app = create_standby_app(lambda: role, "here", steady_clock(), WebOptions(metrics_token=TOKEN, url_prefix="/queue"))
     client = app.test_client()
@@ -73,7 +73,7 @@ def test_metrics_of_a_standby_are_for_whoever_has_the_token() -> None:
         assert answer.text.splitlines()[2::3] == ["greenstalk_leader 0.0", "greenstalk_replication_lag_seconds 0.25"]
 
 
-def test_a_stop_in_order_lets_the_standby_lead_at_once(nodes: Nodes) -> None:
+def test_standby_leads_at_once_after_an_orderly_stop(nodes: Nodes) -> None:
     active = nodes.wait_for_roles()
     (standby,) = [node for node in nodes.nodes if node is not active]
     with connect(active) as sock:
@@ -90,7 +90,7 @@ def test_a_stop_in_order_lets_the_standby_lead_at_once(nodes: Nodes) -> None:
     assert run_command(standby, "handover").returncode == 10
 
 
-def test_an_active_server_drains_when_it_is_told_so(alone: Node) -> None:
+def test_active_server_drains_on_sigusr1(alone: Node) -> None:
     with connect(alone) as sock:
         assert ask(sock, PUT) == b"INSERTED 1"
         alone.signal(signal.SIGUSR1)
@@ -98,7 +98,7 @@ def test_an_active_server_drains_when_it_is_told_so(alone: Node) -> None:
         assert ask(sock, b"reserve-with-timeout 0\r\n") == b"RESERVED 1 1"
 
 
-def test_replies_wait_while_the_database_is_away_for_less_than_a_lease(alone: Node, cluster: Cluster) -> None:
+def test_replies_wait_while_the_database_is_down_for_less_than_a_lease(alone: Node, cluster: Cluster) -> None:
     """The database stops in order and restarts while clients put, reserve and delete: none of them notices."""
     with connect(alone) as sock, connect(alone) as other:
         assert ask(sock, PUT) == b"INSERTED 1"
@@ -112,7 +112,7 @@ def test_replies_wait_while_the_database_is_away_for_less_than_a_lease(alone: No
     assert "lost leadership" not in alone.said
 
 
-def test_clients_are_dropped_when_the_lease_is_over_and_service_resumes(alone: Node, cluster: Cluster) -> None:
+def test_clients_are_dropped_when_the_lease_ends_and_service_resumes(alone: Node, cluster: Cluster) -> None:
     with connect(alone) as sock, connect(alone) as other:
         assert [ask(sock, PUT), ask(sock, PUT)] == [b"INSERTED 1", b"INSERTED 2"]
         cluster.ask("CHECKPOINT")  # else the stop writes the data of other tests, for longer than a lease
@@ -135,7 +135,7 @@ def test_clients_are_dropped_when_the_lease_is_over_and_service_resumes(alone: N
     assert "standby: the database answers again" in alone.said
 
 
-def test_an_error_of_the_database_is_told_and_nothing_is_lost(nodes: Nodes, cluster: Cluster) -> None:
+def test_database_error_is_logged_and_loses_nothing(nodes: Nodes, cluster: Cluster) -> None:
     """It refuses rows for a while. The rewrite that follows must also be understood by the standby."""
     active = nodes.wait_for_roles()
     (standby,) = [node for node in nodes.nodes if node is not active]
@@ -161,7 +161,7 @@ def test_an_error_of_the_database_is_told_and_nothing_is_lost(nodes: Nodes, clus
     assert "WARNING journal" not in standby.said
 
 
-def test_a_server_that_was_stopped_acknowledges_nothing_after_a_takeover(nodes: Nodes) -> None:
+def test_suspended_server_acknowledges_nothing_after_a_takeover(nodes: Nodes) -> None:
     """Commands in its socket buffer are answered by closing the connection, except for those that only read."""
     active = nodes.wait_for_roles()
     (standby,) = [node for node in nodes.nodes if node is not active]

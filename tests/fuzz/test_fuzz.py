@@ -17,7 +17,7 @@ SECONDS = 6
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_the_corpus(target: str) -> None:
+def test_corpus_finds_no_error(target: str) -> None:
     """Runs without the fuzzer, which is much faster, on the build that is tested, compiled or not."""
     play = import_module(f"tests.fuzz.{target}").one
     for data in corpus.read(target):
@@ -25,7 +25,7 @@ def test_the_corpus(target: str) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_a_short_run(tmp_path: Path) -> None:
+def test_short_run_finds_no_error(tmp_path: Path) -> None:
     """A short `make fuzz`; its output has the seed. It runs last."""
     done = subprocess.run(
         ["nice", sys.executable, "-m", "tests.fuzz", "--seconds", str(SECONDS), "--directory", tmp_path],
