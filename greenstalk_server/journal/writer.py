@@ -50,7 +50,7 @@ from typing import Final
 from greenstalk_server.core import job_history
 from greenstalk_server.core.body_cache import SMALL, Bodies, held_body
 from greenstalk_server.core.job import Job
-from greenstalk_server.core.stats import JournalStats
+from greenstalk_server.core.journal import JournalStats
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.journal import record
 from greenstalk_server.journal.files import Files

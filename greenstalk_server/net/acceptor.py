@@ -17,7 +17,7 @@ import gevent
 from gevent.pywsgi import WSGIServer
 from gevent.server import StreamServer
 
-from greenstalk_server.core.limits import Limited
+from greenstalk_server.core.limits import LimitCounters
 from greenstalk_server.net.poller import BUDGET, Poller
 from greenstalk_server.net.scheduling import Turns
 
@@ -38,10 +38,10 @@ _WITHOUT_MEANS: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, er
 class Files:
     """The file descriptors that connections take, of those there may be."""
 
-    def __init__(self, limit: int, limited: Limited) -> None:
+    def __init__(self, limit: int, limited: LimitCounters) -> None:
         """*limit* is how many the process may have open."""
         self._most: int = max(limit - KEPT_BACK, limit // 2)
-        self.limited: Limited = limited
+        self.limited: LimitCounters = limited
         self.open: int = 0
 
     def are_used_up(self) -> bool:

@@ -30,7 +30,7 @@ from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.job import SECOND
 from greenstalk_server.core.journal import Journal
-from greenstalk_server.core.limits import Limited
+from greenstalk_server.core.limits import LimitCounters
 from greenstalk_server.net.committer import Committer
 from greenstalk_server.net.listeners import describe_peer
 from greenstalk_server.net.poller import PORTION, Poller
@@ -142,7 +142,7 @@ class Connection:
         self._greenlet: Any = None
         self._held: list[tuple[int, bytes]] = []
         self._held_size: int = 0
-        self._limited: Limited = broker.limited
+        self._limited: LimitCounters = broker.limit_counters
         self._output_limit: int = output_limit or NO_LIMIT
         self.failure: int = 0  # errno of what ended it, if that was the socket
         self._replies: list[bytes] | None = None  # of the portions served in this batch

@@ -24,14 +24,14 @@ from typing import Any, Final, TypeAlias
 
 from greenstalk_server.core import broker as outcomes
 from greenstalk_server.core import job as states
-from greenstalk_server.core import stats
 from greenstalk_server.core.broker import SLICE, Broker
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.job import Job
-from greenstalk_server.core.streams import BodyStream, NameList, Stream
+from greenstalk_server.core.name_list import NameList
 from greenstalk_server.core.tube import Tube
-from greenstalk_server.protocol import codec
+from greenstalk_server.protocol import codec, stats
 from greenstalk_server.protocol.codec import CRLF, MAX_LINE, Command
+from greenstalk_server.protocol.streams import BodyStream, NameStream, Stream
 
 INPUT_LIMIT: Final = 65536
 """Bytes kept unread while parked; the caller should read no further."""
@@ -333,8 +333,8 @@ class Session:
         if self._broker.is_draining:
             return codec.DRAINING
         _, pri, delay, ttr, _, _ = command
-        is_done = self._broker.put(self.client, id, pri, delay, ttr, body, now)
-        return codec.inserted(id) if is_done else codec.OUT_OF_MEMORY
+        result = self._broker.put(self.client, id, pri, delay, ttr, body, now)
+        return codec.inserted(id) if result > 0 else codec.OUT_OF_MEMORY
 
     def _begin_to_skip(self, size: int, refusal: int, data: bytes, pos: int, out: list[bytes]) -> int:
         """Discard the body of a put, *size* bytes from *pos* on, and then send *refusal*; return where to go on."""
@@ -502,7 +502,7 @@ class Session:
         self._weigh_new(command[1])
         count = self._broker.watch(self.client, command[1])
         self._weight = len(self.client.watched) // FEW_WATCHED * WATCHED_WEIGHT
-        return codec.watching(count) if count else codec.OUT_OF_MEMORY
+        return codec.watching(count) if count > 0 else codec.OUT_OF_MEMORY
 
     def _ignore(self, command: Command, now: int) -> bytes:
         self._broker.counters.cmd_ignore += 1
@@ -546,17 +546,17 @@ class Session:
         watched = self.client.watched
         if len(watched) <= FEW_NAMES:
             return self._sized(codec.name_list(watched))
-        return self.list_names(NameList(watched, self._broker.listings))
+        return self.list_names(NameList(watched, self._broker.listed_names))
 
     def list_names(self, names: NameList) -> bytes:
         """Return the reply that lists *names*, or its first line if it is a stream."""
         if names.size <= OUTPUT_SLICE:
             return self._sized(codec.name_list(names.names))
         self.cost += OUTPUT_SLICE + NAME_WEIGHT * len(names.names)
-        self.stream = names.open()
-        if self.stream is None:
-            self._broker.limited.note("listings", self.client.address)
+        if not names.acquire():
+            self._broker.limit_counters.note("listings", self.client.address)
             return codec.OUT_OF_MEMORY
+        self.stream = NameStream(names)
         return codec.ok_line(names.size)
 
     def _weigh_new(self, tube: bytes) -> None:

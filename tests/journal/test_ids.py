@@ -178,7 +178,7 @@ def test_a_put_is_refused_rather_than_lost_when_there_are_no_more_ids(sync_inter
     accepted = []
     for _ in range(4):
         id = broker.allocate_id()
-        if broker.put(client, id, 0, 0, SECOND, b"body", START):
+        if broker.put(client, id, 0, 0, SECOND, b"body", START) > 0:
             accepted.append(id)
     assert accepted == [record.ID_LIMIT - 2, record.ID_LIMIT - 1]
     batch = journal.take(is_synced=True)

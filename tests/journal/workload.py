@@ -407,7 +407,7 @@ class Bench:
         id = self.broker.allocate_id()
         body = b"%d:" % id + random.randbytes(size)
         pri, ttr = random.choice((0, 10, 2**32 - 1)), random.choice((1, 30, 2**32 - 1))
-        if self.broker.put(client, id, pri, delay * SECOND, ttr * SECOND, body, self.now):
+        if self.broker.put(client, id, pri, delay * SECOND, ttr * SECOND, body, self.now) > 0:
             return id
         self.refused += 1
         return 0

@@ -27,7 +27,7 @@ def listen(is_tls: bool = False) -> Listener:
 
 def start_server(broker: Broker, listeners: Sequence[Listener], certificates: Certificates | None = None) -> Server:
     """Start a server of *broker* without limits."""
-    files = Files(1000, broker.limited)
+    files = Files(1000, broker.limit_counters)
     server = Server(broker, listeners, steady_clock(), files=files, limits=Limits(), certificates=certificates)
     server.start()
     return server

@@ -15,7 +15,7 @@ import pytest
 
 from greenstalk_server.runtime.gc_tuning import resident
 from tests.daemon import COMMAND, PATIENCE, Daemon
-from tests.wire.talk import Talk
+from tests.protocol.talk import Talk
 
 LARGE = 30_000_000
 COUNT = 6

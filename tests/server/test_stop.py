@@ -29,7 +29,7 @@ def test_a_tls_connection_accepted_just_before_a_stop_does_not_delay_it(tmp_path
     options = parse(["--tls-cert", str(tmp_path / "server.pem"), "--tls-key", str(tmp_path / "server.key")], {})
     assert isinstance(options, Options)
     broker = Broker(FACTS, max_job_size=LARGE)
-    assert broker.put(broker.connect(lambda: None), broker.allocate_id(), 0, 0, 1, bytes(LARGE), 0)
+    assert broker.put(broker.connect(lambda: None), broker.allocate_id(), 0, 0, 1, bytes(LARGE), 0) > 0
     plain, secured = listen(), listen(is_tls=True)
     server = start_server(broker, [plain, secured], Certificates(options))
     with plain, secured, socket.create_connection(plain.sock.getsockname(), PATIENCE) as slow:

@@ -14,11 +14,11 @@ from werkzeug.routing import Rule
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.client import Client
+from greenstalk_server.core.counters import ServerFacts
 from greenstalk_server.core.job import SECOND
 from greenstalk_server.core.job_table import JobTable
-from greenstalk_server.core.stats import ServerFacts
 from greenstalk_server.web import cooperative
-from greenstalk_server.web.app import WebOptions, create_app
+from greenstalk_server.web.app import WebOptions, create_dashboard
 from tests.daemon import Daemon
 
 from .browser import Browser, Tab, browser
@@ -117,12 +117,12 @@ class Queue:
         self.broker.use(client, tube.encode())
         ids = [self.broker.allocate_id() for _ in range(count)]
         for id in ids:
-            assert self.broker.put(client, id, pri, delay * SECOND, 60 * SECOND, b"body", self.now)
+            assert self.broker.put(client, id, pri, delay * SECOND, 60 * SECOND, b"body", self.now) > 0
         self.broker.disconnect(client, self.now)
         return ids
 
     def app(self, commit: Callable[[], bool] | None = None, **options: Any) -> Flask:
-        return create_app(self.broker, self.clock, WebOptions(**options), commit=commit)
+        return create_dashboard(self.broker, self.clock, WebOptions(**options), commit=commit).app
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from flask.testing import FlaskClient
 
 from greenstalk_server.core.job import SECOND
 from greenstalk_server.web.operations import audit_files
-from greenstalk_server.web.operations.audit import KEPT, REFUSALS, Audit
+from greenstalk_server.web.operations.audit import MAX_ENTRIES, MAX_REFUSALS, Audit
 from greenstalk_server.web.operations.audit_files import BLOCK
 from greenstalk_server.web.pages import audit as audit_pages
 
@@ -43,7 +43,7 @@ def context(queue: Queue) -> Iterator[None]:
 
 
 def numbers(audit: Audit, before: int = 0) -> list[int]:
-    return [entry.number for entry in audit.back(before)]
+    return [entry.number for entry in audit.newest_first(before)]
 
 
 def fill(audit: Audit, count: int, **details: str | int) -> None:
@@ -76,7 +76,7 @@ def test_a_change_is_noted_with_who_what_and_where_from(queue: Queue) -> None:
     form = {"tube": "mail", "seconds": "90", "reason": " a  migration "}
     headers = OURS | basic("ada", "x")
     app.test_client().post("/tube/pause", data=form, headers=headers, environ_overrides={"REMOTE_ADDR": "192.0.2.7"})
-    (entry,) = app.extensions["audit"].entries
+    (entry,) = app.extensions["dashboard"].audit.entries
     assert (entry.who, entry.address, entry.what, entry.at) == ("ada", "192.0.2.7", "tube/pause", queue.now)
     assert entry.details == {"tube": "mail", "seconds": 90, "reason": "a migration"}
 
@@ -89,7 +89,7 @@ def test_refusals_are_noted(queue: Queue) -> None:
     for _ in range(10):
         client.get("/", headers=basic("mallory", "guess"))
     client.get("/")
-    noted = [(entry.what, entry.who, entry.details) for entry in app.extensions["audit"].entries]
+    noted = [(entry.what, entry.who, entry.details) for entry in app.extensions["dashboard"].audit.entries]
     assert noted == [
         ("refused/cross-site", "", {"path": "/tube/put", "origin": "http://evil.example"}),
         ("refused/change", "eve", {"path": "/tube/clear"}),
@@ -101,12 +101,12 @@ def test_refusals_are_noted(queue: Queue) -> None:
 def test_a_flood_of_refusals_is_counted_and_drives_no_change_out(queue: Queue) -> None:
     audit = Audit(queue.clock)
     audit.note("tube/pause")
-    for _ in range(5 * KEPT):
+    for _ in range(5 * MAX_ENTRIES):
         audit.note_refusal("login/failed")
-    assert [entry.what for entry in audit.entries] == ["tube/pause"] + ["login/failed"] * REFUSALS
+    assert [entry.what for entry in audit.entries] == ["tube/pause"] + ["login/failed"] * MAX_REFUSALS
     queue.now += 60 * SECOND
     audit.note_refusal("login/failed")
-    assert audit.entries[-1].details == {"omitted": 5 * KEPT - REFUSALS}
+    assert audit.entries[-1].details == {"omitted": 5 * MAX_ENTRIES - MAX_REFUSALS}
     audit.note_refusal("login/failed")
     assert audit.entries[-1].details == {}
 
@@ -119,8 +119,8 @@ def test_long_texts_are_cut(queue: Queue) -> None:
 
 def test_in_memory_the_latest_are_kept(queue: Queue) -> None:
     audit = Audit(queue.clock)
-    fill(audit, KEPT + 5)
-    assert numbers(audit) == list(range(KEPT + 5, 5, -1))
+    fill(audit, MAX_ENTRIES + 5)
+    assert numbers(audit) == list(range(MAX_ENTRIES + 5, 5, -1))
     assert numbers(audit, 8) == [7, 6]
     assert not audit.is_kept
 
@@ -161,7 +161,7 @@ def test_it_goes_on_after_a_restart(queue: Queue, audit: Audit, tmp_path: Path) 
     audit.flush()
     again = Audit(queue.clock, str(tmp_path))
     again.note("tube/resume")
-    assert list(again.back())[1] == audit.entries[0]
+    assert list(again.newest_first())[1] == audit.entries[0]
     assert numbers(again) == [2, 1]
 
 
@@ -179,7 +179,7 @@ def test_a_torn_last_line_is_passed_over(queue: Queue, audit: Audit, tmp_path: P
         again.note("tube/resume")
         again.flush()
         after = Audit(queue.clock, str(tmp_path))
-        assert next(entry.what for entry in after.back()) == "tube/resume"
+        assert next(entry.what for entry in after.newest_first()) == "tube/resume"
         assert len(numbers(after)) == (4 if is_there else 3)
 
 
@@ -191,7 +191,7 @@ def test_other_lines_are_passed_over(queue: Queue, audit: Audit, tmp_path: Path,
     path = tmp_path / "audit.jsonl"
     first, second = path.read_bytes().splitlines()
     path.write_bytes(b"\n".join((first, line, second, line, b"")))
-    assert [entry.details["tube"] for entry in Audit(queue.clock, str(tmp_path)).back()] == ["t1", "t0"]
+    assert [entry.details["tube"] for entry in Audit(queue.clock, str(tmp_path)).newest_first()] == ["t1", "t0"]
 
 
 def test_every_entry_of_long_files_is_found_from_every_cursor(
@@ -205,7 +205,7 @@ def test_every_entry_of_long_files_is_found_from_every_cursor(
     assert numbers(again) == list(range(2500, 0, -1))
     assert len(list(tmp_path.iterdir())) == 3
     for before in (2, 3, 400, 401, 1200, 1999, 2500, 2501, 9999):
-        assert next(iter(again.back(before))).number == min(before - 1, 2500)
+        assert next(iter(again.newest_first(before))).number == min(before - 1, 2500)
     assert numbers(again, 1) == []
     assert len(numbers(audit)) == 2500, "with the latest in memory"
 
@@ -230,7 +230,7 @@ def test_a_rotation_while_one_reads_loses_and_repeats_nothing(
     fill(Audit(queue.clock, str(tmp_path)), 300)
     audit = Audit(queue.clock, str(tmp_path))
     seen = []
-    for entry in audit.back():
+    for entry in audit.newest_first():
         seen.append(entry.number)
         if len(seen) in (10, 150):
             fill(audit, 150)
@@ -273,7 +273,7 @@ def test_what_a_failing_disk_has_lost_is_told(
     audit: Audit, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with failing(monkeypatch, "fsync", no_space):
-        for _ in range(KEPT + 5):
+        for _ in range(MAX_ENTRIES + 5):
             audit.note("tube/pause")
         until(lambda: audit.trouble)
     audit.flush()
@@ -301,7 +301,7 @@ def test_a_directory_in_the_place_of_the_file_is_told(queue: Queue, tmp_path: Pa
     assert "it cannot be read: [Errno 21] Is a directory" in audit.trouble
     audit.note("tube/pause")
     until(lambda: "it cannot be written" in audit.trouble)
-    assert [entry.what for entry in audit.back()] == ["tube/pause"]
+    assert [entry.what for entry in audit.newest_first()] == ["tube/pause"]
 
 
 def test_a_fifo_in_the_place_of_the_file_is_told(queue: Queue, tmp_path: Path) -> None:
@@ -319,17 +319,17 @@ def test_symbolic_link_in_the_place_of_the_file_is_not_written_through(queue: Qu
     audit.note("tube/pause")
     until(lambda: "it cannot be written: [Errno 40]" in audit.trouble)
     assert target.read_text() == "precious"
-    assert [entry.what for entry in audit.back()] == ["tube/pause"]
+    assert [entry.what for entry in audit.newest_first()] == ["tube/pause"]
 
 
 def test_the_end_comes_soon_though_the_disk_fails(
     audit: Audit, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("greenstalk_server.web.operations.audit.LAST_CHANCE", 0.1)
+    monkeypatch.setattr("greenstalk_server.web.operations.audit.FLUSH_TIMEOUT", 0.1)
     with failing(monkeypatch, "fsync", no_space):
         audit.note("tube/pause")
         audit.flush()
-    assert caplog.records[-1].getMessage() == "audit log: stopped with entries that are not on disk"
+    assert caplog.records[-1].getMessage() == "audit log: stopped; the last entries are not on disk"
 
 
 # The page
@@ -375,7 +375,7 @@ def test_the_page_shows_the_newest_first_and_leads_to_tube_and_job(queue: Queue)
 
 def test_pages_of_a_hundred(queue: Queue) -> None:
     app = queue.app()
-    fill(app.extensions["audit"], 250)
+    fill(app.extensions["dashboard"].audit, 250)
     client, path, tubes, counts = app.test_client(), "/audit", [], []
     while path:
         found = rows(client, path)
@@ -388,7 +388,7 @@ def test_pages_of_a_hundred(queue: Queue) -> None:
 
 def test_a_page_that_is_just_full_has_no_next(queue: Queue) -> None:
     app = queue.app()
-    fill(app.extensions["audit"], 100)
+    fill(app.extensions["dashboard"].audit, 100)
     assert "Older" not in links(app.test_client(), "/audit")
 
 
@@ -445,7 +445,7 @@ def test_filter_by_job_finds_its_copy(queue: Queue) -> None:
 def test_filter_by_time_includes_both_minutes(queue: Queue) -> None:
     app = queue.app()
     for number in range(5):
-        app.extensions["audit"].note("tube/pause", tube=f"t{number}")
+        app.extensions["dashboard"].audit.note("tube/pause", tube=f"t{number}")
         queue.now += 30 * SECOND
     client = app.test_client()
 
@@ -479,14 +479,14 @@ def test_change_of_many_jobs_is_one_row_that_leads_to_its_task(queue: Queue) -> 
     assert links(client, "/audit")["task"] == path
     exported = client.get("/audit/export?format=jsonl").text.splitlines()
     assert [json.loads(line)["what"] for line in exported] == ["bulk/end", "bulk/run"]
-    client.application.extensions["tasks"]._kept.clear()
+    client.application.extensions["dashboard"].tasks._kept.clear()
     assert rows(client)[0][4:] == ["mail", f"task {id}, {details}"]
 
 
 def test_start_of_a_change_without_its_end_is_shown(queue: Queue) -> None:
     app = queue.app()
-    app.extensions["audit"].note("bulk/end", task="other", jobs=1)
-    app.extensions["audit"].note("bulk/run", task="one", jobs=3)
+    app.extensions["dashboard"].audit.note("bulk/end", task="other", jobs=1)
+    app.extensions["dashboard"].audit.note("bulk/run", task="one", jobs=3)
     assert [row[3:] for row in rows(app.test_client())] == [
         ["bulk/run", "", "task one, jobs 3"],
         ["bulk/end", "", "task other, jobs 1"],
@@ -498,14 +498,14 @@ def bulk(client: FlaskClient, confirm: str = "", **form: object) -> str:
     preview = client.post("/bulk/preview", data={"scope": "all", "q": "", **form}, headers=OURS)
     id = preview.headers["Location"].removeprefix("/bulk?task=")
     path = client.post("/bulk/run", data={"task": id, "confirm": confirm}, headers=OURS).headers["Location"]
-    task = client.application.extensions["tasks"].find({"id": path.removeprefix("/task?id=")}, "id")
+    task = client.application.extensions["dashboard"].tasks.find({"id": path.removeprefix("/task?id=")}, "id")
     until(lambda: not task.is_running)
     return path
 
 
 def test_the_filter_goes_on_to_the_next_page_and_into_the_export(queue: Queue) -> None:
     app = queue.app()
-    fill(app.extensions["audit"], 101)
+    fill(app.extensions["dashboard"].audit, 101)
     found = links(app.test_client(), "/audit?what=tube%2Fp")
     assert found["Older"] == "/audit?what=tube/p&before=2"
     assert found["Export CSV"] == "/audit/export?format=csv&what=tube/p"
@@ -514,8 +514,8 @@ def test_the_filter_goes_on_to_the_next_page_and_into_the_export(queue: Queue) -
 def test_a_long_search_ends_and_can_be_gone_on_with(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audit_pages, "SCANNED_AT_MOST", 50)
     app = queue.app()
-    app.extensions["audit"].note("tube/kick")
-    fill(app.extensions["audit"], 120)
+    app.extensions["dashboard"].audit.note("tube/kick")
+    fill(app.extensions["dashboard"].audit, 120)
     client = app.test_client()
     path, seen = "/audit?what=kick", 0
     while "Older" in links(client, path):
@@ -540,11 +540,11 @@ def test_trouble_is_on_the_page(queue: Queue, tmp_path: Path, monkeypatch: pytes
     client = queue.app(directory=str(tmp_path)).test_client()
     with failing(monkeypatch, "fsync", no_space):
         do(client, "/tube/pause", tube="mail", seconds=9)
-        until(lambda: client.application.extensions["audit"].trouble)
+        until(lambda: client.application.extensions["dashboard"].audit.trouble)
         page = Page(client.get("/audit").text).text
         assert "it cannot be written: [Errno 28] No space left on device." in page
         assert "tube/pause" in page
-    client.application.extensions["audit"].flush()
+    client.application.extensions["dashboard"].audit.flush()
 
 
 @pytest.mark.parametrize("query", ["before=0", "before=x", "before=-1", f"before={2**64}"])
@@ -557,8 +557,8 @@ def test_a_cursor_that_is_none_is_refused(client: FlaskClient, query: str) -> No
 
 def test_export_as_json_lines(queue: Queue) -> None:
     app = queue.app()
-    app.extensions["audit"].note("tube/pause", tube="mäil", seconds=9)
-    app.extensions["audit"].note("job/kick", id=7)
+    app.extensions["dashboard"].audit.note("tube/pause", tube="mäil", seconds=9)
+    app.extensions["dashboard"].audit.note("job/kick", id=7)
     response = app.test_client().get("/audit/export?format=jsonl")
     assert response.mimetype == "application/x-ndjson"
     assert response.headers["Content-Disposition"] == 'attachment; filename="audit.jsonl"'
@@ -575,7 +575,7 @@ def test_export_as_csv_runs_no_formula(queue: Queue) -> None:
     for name in ("=1+1", "+1", "-1", "@SUM(A1)", "\tx", 'a"b,c', "plain"):
         client.get("/", headers=basic(name, "wrong"), environ_overrides={"REMOTE_ADDR": name})
     with client.application.test_request_context():
-        app.extensions["audit"].note("tube/kick", tube="+a", id=7, jobs=3)
+        app.extensions["dashboard"].audit.note("tube/kick", tube="+a", id=7, jobs=3)
     text = client.get("/audit/export?format=csv", headers=basic("", "x")).text
     head, kick, *failed = csv.reader(io.StringIO(text))
     assert head == ["at", "who", "address", "what", "tube", "id", "details"]

@@ -199,7 +199,7 @@ def test_hidden_tab_asks_for_nothing(chromium: Browser, daemon: Daemon) -> None:
 
 def test_figures_follow_by_the_stream(chromium: Browser, daemon: Daemon, crowd: Crowd) -> None:
     """Which tells once a second what has changed."""
-    assert hub.EVERY == 1.0
+    assert hub.REFRESH_INTERVAL == 1.0
     with chromium.tab(daemon.dashboard) as tab:
         tab.page.goto(daemon.dashboard)
         tab.page.wait_for_selector("#live[data-state=live]")

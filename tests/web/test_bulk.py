@@ -45,7 +45,7 @@ def look(client: FlaskClient, id: str) -> Page:
 
 
 def task(client: FlaskClient, id: str) -> Task:
-    return client.application.extensions["tasks"].find({"task": id})  # type: ignore[no-any-return]
+    return client.application.extensions["dashboard"].tasks.find({"task": id})  # type: ignore[no-any-return]
 
 
 @pytest.fixture(autouse=True)
@@ -140,10 +140,10 @@ def test_page_says_by_what_predicate_and_what_will_happen(queue: Queue, client: 
     page = look(client, preview(client, tube="mail", q="age:>=0", action="move", to="new"))
     said = words(page)
     assert "Query: tube:mail age:>=0" in said
-    assert "3 jobs would be moved: each goes to the tube “new”, in its state" in said
+    assert "3 jobs would be moved: each moves to the tube “new” in its current state" in said
     assert "Sample of affected jobs" in said and "Nothing has been changed yet" in said
     page = look(client, preview(client, tube="mail", state="buried", action="kick"))
-    assert "1 job would be kicked: each turns ready" in words(page) and "held" not in words(page)
+    assert "1 job would be kicked: each becomes ready" in words(page) and "held" not in words(page)
     page = look(client, preview(client, q="pri:5", action="kick"))
     assert "0 jobs would be kicked" in words(page) and not any(
         tag == "form" and "bulk" in str(a.get("action")) for tag, a in page.elements
@@ -310,9 +310,9 @@ def test_viewers_and_strangers_are_refused(queue: Queue, visit: Callable[..., Fl
 
 def test_both_ends_are_noted(queue: Queue, app: Flask, client: FlaskClient, ids: list[int]) -> None:
     id = preview(client, tube="mail", action="bury")
-    assert [entry.what for entry in app.extensions["audit"].entries] == []
+    assert [entry.what for entry in app.extensions["dashboard"].audit.entries] == []
     done = run(client, id, confirm="mail", force="1")
-    begun, ended = app.extensions["audit"].entries
+    begun, ended = app.extensions["dashboard"].audit.entries
     common = {"task": done.id, "action": "bury", "query": "tube:mail", "tube": "mail"}
     assert (begun.what, begun.details) == ("bulk/run", common | {"jobs": 3, "forced": 1})
     assert (ended.what, ended.details) == ("bulk/end", common | {"jobs": 3})
@@ -343,7 +343,7 @@ def test_it_stops_when_the_journal_has_no_room(queue: Queue, client: FlaskClient
     done = run(client, id)
     assert (done.state, done.done) == (FAILED, 4)
     page = Page(client.get(f"/task?id={done.id}").text)
-    assert "The journal has no room for more. 4 jobs were changed before that." in page.text
+    assert "The journal has no room for more records. 4 jobs were changed before that." in page.text
     queue.broker.check()
 
 
@@ -393,7 +393,7 @@ def test_it_waits_for_the_journal_and_says_if_that_fails(queue: Queue, visit: Ca
 def test_it_waits_in_between_so_that_little_is_unwritten(
     queue: Queue, visit: Callable[..., FlaskClient], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bulk, "COMMIT_EVERY", 10 * bulk.RECORD)
+    monkeypatch.setattr(bulk, "COMMIT_BATCH_BYTES", 10 * bulk.RECORD_OVERHEAD)
     waits: list[int] = []
     client = visit(commit=lambda: not waits.append(len(queue.broker.jobs)))
     queue.put("mail", count=25)
@@ -414,7 +414,9 @@ def test_cancel_keeps_what_was_done_and_waits_for_the_journal(queue: Queue, visi
     buried = len(queue.broker.tubes[b"mail"].buried)
     assert running.state == CANCELLED and 0 < running.done == buried < 20_000 and waits
     queue.broker.check()
-    noted = [(entry.what, entry.details.get("jobs")) for entry in client.application.extensions["audit"].entries]
+    noted = [
+        (entry.what, entry.details.get("jobs")) for entry in client.application.extensions["dashboard"].audit.entries
+    ]
     assert noted == [("bulk/run", 20_000), ("task/cancel", None), ("bulk/end", buried)]
 
 
@@ -433,7 +435,7 @@ def test_a_dry_run_that_was_cancelled_cannot_be_carried_out(
     page = look(client, id)
     assert "The dry run was cancelled" in words(page) and page.text.count("Type the tube") == 0
     said = refused(client.post("/bulk/run", data={"task": id, "confirm": "mail"}, headers=OURS), 409)
-    assert "did not come to its end" in said and len(queue.broker.jobs) == 50_000
+    assert "did not finish" in said and len(queue.broker.jobs) == 50_000
 
 
 def test_workers_are_granted_what_is_kicked(queue: Queue, client: FlaskClient) -> None:

@@ -149,7 +149,7 @@ class Dashboard:
 
     def __init__(self, queue: Queue, **options: Any) -> None:
         self.app = queue.app(**options)
-        self.hub: LiveHub = self.app.extensions["live"]
+        self.hub: LiveHub = self.app.extensions["dashboard"].live
         self.server = WSGIServer(("127.0.0.1", 0), self.app, log=None, error_log=None)
         self.server.start()
         self._at_exit = ExitStack()
@@ -270,7 +270,7 @@ def test_question_that_makes_no_sense_is_refused(client: FlaskClient, path: str)
 def test_head_begins_no_stream(queue: Queue, client: FlaskClient) -> None:
     response = client.head("/events?page=overview")
     assert (response.status_code, response.mimetype) == (200, "text/event-stream")
-    assert client.application.extensions["live"].stream_count == 0
+    assert client.application.extensions["dashboard"].live.stream_count == 0
 
 
 def test_streams_are_guarded_like_all_else(queue: Queue, serve: Callable[..., Dashboard]) -> None:
@@ -369,8 +369,8 @@ def test_page_that_fails_ends_its_streams_and_is_logged(
 def test_one_stream_too_many_is_refused(
     queue: Queue, serve: Callable[..., Dashboard], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert hub.STREAMS_AT_MOST == 100
-    monkeypatch.setattr(hub, "STREAMS_AT_MOST", 5)
+    assert hub.MAX_STREAMS == 100
+    monkeypatch.setattr(hub, "MAX_STREAMS", 5)
     dashboard = serve()
     streams = [dashboard.open("tube", tube="default") for _ in range(5)]
     for stream in streams:

@@ -102,7 +102,7 @@ def worker(queue: Queue, tube: str) -> Client:
 
 def put(queue: Queue, client: Client, body: bytes = b"body", pri: int = 2000, ttr: int = 60) -> int:
     id = queue.broker.allocate_id()
-    assert queue.broker.put(client, id, pri, 0, ttr * SECOND, body, queue.now)
+    assert queue.broker.put(client, id, pri, 0, ttr * SECOND, body, queue.now) > 0
     return id
 
 
@@ -433,7 +433,7 @@ def test_nothing_is_torn_by_what_happens_during_a_scrape(
 
 
 def test_the_history_hears_of_gone_tubes_too(queue: Queue) -> None:
-    history, client = queue.app().extensions["history"], worker(queue, "brief")
+    history, client = queue.app().extensions["dashboard"].history, worker(queue, "brief")
     put(queue, client)
     finish(queue, client)
     queue.broker.disconnect(client, queue.now)

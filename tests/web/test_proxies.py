@@ -86,7 +86,7 @@ def test_the_real_address_is_locked_out_and_audited_and_not_the_proxy(queue: Que
     assert [visit(f"198.51.100.{at}, 192.0.2.7", "wrong") for at in range(10)] == [401] * 10
     assert visit("192.0.2.7", "right") == 429
     assert visit("192.0.2.8", "right") == 200
-    assert {entry.address for entry in app.extensions["audit"].entries} == {"192.0.2.7"}
+    assert {entry.address for entry in app.extensions["dashboard"].audit.entries} == {"192.0.2.7"}
 
 
 def test_a_change_through_a_proxy_that_tells_the_host(queue: Queue) -> None:
@@ -143,7 +143,7 @@ def test_outside_there_is_nothing_but_a_hint(client: FlaskClient, path: str) -> 
     response = client.get(path)
     assert response.status_code == 404
     page = Page(response.text)
-    assert "This dashboard is at /queue/, and nothing is outside of that." in page.text
+    assert "This dashboard is at /queue/. There is nothing outside that path." in page.text
     assert "/queue/" in [attributes.get("href") for _, attributes in page.elements]
     assert "mail" not in page.text
 

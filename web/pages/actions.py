@@ -21,13 +21,13 @@ from greenstalk_server.core.tube import Tube
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web import fields, text
 from greenstalk_server.web.auth.access import visitor
+from greenstalk_server.web.connection_queries import find_client
 from greenstalk_server.web.fields import MAX_NUMBER
-from greenstalk_server.web.jobs.bodies import found
-from greenstalk_server.web.jobs.job_list import count
-from greenstalk_server.web.operations.operations import LONGEST_REASON, Deeds, Put
-from greenstalk_server.web.pages.connections import find_client
+from greenstalk_server.web.jobs.bodies import load_job_with_body
+from greenstalk_server.web.jobs.job_list import count_jobs
+from greenstalk_server.web.operations.operations import LONGEST_REASON, Operations, Put
 from greenstalk_server.web.pages.details import reservation
-from greenstalk_server.web.pages.edit import Changes, edit_page, given, read, version
+from greenstalk_server.web.pages.edit import Changes, edit_page, read_changes, submitted_form, version
 
 ACTIONS: Final = (
     "tube/pause",
@@ -64,13 +64,13 @@ class Actions:
     *commit* returns when what has been changed is as safe as an acknowledged command's; False if it takes too long.
     """
 
-    def __init__(self, broker: Broker, clock: Clock, commit: Callable[[], bool], deeds: Deeds) -> None:
+    def __init__(self, broker: Broker, clock: Clock, commit: Callable[[], bool], operations: Operations) -> None:
         self._broker: Broker = broker
         self._clock: Clock = clock
         self._commit: Callable[[], bool] = commit
-        self._deeds: Deeds = deeds
+        self._operations: Operations = operations
 
-    def install(self, app: Flask) -> None:
+    def init_app(self, app: Flask) -> None:
         """Add the actions to *app*."""
         for action in ACTIONS:
             endpoint = action.replace("/", "_")
@@ -82,23 +82,23 @@ class Actions:
         """`tube`, `seconds`, `reason`: let no job of the tube be reserved for so long. May switch."""
         tube = self._tube()
         seconds = fields.number(request.form, "seconds", 1, MAX_NUMBER)
-        self._deeds.pause(tube, seconds, fields.line(request.form, "reason", LONGEST_REASON))
+        self._operations.pause(tube, seconds, fields.line(request.form, "reason", LONGEST_REASON))
         return self._to_tube(tube.name, "", "paused", seconds)
 
     def tube_resume(self) -> Response:
         """`tube`: end its pause. May switch."""
         tube = self._tube()
-        self._deeds.resume(tube)
+        self._operations.resume(tube)
         return self._to_tube(tube.name, "", "resumed", 0)
 
     def tube_kick(self) -> Response:
         """`tube`, `state`, and `count` or `all`: make that many of its buried or delayed jobs ready. May switch."""
         tube = self._tube()
         state = fields.state(request.form, (BURIED, DELAYED))
-        bound = count(tube, state)
+        bound = count_jobs(tube, state)
         if not request.form.get("all"):
             bound = min(bound, fields.number(request.form, "count", 1, MAX_NUMBER))
-        kicked = self._deeds.kick(tube, state, bound)
+        kicked = self._operations.kick(tube, state, bound)
         return self._to_tube(tube.name, STATE_NAMES[state], *_bulk_notice("kicked", kicked, tube, state, bound))
 
     def tube_clear(self) -> Response:
@@ -108,8 +108,8 @@ class Actions:
         typed = request.form.get("confirm", "").strip()
         if typed != tube.name.decode():
             raise Unconfirmed(tube, state, typed)
-        bound = count(tube, state)
-        cleared = self._deeds.clear(tube, state)
+        bound = count_jobs(tube, state)
+        cleared = self._operations.clear(tube, state)
         return self._to_tube(tube.name, STATE_NAMES[state], *_bulk_notice("cleared", cleared, tube, state, bound))
 
     def tube_put(self) -> Response:
@@ -124,7 +124,7 @@ class Actions:
         if len(new.body) > self._broker.max_job_size:
             allowed = text.size(self._broker.max_job_size)
             raise BadRequest(f"“body” must be at most {allowed}, and has {text.number(len(new.body))}.")
-        job = self._deeds.put(new)
+        job = self._operations.put(new)
         return self._to_tube(new.tube, "delayed" if new.delay else "ready", "put", job.id)
 
     # Jobs
@@ -132,35 +132,35 @@ class Actions:
     def job_kick(self) -> Response:
         """`id`: make it ready."""
         job = self._job()
-        self._deeds.kick_job(job)
+        self._operations.kick_job(job)
         return self._to_job(job, "kicked-job")
 
     def job_bury(self) -> Response:
         """`id`, and `confirm` if it is reserved: set it aside."""
         job = self._job()
-        self._deeds.bury_job(job, self._is_forced(job, "buried"))
+        self._operations.bury_job(job, self._is_forced(job, "buried"))
         return self._to_job(job, "buried-job")
 
     def job_release(self) -> Response:
         """`id`, `confirm`: take it from the client that holds it, and make it ready."""
         job = self._job()
-        self._deeds.release_job(job, self._is_forced(job, "released"))
+        self._operations.release_job(job, self._is_forced(job, "released"))
         return self._to_job(job, "released-job")
 
     def job_delete(self) -> Response:
         """`id`, and `confirm` if it is reserved: remove it for good."""
         job = self._job()
         name, state = job.tube.name, STATE_NAMES[job.state]
-        self._deeds.delete_job(job, self._is_forced(job, "deleted"))
+        self._operations.delete_job(job, self._is_forced(job, "deleted"))
         return self._to_tube(name, state, "deleted-job", job.id)
 
     def job_move(self) -> Response:
         """`id`, `tube`, and `confirm` if it is reserved: have it in that tube, in the state that it is in."""
-        job, body = found(self._broker, self._job)
+        job, body = load_job_with_body(self._broker, self._job)
         name = fields.tube_name(request.form)
         # What is there already is told first: no box would help.
         is_forced = name != job.tube.name and self._is_forced(job, "moved")
-        self._deeds.move_job(job, body, name, is_forced)
+        self._operations.move_job(job, body, name, is_forced)
         return self._to_job(job, "moved-job")
 
     def job_edit(self) -> Response:
@@ -168,7 +168,7 @@ class Actions:
 
         If it cannot be, the form comes back as it was sent, so that nothing that was typed is lost.
         """
-        job, body = found(self._broker, self._job)
+        job, body = load_job_with_body(self._broker, self._job)
         try:
             changes = self._changes(job, body)
         except (BadRequest, Conflict) as error:
@@ -177,8 +177,8 @@ class Actions:
 
     def job_copy(self) -> Response:
         """`id`, `delay`: put a job like it into its tube, with an id of its own."""
-        job, body = found(self._broker, self._job)
-        copy = self._deeds.copy_job(job, body, fields.number(request.form, "delay", 0, MAX_NUMBER))
+        job, body = load_job_with_body(self._broker, self._job)
+        copy = self._operations.copy_job(job, body, fields.number(request.form, "delay", 0, MAX_NUMBER))
         return self._to_job(copy, "copied-job")
 
     # Connections
@@ -190,7 +190,7 @@ class Actions:
             raise BadRequest(
                 f"“confirm” is missing: tick the box on the page of connection {client.number} to close it."
             )
-        self._deeds.close(client)
+        self._operations.close(client)
         return _see("connections", self._query("closed", client.number))
 
     # What they share
@@ -206,13 +206,15 @@ class Actions:
         form, sees_bodies = request.form, visitor().sees_bodies
         if form.get("version") != version(job, body, sees_bodies):
             raise Conflict(f"Job {job.id} has changed since you began, or has been taken. See what it is now.")
-        changes = read(form, job, body, self._broker.max_job_size, sees_bodies)
+        changes = read_changes(form, job, body, self._broker.max_job_size, sees_bodies)
         if changes.names():
-            self._deeds.edit_job(job, body, changes, self._is_forced(job, "changed"))
+            self._operations.edit_job(job, body, changes, self._is_forced(job, "changed"))
         return changes
 
     def _form_again(self, job: Job, body: bytes, error: HTTPException) -> str:
-        return edit_page(job, body, given(job, body, request.form, visitor().sees_bodies), self._clock(), error)
+        return edit_page(
+            job, body, submitted_form(job, body, request.form, visitor().sees_bodies), self._clock(), error
+        )
 
     def _is_forced(self, job: Job, done: str) -> bool:
         """Whether *job* is held, and to be changed all the same; raise Conflict if it is held and not.
@@ -281,5 +283,5 @@ def find_job(broker: Broker, given: fields.Fields) -> Job:
 
 
 def _bulk_notice(done: str, number: int, tube: Tube, state: int, bound: int) -> tuple[str, int]:
-    is_part = number < bound and count(tube, state) > 0
+    is_part = number < bound and count_jobs(tube, state) > 0
     return f"{done}-part" if is_part else done, number

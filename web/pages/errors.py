@@ -8,7 +8,7 @@ from flask import Flask, Response, make_response, render_template, request, url_
 from werkzeug.exceptions import HTTPException
 
 from greenstalk_server.web.api.framework import problems
-from greenstalk_server.web.auth.access import asks_api
+from greenstalk_server.web.auth.access import is_api_request
 
 ADVICE: Final = {
     400: "Nothing was changed.",
@@ -28,7 +28,7 @@ WAY_BACK_AT_MOST: Final = 64 * 1024
 """Bytes of a request that is read to say where it came from."""
 
 
-def install(app: Flask) -> None:
+def init_app(app: Flask) -> None:
     """Have *app* answer every error with a page; a view's own failure is logged by Flask, and becomes a 500."""
     app.register_error_handler(HTTPException, error_page)
 
@@ -37,7 +37,7 @@ def error_page(error: HTTPException) -> Response:
     """Return *error* as a page, or as the API has it, with the headers that belong to it."""
     if error.code is None:  # a ready-made response, such as a redirect
         return make_response(error.get_response())
-    if asks_api():
+    if is_api_request():
         return problems.answer(error)
     is_ours = error.description is not None and error.description != type(error).description
     page = render_template(

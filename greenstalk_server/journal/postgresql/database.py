@@ -26,7 +26,7 @@ from uuid import UUID, uuid4
 import psycopg
 
 from greenstalk_server.core.job import Job
-from greenstalk_server.core.stats import JournalStats
+from greenstalk_server.core.journal import JournalStats
 from greenstalk_server.journal.postgresql.link import (
     APPLICATION,
     RETRY_EVERY,

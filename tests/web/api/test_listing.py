@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from greenstalk_server.core.job import READY, SECOND
 from greenstalk_server.web.api import jobs, listing
-from greenstalk_server.web.jobs.job_list import DEEPEST
+from greenstalk_server.web.jobs.job_list import MAX_LISTED
+from greenstalk_server.web.jobs.matching import SMALL_TUBE
 from greenstalk_server.web.jobs.query import Query, parse
-from greenstalk_server.web.pages.search import SMALL_TUBE
 from tests.daemon import PATIENCE
 
 from ..conftest import Queue
@@ -65,7 +65,7 @@ def test_delayed_buried_and_reserved_in_their_orders(queue: Queue, program: Prog
 def test_more_reserved_jobs_than_are_looked_at_go_by_id(queue: Queue, program: Program) -> None:
     """The first that a bounded look finds need not be the next to time out."""
     worker = queue.connect()
-    ids = queue.put("mail", count=DEEPEST + 50)
+    ids = queue.put("mail", count=MAX_LISTED + 50)
     for id in reversed(ids):
         queue.broker.reserve_job(worker, id, queue.now)
         queue.now += 1
@@ -73,17 +73,17 @@ def test_more_reserved_jobs_than_are_looked_at_go_by_id(queue: Queue, program: P
 
 
 def test_beyond_what_comes_in_order_is_the_rest(queue: Queue, program: Program) -> None:
-    expected = shuffled(queue, "mail", DEEPEST + 500)
+    expected = shuffled(queue, "mail", MAX_LISTED + 500)
     found = listed(program, tube="mail", state="ready", limit=300)
-    assert found[:DEEPEST] == expected[:DEEPEST]
-    assert found[DEEPEST:] == sorted(expected[DEEPEST:])
+    assert found[:MAX_LISTED] == expected[:MAX_LISTED]
+    assert found[MAX_LISTED:] == sorted(expected[MAX_LISTED:])
 
 
 def test_more_urgent_jobs_do_not_push_others_out(queue: Queue, program: Program) -> None:
     """They are put between two pages, and more of them than are walked."""
     expected = shuffled(queue, "mail", 200)
     first = program.get("/jobs", tube="mail", state="ready", limit=100)
-    for _ in range(DEEPEST + 10):
+    for _ in range(MAX_LISTED + 10):
         queue.broker.put_into(b"mail", 0, 0, 60 * SECOND, b"x", queue.now)
     rest = listed(program, tube="mail", state="ready", limit=100, cursor=first["next_cursor"])
     assert [job["id"] for job in first["jobs"]] == expected[:100]
@@ -148,12 +148,12 @@ def test_only_so_many_lists_are_made_at_once(queue: Queue, program: Program, mon
     """One more waits for its turn, and is refused if that does not come."""
     queue.put("mail", count=3)
     may_go_on = Event()
-    monkeypatch.setattr(jobs, "TURN_WITHIN", 0.01)
+    monkeypatch.setattr(jobs, "LIST_TIMEOUT", 0.01)
     monkeypatch.setattr(listing.Rows, "rest", lambda _: may_go_on.wait())
-    lists = [gevent.spawn(program.get, "/jobs") for _ in range(jobs.LISTS_AT_MOST)]
+    lists = [gevent.spawn(program.get, "/jobs") for _ in range(jobs.MAX_LISTS)]
     gevent.sleep(0)
     problem(program.ask("GET", "/jobs"), 503)
-    monkeypatch.setattr(jobs, "TURN_WITHIN", PATIENCE)
+    monkeypatch.setattr(jobs, "LIST_TIMEOUT", PATIENCE)
     gevent.spawn_later(0.01, may_go_on.set)
     assert len(program.get("/jobs")["jobs"]) == 3
     gevent.joinall(lists, raise_error=True)
@@ -192,7 +192,7 @@ def test_a_long_search_ends_early_and_goes_on(queue: Queue, program: Program, mo
     """Each page with the little time it has looks at some more, and says where to go on."""
     ids = queue.put("mail", count=2000)
     queue.broker.edit_job(ids[-1], queue.now, pri=7)
-    monkeypatch.setattr(listing, "SCAN_FOR", 0.0005)
+    monkeypatch.setattr(listing, "SCAN_TIME", 0.0005)
     pages = program.pages("/jobs", "jobs", q="pri:7")
     assert len(pages) > 2
     assert [job["id"] for job in chain(*pages)] == [ids[-1]]

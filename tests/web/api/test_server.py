@@ -11,8 +11,7 @@ import pytest
 from werkzeug.test import TestResponse
 
 from greenstalk_server.core.job import SECOND
-from greenstalk_server.core.journal import NullJournal
-from greenstalk_server.core.stats import JournalStats
+from greenstalk_server.core.journal import JournalStats, NullJournal
 from greenstalk_server.web.live import hub
 
 from ..conftest import Queue
@@ -102,7 +101,7 @@ def test_stream_of_a_tube_ends_with_it(queue: Queue, program: Program) -> None:
 
 
 def test_streams_are_not_without_end(queue: Queue, program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub, "STREAMS_AT_MOST", 0)
+    monkeypatch.setattr(hub, "MAX_STREAMS", 0)
     problem(program.ask("GET", "/events"), 503)
 
 
@@ -181,4 +180,4 @@ def test_nothing_is_left_running(queue: Queue, program: Program) -> None:
     next(events(response))
     response.close()
     gevent.sleep(0)
-    assert program.app.extensions["live"].stream_count == 0
+    assert program.app.extensions["dashboard"].live.stream_count == 0

@@ -117,7 +117,7 @@ def test_a_manager_that_has_gone_stops_nothing(tmp_path: Path) -> None:
         assert daemon.ask(PUT) == b"INSERTED 1"
         code, said = daemon.stop()
     assert code == 0
-    assert "gone: No such file or directory; systemd is not told: READY=1" in said
+    assert "gone: No such file or directory; the service manager does not receive READY=1" in said
 
 
 def test_without_a_dashboard() -> None:
@@ -657,7 +657,7 @@ def test_user_who_cannot_read_the_program_is_refused_a_dashboard(tmp_path: Path)
     command = (sys.executable, "-c", FROM_ELSEWHERE, str(tmp_path))
     done = run(*LOOPBACK, "--web-port", "0", "-u", "nobody", command=command)
     assert re.fullmatch(
-        r"greenstalk-server: -u nobody: that user cannot read /\S+\.py, and the dashboard loads more code from there;"
+        r"greenstalk-server: -u nobody: that user cannot read /\S+\.py, from where the dashboard loads code;"
         r" install it where every user can read it\n",
         done.stderr,
     )
