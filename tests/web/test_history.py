@@ -14,7 +14,7 @@ import pytest
 
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.job import BURIED, SECOND
-from greenstalk_server.web.metrics.history import ITEMS_A_STEP, TUBES_AT_MOST, History, Rates
+from greenstalk_server.web.metrics.history import TUBE_BATCH, MAX_TUBES, History, Rates
 from greenstalk_server.web.metrics.rings import DAY, DEPTHS, HOUR, RATES, SERIES, Calendar, Points, quantile
 
 from .conftest import Queue
@@ -360,14 +360,14 @@ def test_a_flood_of_tubes_is_bounded(watched: Watched) -> None:
     full, later = flood(5000), flood(5000)
     assert later < full * 1.02, (full, later)
     assert watched.history.total_rates() == Rates(put=501, reserve=500, delete=500)
-    assert sum(watched.history.has(b"reply.%d" % at) for at in range(count)) == TUBES_AT_MOST - 1
+    assert sum(watched.history.has(b"reply.%d" % at) for at in range(count)) == MAX_TUBES - 1
     watched.go_on(11)
     assert loose(watched.last("mail", "put", 4)) == [0.1, 1, 0.9, 0]
 
 
 def test_who_gives_way(watched: Watched) -> None:
     """Those in use are kept; an hour after its last activity a tube gives way, the one that is quiet for longest."""
-    clients = [watched.worker(f"t{at}") for at in range(TUBES_AT_MOST)]
+    clients = [watched.worker(f"t{at}") for at in range(MAX_TUBES)]
     for _ in range(2):
         for client in clients:
             watched.put(client)
@@ -385,17 +385,17 @@ def test_who_gives_way(watched: Watched) -> None:
     watched.go_on(1)
     assert watched.history.has(b"new")
     assert not watched.history.has(b"t0")
-    assert all(watched.history.has(b"t%d" % at) for at in range(1, TUBES_AT_MOST))
+    assert all(watched.history.has(b"t%d" % at) for at in range(1, MAX_TUBES))
 
 
 def test_rates_of_a_tube_without_history(watched: Watched) -> None:
-    clients = [watched.worker(f"t{at}") for at in range(TUBES_AT_MOST + 5)]
+    clients = [watched.worker(f"t{at}") for at in range(MAX_TUBES + 5)]
     for _ in range(10):
         for client in clients:
             watched.put(client, 2)
         watched.go_on(1)
-    names = [b"t%d" % at for at in range(TUBES_AT_MOST + 5)]
-    assert sum(watched.history.has(name) for name in names) == TUBES_AT_MOST
+    names = [b"t%d" % at for at in range(MAX_TUBES + 5)]
+    assert sum(watched.history.has(name) for name in names) == MAX_TUBES
     assert all(watched.history.rates(name).put == 2 for name in names)
     assert watched.last(None, "put") == [2 * len(names)]
 
@@ -449,7 +449,7 @@ def test_a_look_at_many_tubes_lets_others_run(watched: Watched, short_steps: Non
         watched.put(client)
     with Turns() as turns:
         watched.go_on(10, step=2)
-    assert turns.count >= 5 * 10_000 // ITEMS_A_STEP
+    assert turns.count >= 5 * 10_000 // TUBE_BATCH
     assert watched.last(None, "put") == [1000]
     assert watched.last(None, "ready") == [10_000]
 

@@ -170,7 +170,7 @@ class Dashboard:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub, "EVERY", TICK)
+    monkeypatch.setattr(hub, "REFRESH_INTERVAL", TICK)
 
 
 @pytest.fixture
@@ -209,7 +209,7 @@ def test_stream_begins_with_what_is_so_now_and_not_with_what_others_were_sent(
     queue: Queue, serve: Callable[..., Dashboard], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dashboard = serve()
-    monkeypatch.setattr(hub, "EVERY", PATIENCE)
+    monkeypatch.setattr(hub, "REFRESH_INTERVAL", PATIENCE)
     queue.put("mail")
     first = dashboard.open("tube", tube="mail")
     first.block()

@@ -25,8 +25,8 @@ from greenstalk_server.core.client import Client
 from greenstalk_server.core.job import BURIED, SECOND
 from greenstalk_server.web.cooperative import Pace
 from greenstalk_server.web.metrics import ledger
-from greenstalk_server.web.metrics.exporter import SAMPLES_A_STEP
-from greenstalk_server.web.metrics.ledger import KEPT_FOR, LABELS_AT_MOST, OTHER, SWAPS, TUBES_A_STEP
+from greenstalk_server.web.metrics.exporter import SAMPLE_BATCH
+from greenstalk_server.web.metrics.ledger import LABEL_RETENTION, MAX_LABELS, OTHER, MAX_SWAPS, TUBE_BATCH
 from tests.daemon import PATIENCE, REPOSITORY, Daemon, environment
 
 from .conftest import Queue
@@ -325,7 +325,7 @@ def test_the_counters_of_a_tube_outlive_it(queue: Queue, scraper: Scraper) -> No
         scraper.scrape()
         assert scraper.value("tube_jobs_put_total", tube="mail") == round
         assert scraper.value("tube_watching", tube="mail") == 0
-        queue.now += KEPT_FOR
+        queue.now += LABEL_RETENTION
     scraper.scrape()
     queue.now += 1
     scraper.scrape()
@@ -376,11 +376,11 @@ def test_no_counter_goes_back_or_forgets_however_tubes_come_and_go(
     queue: Queue, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     """What Prometheus makes of it, which adds up by how much each series grows, is what the server has counted."""
-    monkeypatch.setattr(ledger, "LABELS_AT_MOST", 5)
+    monkeypatch.setattr(ledger, "MAX_LABELS", 5)
     scraper, churn, labels, puts = Scraper(queue.app().test_client()), Churn(queue, seed, 12), set[str](), 0.0
     for _ in range(200):
         churn.step()
-        queue.now += churn.dice.choice((1, SECOND, KEPT_FOR // 5))
+        queue.now += churn.dice.choice((1, SECOND, LABEL_RETENTION // 5))
         if churn.dice.random() < 0.5:
             before = scraper.series
             scraper.scrape()
@@ -395,14 +395,14 @@ def test_no_counter_goes_back_or_forgets_however_tubes_come_and_go(
     assert len(labels) == 12 + 2, "each tube has had a label"
 
 
-@pytest.mark.parametrize(("labels", "scrapers"), [(10, 1), (LABELS_AT_MOST, 2)])
+@pytest.mark.parametrize(("labels", "scrapers"), [(10, 1), (MAX_LABELS, 2)])
 def test_nothing_is_torn_by_what_happens_during_a_scrape(
     queue: Queue, monkeypatch: pytest.MonkeyPatch, labels: int, scrapers: int
 ) -> None:
     """With a switch at every rest, and a rest at every tube. With two scrapers one may miss that a label began anew."""
-    monkeypatch.setattr(ledger, "LABELS_AT_MOST", labels)
-    monkeypatch.setattr(ledger, "KEPT_FOR", 10**6 * SECOND)
-    monkeypatch.setattr(ledger, "TUBES_A_STEP", 1)
+    monkeypatch.setattr(ledger, "MAX_LABELS", labels)
+    monkeypatch.setattr(ledger, "LABEL_RETENTION", 10**6 * SECOND)
+    monkeypatch.setattr(ledger, "TUBE_BATCH", 1)
     monkeypatch.setattr(Pace, "rest", lambda self: gevent.sleep(0))
     app, churn, steps = queue.app(), Churn(queue, 1, 30), 0
     scraper = Scraper(app.test_client())
@@ -447,15 +447,15 @@ def test_the_history_hears_of_gone_tubes_too(queue: Queue) -> None:
 
 def test_a_thousand_labels_at_most(queue: Queue, scraper: Scraper) -> None:
     client = queue.connect()
-    for number in range(LABELS_AT_MOST + 500):
+    for number in range(MAX_LABELS + 500):
         queue.broker.use(client, b"tube-%d" % number)
         for _ in range(1 + (number % 3 == 0)):  # 500 have two jobs
             put(queue, client, b"12345")
     scraper.scrape()
     first = scraper.tubes()
-    assert len(first) == LABELS_AT_MOST + 1
-    assert first >= {f"tube-{number}" for number in range(0, LABELS_AT_MOST + 500, 3)} | {OTHER.decode()}
-    others = LABELS_AT_MOST + 500 - (LABELS_AT_MOST - ("default" in first))
+    assert len(first) == MAX_LABELS + 1
+    assert first >= {f"tube-{number}" for number in range(0, MAX_LABELS + 500, 3)} | {OTHER.decode()}
+    others = MAX_LABELS + 500 - (MAX_LABELS - ("default" in first))
     assert scraper.value("tube_jobs", tube=OTHER.decode(), state="ready") == others
     assert scraper.value("tube_bytes", tube=OTHER.decode()) == 5 * others
     assert scraper.total("put") == 2000
@@ -464,7 +464,7 @@ def test_a_thousand_labels_at_most(queue: Queue, scraper: Scraper) -> None:
 
 
 def test_others_sum_up_but_for_the_longest_age_and_pause(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ledger, "LABELS_AT_MOST", 1)
+    monkeypatch.setattr(ledger, "MAX_LABELS", 1)
     scraper = Scraper(queue.app().test_client())
     queue.put("large", count=9)
     for age in range(3):
@@ -480,7 +480,7 @@ def test_others_sum_up_but_for_the_longest_age_and_pause(queue: Queue, monkeypat
 def test_a_tube_in_which_far_more_goes_on_gets_the_label_of_another(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ledger, "LABELS_AT_MOST", 30)
+    monkeypatch.setattr(ledger, "MAX_LABELS", 30)
     scraper = Scraper(queue.app().test_client())
     for number in range(30):
         queue.put(f"first-{number}", count=4)
@@ -492,14 +492,14 @@ def test_a_tube_in_which_far_more_goes_on_gets_the_label_of_another(
     for number in range(15):
         queue.put(f"large-{number}", count=100)
     scraper.scrape()
-    assert len(scraper.tubes() - first) == SWAPS
+    assert len(scraper.tubes() - first) == MAX_SWAPS
     scraper.scrape()
     assert scraper.tubes() - first == {f"large-{number}" for number in range(15)}
     assert scraper.total("put") >= 30
 
 
 def test_the_label_of_a_gone_tube_goes_to_one_that_is_there(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ledger, "LABELS_AT_MOST", 3)
+    monkeypatch.setattr(ledger, "MAX_LABELS", 3)
     scraper = Scraper(queue.app().test_client())
     clients = [worker(queue, name) for name in ("a", "b")]
     for client in clients:
@@ -515,7 +515,7 @@ def test_the_label_of_a_gone_tube_goes_to_one_that_is_there(queue: Queue, monkey
 
 
 def test_a_tube_that_is_back_keeps_its_label(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ledger, "LABELS_AT_MOST", 2)
+    monkeypatch.setattr(ledger, "MAX_LABELS", 2)
     scraper = Scraper(queue.app().test_client())
     for round in (1, 2):
         client = worker(queue, "a")
@@ -525,7 +525,7 @@ def test_a_tube_that_is_back_keeps_its_label(queue: Queue, monkeypatch: pytest.M
             scraper.scrape()
             queue.broker.disconnect(client, queue.now)
     worker(queue, "b")
-    queue.now += 2 * KEPT_FOR
+    queue.now += 2 * LABEL_RETENTION
     scraper.scrape()
     assert scraper.tubes() == {"a", "default", OTHER.decode()}
     assert scraper.value("tube_jobs_put_total", tube="a") == 2
@@ -543,8 +543,8 @@ def test_a_scrape_of_two_thousand_tubes_goes_in_slices(queue: Queue, short_steps
     client = queue.app().test_client()
     with Turns() as turns:
         samples = client.get("/metrics").data.count(b"\ngreenstalk_tube_")
-    looked_at, told = 2000 // TUBES_A_STEP, samples // SAMPLES_A_STEP
-    made = (samples - 3 * LABELS_AT_MOST) // SAMPLES_A_STEP  # those of the four states are made together
+    looked_at, told = 2000 // TUBE_BATCH, samples // SAMPLE_BATCH
+    made = (samples - 3 * MAX_LABELS) // SAMPLE_BATCH  # those of the four states are made together
     assert samples > 10_000 and turns.count >= looked_at + made + told
 
 

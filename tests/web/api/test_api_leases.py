@@ -242,7 +242,7 @@ def test_a_change_that_the_disk_is_late_for_says_that_it_was_done(queue: Queue, 
     client = queue.app(commit=lambda: False).test_client()
     (id,) = queue.put("mail")
     (job,) = reserve(client, "mail")
-    assert "It was done" in refused(send(client, f"/leases/{deed}", token=job["token"]), 503)
+    assert "The change was made" in refused(send(client, f"/leases/{deed}", token=job["token"]), 503)
     assert id not in queue.broker.jobs or queue.broker.jobs[id].state != RESERVED
 
 

@@ -67,7 +67,7 @@ def events(response: TestResponse) -> Iterator[tuple[str, Any]]:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub, "EVERY", 0.01)
+    monkeypatch.setattr(hub, "REFRESH_INTERVAL", 0.01)
 
 
 @pytest.mark.usefixtures("quick")
