@@ -296,7 +296,7 @@ class Guard:
     def _refuse_change(self) -> NoReturn:
         self._audit.note_refusal("refused/change", path=request.path)
         if self._options.is_read_only:
-            raise Forbidden("This dashboard is read-only, by an option of its server. Nothing was changed.")
+            raise Forbidden("This dashboard is read-only: an option of its server forbids all changes.")
         if is_api_request() and _bearer() is not None:
             raise Forbidden("This is a viewer's token. It can read everything and change nothing.")
         if self._password is None:
