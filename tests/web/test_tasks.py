@@ -156,7 +156,7 @@ def test_number_of_running_tasks_is_bounded(tasks: Tasks, client: FlaskClient, q
     running = [tasks.start(f"Work {n}", object(), work) for n in range(MAX_RUNNING)]
     queue.put("mail")
     page = refused(client.get("/search?q=pri:1"), 503)
-    assert f"{MAX_RUNNING} searches or changes are running" in page and "Work 0; Work 1" in said
+    assert f"{MAX_RUNNING} searches or changes are running" in page and "Work 0; Work 1" in page
     form = {"scope": "all", "tube": "mail", "action": "kick"}
     assert "are running" in refused(client.post("/bulk/preview", data=form, headers=OURS), 503)
     work.may_continue.set()
