@@ -3,7 +3,7 @@
 The checks, in order: the Host is allowed; a change comes from our own pages; no page of another site embeds the
 response; the password is right; the path is under the prefix; and a visitor who changes something is an admin.
 
-For the API, a bearer token replaces the first three checks, since no browser sends one by itself. Without a token, an
+For the API, a bearer token replaces the first three checks, since no browser adds one to a request. Without a token, an
 API request passes the same checks as a page, the password first. A program may then change things too, if no web page
 can have sent its request: see `_check_same_origin`.
 """

@@ -54,7 +54,7 @@ PER_DAY_POINT: Final = DAY.step // HOUR.step
 
 
 class Calendar:
-    """Which of the last points of a span are known. The number of a point is its seconds since the epoch // step."""
+    """A record of the known points of a span. The number of a point is its seconds since the epoch // step."""
 
     def __init__(self, span: Span, point: int) -> None:
         """*point* is the current one."""

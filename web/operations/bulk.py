@@ -135,7 +135,7 @@ class Change:
 
     @property
     def means(self) -> str:
-        """What the change does to a job."""
+        """The effect of the change on a job."""
         return self.action.means.format(self.shown)
 
     def audit_details(self) -> dict[str, str | int]:
@@ -149,7 +149,7 @@ class Change:
 
     @property
     def forced(self) -> str:
-        """What the change does to a job that a client holds; empty if it never applies to such a job."""
+        """The effect of the change on a job that a client holds; empty if it never applies to such a job."""
         return self.action.forced.format(self.shown)
 
     def applies_to(self, job: Job) -> bool:
