@@ -7,19 +7,19 @@ from typing import Final
 
 import gevent
 
-STEP: Final = 0.0001
+SLICE: Final = 0.0001
 """Seconds of work at a stretch."""
 
-REST: Final = 0.003
+PAUSE: Final = 0.003
 """Seconds that all others have after each, if there is work for them."""
 
-QUIET: Final = 0.0001
+IDLE_ROUND_TRIP: Final = 0.0001
 """Seconds in which the loop comes round when nobody else has work."""
 
-TURN: Final = 0.000001
+YIELD_DELAY: Final = 0.000001
 """Seconds between two slices of work that is to go on at once: time for the loop to look at its sockets."""
 
-BUSY_FOR: Final = 0.01
+BUSY_PERIOD: Final = 0.01
 """Seconds that others are taken to be at work after a turn in which they were."""
 
 
@@ -30,19 +30,19 @@ class Pace:
     """
 
     def __init__(self) -> None:
-        self._until: float = time.perf_counter() + STEP
+        self._until: float = time.perf_counter() + SLICE
         self._busy_until: float = 0.0
 
-    def rest(self) -> None:
+    def yield_if_due(self) -> None:
         """Let others run if it is time to. May switch."""
         now = time.perf_counter()
         if now < self._until:
             return
         if now < self._busy_until:
-            gevent.sleep(REST)
+            gevent.sleep(PAUSE)
         else:
-            with gevent.Timeout(REST, False):
+            with gevent.Timeout(PAUSE, False):
                 gevent.idle()  # not sleep(0): fifty of those may come before the loop looks at a socket
-            if time.perf_counter() - now > QUIET:
-                self._busy_until = now + BUSY_FOR
-        self._until = time.perf_counter() + STEP
+            if time.perf_counter() - now > IDLE_ROUND_TRIP:
+                self._busy_until = now + BUSY_PERIOD
+        self._until = time.perf_counter() + SLICE

@@ -103,7 +103,7 @@ def main() -> None:
     queue.broker.max_job_size = 2_000_000
     app = queue.app()
     fill(queue)
-    live(queue, app.extensions["history"])
+    live(queue, app.extensions["dashboard"].history)
     administer(queue, app)
     serve(app)
 

@@ -41,7 +41,7 @@ def main(hours: float) -> None:
     """Serve a queue in which the tube `mail` has been worked on for *hours*."""
     queue = Queue()
     app = queue.app()
-    work(queue, app.extensions["history"], hours, "mail")
+    work(queue, app.extensions["dashboard"].history, hours, "mail")
     serve(app)
 
 

@@ -52,7 +52,7 @@ def ids(queue: Queue) -> dict[str, int]:
     ids = {state: queue.broker.allocate_id() for state in ("ready", "reserved", "buried", "delayed")}
     for state, id in ids.items():
         delay = 60 * SECOND if state == "delayed" else 0
-        assert queue.broker.put(client, id, 10, delay, 60 * SECOND, MARKER, now)
+        assert queue.broker.put(client, id, 10, delay, 60 * SECOND, MARKER, now) > 0
     queue.broker.reserve_job(queue.connect(), ids["reserved"], now)
     queue.broker.bury_job(ids["buried"], now)
     return ids

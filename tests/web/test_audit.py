@@ -76,7 +76,7 @@ def test_change_is_logged_with_name_operation_and_address(queue: Queue) -> None:
     form = {"tube": "mail", "seconds": "90", "reason": " a  migration "}
     headers = OURS | basic("ada", "x")
     app.test_client().post("/tube/pause", data=form, headers=headers, environ_overrides={"REMOTE_ADDR": "192.0.2.7"})
-    (entry,) = app.extensions["audit"].entries
+    (entry,) = app.extensions["dashboard"].audit.entries
     assert (entry.who, entry.address, entry.what, entry.at) == ("ada", "192.0.2.7", "tube/pause", queue.now)
     assert entry.details == {"tube": "mail", "seconds": 90, "reason": "a migration"}
 
@@ -89,7 +89,7 @@ def test_refusals_are_logged(queue: Queue) -> None:
     for _ in range(10):
         client.get("/", headers=basic("mallory", "guess"))
     client.get("/")
-    noted = [(entry.what, entry.who, entry.details) for entry in app.extensions["audit"].entries]
+    noted = [(entry.what, entry.who, entry.details) for entry in app.extensions["dashboard"].audit.entries]
     assert noted == [
         ("refused/cross-site", "", {"path": "/tube/put", "origin": "http://evil.example"}),
         ("refused/change", "eve", {"path": "/tube/clear"}),
@@ -375,7 +375,7 @@ def test_page_shows_the_newest_first_with_links_to_tube_and_job(queue: Queue) ->
 
 def test_page_has_a_hundred_entries(queue: Queue) -> None:
     app = queue.app()
-    fill(app.extensions["audit"], 250)
+    fill(app.extensions["dashboard"].audit, 250)
     client, path, tubes, counts = app.test_client(), "/audit", [], []
     while path:
         found = rows(client, path)
@@ -388,7 +388,7 @@ def test_page_has_a_hundred_entries(queue: Queue) -> None:
 
 def test_exactly_full_page_has_no_next_link(queue: Queue) -> None:
     app = queue.app()
-    fill(app.extensions["audit"], 100)
+    fill(app.extensions["dashboard"].audit, 100)
     assert "Older" not in links(app.test_client(), "/audit")
 
 
@@ -445,7 +445,7 @@ def test_filter_by_job_finds_its_copy(queue: Queue) -> None:
 def test_filter_by_time_includes_both_minutes(queue: Queue) -> None:
     app = queue.app()
     for number in range(5):
-        app.extensions["audit"].note("tube/pause", tube=f"t{number}")
+        app.extensions["dashboard"].audit.note("tube/pause", tube=f"t{number}")
         queue.now += 30 * SECOND
     client = app.test_client()
 
@@ -479,14 +479,14 @@ def test_bulk_change_is_one_row_with_a_link_to_its_task(queue: Queue) -> None:
     assert links(client, "/audit")["task"] == path
     exported = client.get("/audit/export?format=jsonl").text.splitlines()
     assert [json.loads(line)["what"] for line in exported] == ["bulk/end", "bulk/run"]
-    client.application.extensions["tasks"]._kept.clear()
+    client.application.extensions["dashboard"].tasks._kept.clear()
     assert rows(client)[0][4:] == ["mail", f"task {id}, {details}"]
 
 
 def test_unfinished_bulk_change_is_shown(queue: Queue) -> None:
     app = queue.app()
-    app.extensions["audit"].note("bulk/end", task="other", jobs=1)
-    app.extensions["audit"].note("bulk/run", task="one", jobs=3)
+    app.extensions["dashboard"].audit.note("bulk/end", task="other", jobs=1)
+    app.extensions["dashboard"].audit.note("bulk/run", task="one", jobs=3)
     assert [row[3:] for row in rows(app.test_client())] == [
         ["bulk/run", "", "task one, jobs 3"],
         ["bulk/end", "", "task other, jobs 1"],
@@ -498,14 +498,14 @@ def bulk(client: FlaskClient, confirm: str = "", **form: object) -> str:
     preview = client.post("/bulk/preview", data={"scope": "all", "q": "", **form}, headers=OURS)
     id = preview.headers["Location"].removeprefix("/bulk?task=")
     path = client.post("/bulk/run", data={"task": id, "confirm": confirm}, headers=OURS).headers["Location"]
-    task = client.application.extensions["tasks"].find({"id": path.removeprefix("/task?id=")}, "id")
+    task = client.application.extensions["dashboard"].tasks.find({"id": path.removeprefix("/task?id=")}, "id")
     until(lambda: not task.is_running)
     return path
 
 
 def test_filter_applies_to_the_next_page_and_the_export(queue: Queue) -> None:
     app = queue.app()
-    fill(app.extensions["audit"], 101)
+    fill(app.extensions["dashboard"].audit, 101)
     found = links(app.test_client(), "/audit?what=tube%2Fp")
     assert found["Older"] == "/audit?what=tube/p&before=2"
     assert found["Export CSV"] == "/audit/export?format=csv&what=tube/p"
@@ -514,8 +514,8 @@ def test_filter_applies_to_the_next_page_and_the_export(queue: Queue) -> None:
 def test_long_search_stops_and_can_be_continued(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audit_pages, "SCANNED_AT_MOST", 50)
     app = queue.app()
-    app.extensions["audit"].note("tube/kick")
-    fill(app.extensions["audit"], 120)
+    app.extensions["dashboard"].audit.note("tube/kick")
+    fill(app.extensions["dashboard"].audit, 120)
     client = app.test_client()
     path, seen = "/audit?what=kick", 0
     while "Older" in links(client, path):
@@ -540,11 +540,11 @@ def test_trouble_is_on_the_page(queue: Queue, tmp_path: Path, monkeypatch: pytes
     client = queue.app(directory=str(tmp_path)).test_client()
     with failing(monkeypatch, "fsync", no_space):
         do(client, "/tube/pause", tube="mail", seconds=9)
-        until(lambda: client.application.extensions["audit"].trouble)
+        until(lambda: client.application.extensions["dashboard"].audit.trouble)
         page = Page(client.get("/audit").text).text
         assert "it cannot be written: [Errno 28] No space left on device." in page
         assert "tube/pause" in page
-    client.application.extensions["audit"].flush()
+    client.application.extensions["dashboard"].audit.flush()
 
 
 @pytest.mark.parametrize("query", ["before=0", "before=x", "before=-1", f"before={2**64}"])
@@ -557,8 +557,8 @@ def test_invalid_cursor_is_refused(client: FlaskClient, query: str) -> None:
 
 def test_export_as_json_lines(queue: Queue) -> None:
     app = queue.app()
-    app.extensions["audit"].note("tube/pause", tube="mäil", seconds=9)
-    app.extensions["audit"].note("job/kick", id=7)
+    app.extensions["dashboard"].audit.note("tube/pause", tube="mäil", seconds=9)
+    app.extensions["dashboard"].audit.note("job/kick", id=7)
     response = app.test_client().get("/audit/export?format=jsonl")
     assert response.mimetype == "application/x-ndjson"
     assert response.headers["Content-Disposition"] == 'attachment; filename="audit.jsonl"'
@@ -575,7 +575,7 @@ def test_csv_export_contains_no_formula(queue: Queue) -> None:
     for name in ("=1+1", "+1", "-1", "@SUM(A1)", "\tx", 'a"b,c', "plain"):
         client.get("/", headers=basic(name, "wrong"), environ_overrides={"REMOTE_ADDR": name})
     with client.application.test_request_context():
-        app.extensions["audit"].note("tube/kick", tube="+a", id=7, jobs=3)
+        app.extensions["dashboard"].audit.note("tube/kick", tube="+a", id=7, jobs=3)
     text = client.get("/audit/export?format=csv", headers=basic("", "x")).text
     head, kick, *failed = csv.reader(io.StringIO(text))
     assert head == ["at", "who", "address", "what", "tube", "id", "details"]

@@ -8,7 +8,7 @@ import pytest
 from markupsafe import Markup
 
 from greenstalk_server.web import text
-from greenstalk_server.web.jobs.body_format import look, row_preview
+from greenstalk_server.web.jobs.body_format import describe_body, row_preview
 from tests.daemon import Daemon
 
 from .browser import Browser, Tab
@@ -54,9 +54,9 @@ def test_any_other_value_stays(value: object) -> None:
 
 def test_body_is_spelled_out_in_lists_and_panes() -> None:
     assert row_preview(EVIL.encode()) == SPELLED
-    (pane,) = look(EVIL.encode()).panes
+    (pane,) = describe_body(EVIL.encode()).panes
     assert pane.text == EVIL and "spelled out" in pane.note
-    assert "spelled out" not in look("שלום".encode()).panes[0].note
+    assert "spelled out" not in describe_body("שלום".encode()).panes[0].note
 
 
 def reads_in_order(tab: Tab, selector: str) -> bool:

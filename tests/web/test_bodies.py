@@ -22,7 +22,6 @@ from werkzeug.test import TestResponse
 from greenstalk_server.core.body_cache import Bodies
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job import BURIED, READY, SECOND, Job
-from greenstalk_server.core.stats import server_stats
 from greenstalk_server.journal.files import Directory
 from greenstalk_server.journal.segment import name_of
 from greenstalk_server.journal.startup import recover
@@ -30,9 +29,10 @@ from greenstalk_server.journal.writer import Binlog
 from greenstalk_server.net.body_loader import Loader
 from greenstalk_server.net.committer import Committer
 from greenstalk_server.protocol.codec import stats as as_reply
+from greenstalk_server.protocol.stats import server_stats
 from greenstalk_server.web.fields import MAX_PUT
-from greenstalk_server.web.jobs.bodies import LOT, LOT_BYTES, ON_DISK
-from greenstalk_server.web.pages.export import LARGE
+from greenstalk_server.web.jobs.bodies import BATCH_BYTES, BATCH_SIZE, ON_DISK
+from greenstalk_server.web.pages.export import LARGE_BODY
 from tests.daemon import PATIENCE
 
 from .api.conftest import TOKEN, Program, problem
@@ -264,7 +264,7 @@ def test_large_bodies_end_a_page_of_the_api(queue: DiskQueue, program: Program) 
 
 
 def test_search_looks_into_bodies_lot_by_lot_and_keeps_none(queue: DiskQueue, client: FlaskClient) -> None:
-    found = queue.put_away("mail", *[body(n) for n in range(2 * LOT + 50)])
+    found = queue.put_away("mail", *[body(n) for n in range(2 * BATCH_SIZE + 50)])
     near = queue.broker.put_into(b"mail", 2000, 0, SECOND, b'"number": 42, is near', queue.now)
     before = queue.bodies.in_memory
     page = find(client, '"\\"number\\": 42,"')
@@ -284,8 +284,8 @@ def test_search_by_the_api(queue: DiskQueue, program: Program) -> None:
 
 
 def test_export(queue: DiskQueue, client: FlaskClient) -> None:
-    large = b"\0" + b"x" * LARGE
-    bodies = [*[body(n) for n in range(LOT + 10)], large, b"=" + PAD]
+    large = b"\0" + b"x" * LARGE_BODY
+    bodies = [*[body(n) for n in range(BATCH_SIZE + 10)], large, b"=" + PAD]
     found = queue.put_away("mail", *bodies)
     lines = [json.loads(line) for line in client.get("/export?format=jsonl&tube=mail").text.splitlines()]
     assert [line["id"] for line in lines] == found
@@ -312,17 +312,17 @@ def test_records_that_stand_out_of_order_or_twice_in_a_file(queue: DiskQueue, cl
 
 
 def test_what_is_read_at_once_is_bounded(queue: DiskQueue, client: FlaskClient) -> None:
-    found = queue.put_away("mail", *[bytes([48 + n]) * (LOT_BYTES // 2) for n in range(6)])
+    found = queue.put_away("mail", *[bytes([48 + n]) * (BATCH_BYTES // 2) for n in range(6)])
     lines = [json.loads(line) for line in client.get("/export?format=jsonl&tube=mail").text.splitlines()]
     assert [line["id"] for line in lines] == found
-    assert [line["size"] for line in lines] == [LOT_BYTES // 2] * 6
+    assert [line["size"] for line in lines] == [BATCH_BYTES // 2] * 6
 
 
 @pytest.mark.parametrize(
     ("change", "field"), [({"action": "move", "to": "moved"}, "tube"), ({"action": "pri", "pri": 5}, "pri")]
 )
 def test_change_of_many(queue: DiskQueue, program: Program, change: dict[str, Any], field: str) -> None:
-    found = queue.put_away("mail", *[body(n) for n in range(LOT + 20)])
+    found = queue.put_away("mail", *[body(n) for n in range(BATCH_SIZE + 20)])
     asked = {"q": '"\\"number\\": 1"', "dry_run": False, **change}
     task = program.do("POST", "/bulk", asked, status=202)
     with gevent.Timeout(PATIENCE):

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from greenstalk_server.web.jobs.body_format import PREVIEW, laid_out, look, row_preview
+from greenstalk_server.web.jobs.body_format import PREVIEW, describe_body, indent_json, row_preview
 
 BIG = 123456789012345678901234567890
 
@@ -52,17 +52,17 @@ def packed(body: bytes) -> bytes:
     ],
 )  # fmt: skip
 def test_body_is_told(body: bytes, kind: str, first: str) -> None:
-    found = look(body)
+    found = describe_body(body)
     assert (found.kind, found.panes[0].text) == (kind, first)
 
 
 def test_empty_body() -> None:
-    assert (look(b"").kind, look(b"").panes) == ("empty", ())
+    assert (describe_body(b"").kind, describe_body(b"").panes) == ("empty", ())
 
 
 def test_numbers_survive_as_they_are_written() -> None:
     source = f'{{"id":{BIG},"x":1.10,"y":1E400,"id":2,"long":{"9" * 5000}}}'
-    shown = look(source.encode())
+    shown = describe_body(source.encode())
     assert shown.kind == "JSON"
     for piece in (str(BIG), "1.10", "1E400", "9" * 5000):
         assert piece in shown.panes[0].text
@@ -73,12 +73,12 @@ def test_numbers_survive_as_they_are_written() -> None:
 @given(JSON_VALUES)
 def test_layout_changes_nothing_but_space(value: object) -> None:
     for source in (json.dumps(value), json.dumps(value, ensure_ascii=False, indent=7)):
-        assert json.loads(laid_out(source)) == value
+        assert json.loads(indent_json(source)) == value
 
 
 @given(st.binary(max_size=300))
 def test_anything_is_shown(body: bytes) -> None:
-    assert look(body).panes or not body
+    assert describe_body(body).panes or not body
     assert "\n" not in row_preview(body)
 
 
@@ -112,7 +112,7 @@ def test_anything_is_shown(body: bytes) -> None:
 def test_hostile_body_costs_little(body: bytes) -> None:
     began = time.process_time()
     tracemalloc.start()
-    shown = look(body)
+    shown = describe_body(body)
     row_preview(body)
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
@@ -122,11 +122,11 @@ def test_hostile_body_costs_little(body: bytes) -> None:
 
 
 def test_cut_says_so_and_cuts_no_character() -> None:
-    shown = look(b"x" + "☃".encode() * 30000)
+    shown = describe_body(b"x" + "☃".encode() * 30000)
     assert shown.kind == "text"
     assert set(shown.panes[0].text) == {"x", "☃"}
     assert shown.panes[0].note == "The first 65,536 bytes are shown; the download has all of it."
-    assert look(b"x" * PREVIEW).panes[0].note == ""
+    assert describe_body(b"x" * PREVIEW).panes[0].note == ""
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def look(client: FlaskClient, id: str) -> Page:
 
 
 def task(client: FlaskClient, id: str) -> Task:
-    return client.application.extensions["tasks"].find({"task": id})  # type: ignore[no-any-return]
+    return client.application.extensions["dashboard"].tasks.find({"task": id})  # type: ignore[no-any-return]
 
 
 @pytest.fixture(autouse=True)
@@ -310,9 +310,9 @@ def test_viewers_and_strangers_are_refused(queue: Queue, visit: Callable[..., Fl
 
 def test_both_ends_are_noted(queue: Queue, app: Flask, client: FlaskClient, ids: list[int]) -> None:
     id = preview(client, tube="mail", action="bury")
-    assert [entry.what for entry in app.extensions["audit"].entries] == []
+    assert [entry.what for entry in app.extensions["dashboard"].audit.entries] == []
     done = run(client, id, confirm="mail", force="1")
-    begun, ended = app.extensions["audit"].entries
+    begun, ended = app.extensions["dashboard"].audit.entries
     common = {"task": done.id, "action": "bury", "query": "tube:mail", "tube": "mail"}
     assert (begun.what, begun.details) == ("bulk/run", common | {"jobs": 3, "forced": 1})
     assert (ended.what, ended.details) == ("bulk/end", common | {"jobs": 3})
@@ -414,7 +414,9 @@ def test_cancel_keeps_what_was_done_and_waits_for_the_journal(queue: Queue, visi
     buried = len(queue.broker.tubes[b"mail"].buried)
     assert running.state == CANCELLED and 0 < running.done == buried < 20_000 and waits
     queue.broker.check()
-    noted = [(entry.what, entry.details.get("jobs")) for entry in client.application.extensions["audit"].entries]
+    noted = [
+        (entry.what, entry.details.get("jobs")) for entry in client.application.extensions["dashboard"].audit.entries
+    ]
     assert noted == [("bulk/run", 20_000), ("task/cancel", None), ("bulk/end", buried)]
 
 

@@ -18,7 +18,7 @@ from flask.testing import FlaskClient
 
 from greenstalk_server.core.job import SECOND
 from greenstalk_server.web.metrics.rings import SERIES, SPANS
-from greenstalk_server.web.pages.charts import OF_A_TUBE, TABLED, shown
+from greenstalk_server.web.pages.charts import TABLE_ROWS, TUBE_CHARTS, format_value
 from greenstalk_server.web.pages.sparkline import path
 from tests.daemon import PATIENCE, REPOSITORY, Daemon
 
@@ -36,7 +36,7 @@ def lived(hours: float = 0.1, tube: str = "mail") -> tuple[Queue, FlaskClient]:
     queue = Queue()
     app = queue.app()
     client = app.test_client()
-    work(queue, app.extensions["history"], hours, tube)
+    work(queue, app.extensions["dashboard"].history, hours, tube)
     return queue, client
 
 
@@ -90,7 +90,7 @@ def test_json_of_the_server() -> None:
 
 def test_json_of_a_tube_that_is_gone() -> None:
     queue, client = lived()
-    history = client.application.extensions["history"]
+    history = client.application.extensions["dashboard"].history
     queue.put("gone")
     queue.broker.clear(queue.broker.tubes[b"gone"], 1, 1, queue.broker.next_id, queue.now)
     assert b"gone" not in queue.broker.tubes
@@ -162,9 +162,9 @@ def test_table_has_the_last_points() -> None:
     _, client = lived(hours=0.5)
     html = client.get("/tube?tube=mail").text
     tables = re.findall(r'<table class="points">(.*?)</table>', html, re.DOTALL)
-    assert len(tables) == len(OF_A_TUBE)
+    assert len(tables) == len(TUBE_CHARTS)
     rows = re.findall(r"<tr>\s*<th scope=\"row\">(.*?)</tr>", tables[0], re.DOTALL)
-    assert len(rows) == TABLED
+    assert len(rows) == TABLE_ROWS
     assert re.findall(r">([^<>]*UTC)<", rows[0]) == ["08:30:00 UTC"]
     assert re.findall(r"<td>([^<]*)</td>", rows[0])[:2] == ["1.0", "0.50"]
 
@@ -194,7 +194,7 @@ def test_links_to_the_other_span_keep_the_rest() -> None:
     ],
 )
 def test_how_values_are_written(value: float, unit: str, text: str) -> None:
-    assert shown(value, unit) == text
+    assert format_value(value, unit) == text
 
 
 # In a browser

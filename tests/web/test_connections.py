@@ -17,7 +17,8 @@ from flask.testing import FlaskClient
 
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.job import READY, SECOND
-from greenstalk_server.web.pages.connections import CHUNK, JOBS_LISTED, LOOKED_AT, ROWS_AT_MOST, TUBES_LISTED
+from greenstalk_server.web.connection_queries import BATCH_SIZE, MAX_JOBS_LISTED, MAX_SCANNED_JOBS, MAX_TUBES_LISTED
+from greenstalk_server.web.pages.connections import MAX_ROWS
 from tests.daemon import PATIENCE, Daemon
 
 from .conftest import Queue
@@ -163,9 +164,9 @@ def test_nobody_is_connected(client: FlaskClient) -> None:
 
 
 def test_at_most_a_page_and_the_filter_finds_the_rest(queue: Queue, client: FlaskClient) -> None:
-    clients = [connect(queue) for _ in range(ROWS_AT_MOST + 20)]
+    clients = [connect(queue) for _ in range(MAX_ROWS + 20)]
     html = look(client)
-    assert numbers(html) == [one.number for one in clients[:ROWS_AT_MOST]]
+    assert numbers(html) == [one.number for one in clients[:MAX_ROWS]]
     assert "first 100 of 120 connections, by number" in text(html)
     assert numbers(look(client, q=clients[-1].address)) == [clients[-1].number]
 
@@ -190,7 +191,7 @@ def test_many_connections_let_others_run(queue: Queue, client: FlaskClient, shor
         with Turns() as turns:
             html = look(client, **query)
         assert "connections" in text(html)
-        assert turns.count >= 10_000 // CHUNK, query
+        assert turns.count >= 10_000 // BATCH_SIZE, query
 
 
 # One connection
@@ -210,13 +211,13 @@ def test_connection_tells_all(queue: Queue, client: FlaskClient) -> None:
 
 
 def test_lists_of_one_connection_are_bounded(queue: Queue, client: FlaskClient) -> None:
-    worker = connect(queue, watches=tuple(f"t{at}" for at in range(2 * TUBES_LISTED)))
-    reserve(queue, worker, LOOKED_AT + 1)
+    worker = connect(queue, watches=tuple(f"t{at}" for at in range(2 * MAX_TUBES_LISTED)))
+    reserve(queue, worker, MAX_SCANNED_JOBS + 1)
     html = look(client, "/connection", number=worker.number)
-    assert html.count('<td class="left"') == JOBS_LISTED
+    assert html.count('<td class="left"') == MAX_JOBS_LISTED
     assert "the first 100 of 5,001 jobs, the next to time out first, of the first 5,000 that it reserved" in text(html)
     assert "the first 500 of 1,001 tubes" in text(html)
-    assert html.count("<li>") == TUBES_LISTED
+    assert html.count("<li>") == MAX_TUBES_LISTED
 
 
 def test_connection_that_has_gone(queue: Queue, client: FlaskClient) -> None:
@@ -279,7 +280,7 @@ def test_close(queue: Queue) -> None:
     assert not other.is_closed
     assert [queue.broker.jobs[id].state for id in ids] == [READY] * 3
     queue.broker.check()
-    (entry,) = app.extensions["audit"].entries
+    (entry,) = app.extensions["dashboard"].audit.entries
     assert (entry.what, entry.details) == (
         "connection/close", {"number": worker.number, "address": worker.address, "jobs": 3}
     )  # fmt: skip

@@ -14,7 +14,7 @@ import pytest
 from flask.testing import FlaskClient
 
 from greenstalk_server.core.job import SECOND
-from greenstalk_server.web.pages.export import EXPORTS_AT_MOST, LARGE, encoded, harmless
+from greenstalk_server.web.pages.export import LARGE_BODY, MAX_EXPORTS, encode_body, escape_formulas
 
 from .conftest import Queue
 from .test_actions import refused
@@ -43,9 +43,9 @@ BODIES = (
     b"x\r\n ' -1",
     "x;\uff1d1".encode(),
     b"\xfb\xef\xbe\xff",  # base64 that begins with a plus
-    b"x" * LARGE,
-    b"y" * (LARGE + 1),
-    b"\xfb\xff\xfe" * LARGE,
+    b"x" * LARGE_BODY,
+    b"y" * (LARGE_BODY + 1),
+    b"\xfb\xff\xfe" * LARGE_BODY,
 )
 
 
@@ -80,7 +80,7 @@ def test_json_lines_have_each_body_whole(queue: Queue, client: FlaskClient) -> N
     found = rows(client, "jsonl", tube="mail")
     assert [body_of(row) for row in found] == list(BODIES)
     assert [row["size"] for row in found] == list(map(len, BODIES))
-    assert {row["encoding"] for row in found if row["size"] > LARGE} == {"base64"}
+    assert {row["encoding"] for row in found if row["size"] > LARGE_BODY} == {"base64"}
 
 
 def test_csv_has_each_body_but_for_an_apostrophe_before_what_looks_like_a_formula(
@@ -107,7 +107,7 @@ def test_csv_has_the_columns_in_its_head(queue: Queue, client: FlaskClient) -> N
     "text", ["=1", "+1", "-1", "@x", "\tx", "\rx", "\nx", "\uff1d1", "\uff0b1", "\uff0d1", "\uff20x"]
 )
 def test_formulas_are_disarmed(text: str) -> None:
-    assert harmless(text) == f"'{text}"
+    assert escape_formulas(text) == f"'{text}"
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_formulas_are_disarmed(text: str) -> None:
     ],
 )
 def test_formulas_behind_a_separator_are_disarmed(text: str, told: str) -> None:
-    assert harmless(text) == told
+    assert escape_formulas(text) == told
 
 
 @pytest.mark.parametrize("separator", [",", ";", "\t"])
@@ -145,14 +145,14 @@ def test_no_cell_is_a_formula_whatever_separates_cells(
 
 @pytest.mark.parametrize("cell", ["", "x=1", "1", " =1", "'=1", -5, 0, "{", "☃"])
 def test_what_is_no_formula_stays(cell: str | int) -> None:
-    assert harmless(cell) == cell
+    assert escape_formulas(cell) == cell
 
 
 @pytest.mark.parametrize(
     ("body", "encoding"), [(b"", "utf-8"), ("☃".encode(), "utf-8"), (b"a\0", "base64"), (b"\xed\xa0\x80", "base64")]
 )
 def test_encoding(body: bytes, encoding: str) -> None:
-    assert encoded(body)[0] == encoding
+    assert encode_body(body)[0] == encoding
 
 
 def test_export_has_all_that_match_not_only_a_page(queue: Queue, client: FlaskClient) -> None:
@@ -192,7 +192,7 @@ def test_what_makes_no_sense_is_refused(client: FlaskClient, query: str, said: s
 
 
 def test_hidden_bodies_are_left_out(queue: Queue, visit: Callable[..., FlaskClient]) -> None:
-    put(queue, "mail", b"hunter2", b"hunter2" * LARGE)
+    put(queue, "mail", b"hunter2", b"hunter2" * LARGE_BODY)
     client = visit(hides_bodies=True)
     for form in ("csv", "jsonl"):
         found = rows(client, form, tube="mail")
@@ -203,7 +203,7 @@ def test_hidden_bodies_are_left_out(queue: Queue, visit: Callable[..., FlaskClie
 def test_only_so_many_at_once_and_one_that_is_given_up_counts_no_more(queue: Queue, client: FlaskClient) -> None:
     queue.put("mail", count=5000)
     path = "/export?format=jsonl"
-    running = [client.get(path, buffered=False) for _ in range(EXPORTS_AT_MOST)]
+    running = [client.get(path, buffered=False) for _ in range(MAX_EXPORTS)]
     for response in running:
         next(iter(response.response))
     assert "exports are running" in refused(client.get(path), 503)

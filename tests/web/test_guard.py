@@ -15,12 +15,12 @@ import pytest
 from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
-from greenstalk_server.cluster.role import Role
+from greenstalk_server.cluster.status import ClusterStatus
 from greenstalk_server.runtime.clock import steady_clock
 from greenstalk_server.web.app import WebOptions, create_standby_app
 from greenstalk_server.web.assets import static_folder
 from greenstalk_server.web.auth.guard import SECURITY_HEADERS
-from greenstalk_server.web.pages.overview import Lookout
+from greenstalk_server.web.pages.overview import OverviewBuilder
 
 from ..daemon import PATIENCE, Daemon
 from .conftest import Queue
@@ -142,7 +142,7 @@ def test_invalid_host_name_is_accepted_with_a_password(visit: Callable[..., Flas
 
 
 def test_standby_refuses_an_invalid_host_name() -> None:
-    role = Role(False, "default", "here", "there", 7, 0.25)
+    role = ClusterStatus(False, "default", "here", "there", 7, 0.25)
     client = create_standby_app(lambda: role, "here", steady_clock(), WebOptions()).test_client()
     statuses = {"/": 421, "/metrics": 421, "/elsewhere": 421, "/healthz": 200, "/readyz": 503}
     for host, path in product(NO_NAMES, statuses):
@@ -352,7 +352,7 @@ def test_failing_view_shows_an_error_page_and_is_logged(
     def fail(*_: object) -> None:
         raise RuntimeError("the secret inside")
 
-    monkeypatch.setattr(Lookout, "look", fail)
+    monkeypatch.setattr(OverviewBuilder, "build", fail)
     for path in ("/", "/live?page=overview"):
         response = queue.app().test_client().get(path)
         assert response.status_code == 500

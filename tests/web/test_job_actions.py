@@ -548,7 +548,7 @@ AUDITED: dict[str, dict[str, Any]] = {
 def test_audit_tells_which_job(queue: Queue, jobs: Jobs, action: str) -> None:
     app, id = queue.app(), jobs["delayed"].id
     done(post(app.test_client(), f"/{action}", id=id, **AUDITED[action]), "/tube" if "delete" in action else "/job")
-    (entry,) = app.extensions["audit"].entries
+    (entry,) = app.extensions["dashboard"].audit.entries
     assert (entry.what, entry.details["tube"]) == (action, "mail")
     assert id in (entry.details["id"], entry.details.get("of"))
 
@@ -556,5 +556,5 @@ def test_audit_tells_which_job(queue: Queue, jobs: Jobs, action: str) -> None:
 def test_audit_tells_what_an_edit_changed(queue: Queue, jobs: Jobs) -> None:
     app, id = queue.app(), jobs["ready"].id
     edit(app.test_client(), id, pri="1", body="x")
-    (entry,) = app.extensions["audit"].entries
+    (entry,) = app.extensions["dashboard"].audit.entries
     assert (entry.what, entry.details) == ("job/edit", {"id": id, "tube": "mail", "changed": "pri, body"})

@@ -17,9 +17,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from greenstalk_server.core import job_history
 from greenstalk_server.core.broker import PARTED_AT_MOST
 from greenstalk_server.core.client import Client
+from greenstalk_server.core.counters import COUNTERS
 from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, SECOND, Job
 from greenstalk_server.core.journal import NullJournal
-from greenstalk_server.core.stats import COUNTERS
 from greenstalk_server.web.live.peer import Peer
 from greenstalk_server.web.operations import leases as module
 from greenstalk_server.web.operations.leases import (

@@ -149,7 +149,7 @@ class Dashboard:
 
     def __init__(self, queue: Queue, **options: Any) -> None:
         self.app = queue.app(**options)
-        self.hub: LiveHub = self.app.extensions["live"]
+        self.hub: LiveHub = self.app.extensions["dashboard"].live
         self.server = WSGIServer(("127.0.0.1", 0), self.app, log=None, error_log=None)
         self.server.start()
         self._at_exit = ExitStack()
@@ -270,7 +270,7 @@ def test_invalid_request_is_refused(client: FlaskClient, path: str) -> None:
 def test_head_request_opens_no_stream(queue: Queue, client: FlaskClient) -> None:
     response = client.head("/events?page=overview")
     assert (response.status_code, response.mimetype) == (200, "text/event-stream")
-    assert client.application.extensions["live"].stream_count == 0
+    assert client.application.extensions["dashboard"].live.stream_count == 0
 
 
 def test_streams_are_guarded(queue: Queue, serve: Callable[..., Dashboard]) -> None:

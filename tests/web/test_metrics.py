@@ -102,7 +102,7 @@ def worker(queue: Queue, tube: str) -> Client:
 
 def put(queue: Queue, client: Client, body: bytes = b"body", pri: int = 2000, ttr: int = 60) -> int:
     id = queue.broker.allocate_id()
-    assert queue.broker.put(client, id, pri, 0, ttr * SECOND, body, queue.now)
+    assert queue.broker.put(client, id, pri, 0, ttr * SECOND, body, queue.now) > 0
     return id
 
 
@@ -431,7 +431,7 @@ def test_events_during_a_scrape_do_not_tear_it(
 
 
 def test_history_and_metrics_both_see_dropped_tubes(queue: Queue) -> None:
-    history, client = queue.app().extensions["history"], worker(queue, "brief")
+    history, client = queue.app().extensions["dashboard"].history, worker(queue, "brief")
     put(queue, client)
     finish(queue, client)
     queue.broker.disconnect(client, queue.now)

@@ -12,17 +12,18 @@ from flask.testing import FlaskClient
 
 from greenstalk_server.core.broker import WAITING
 from greenstalk_server.core.job import BURIED, SECOND
-from greenstalk_server.core.stats import JournalStats, ServerStats
+from greenstalk_server.core.journal import JournalStats
+from greenstalk_server.protocol.stats import ServerStats
 from greenstalk_server.web.metrics.history import History
 from greenstalk_server.web.pages.onboarding import examples
 from greenstalk_server.web.pages.overview import (
     COLUMNS,
     COMMANDS,
     GROUPS,
-    TUBES_A_STEP,
-    TUBES_AT_MOST,
-    Lookout,
+    MAX_TUBES,
+    TUBE_BATCH,
     Order,
+    OverviewBuilder,
     journal_texts,
     memory_texts,
 )
@@ -92,7 +93,7 @@ def test_each_count_stands_in_its_column(queue: Queue, client: FlaskClient) -> N
 
 def test_rates_and_what_follows_from_them(queue: Queue) -> None:
     client = queue.app().test_client()
-    history: History = client.application.extensions["history"]
+    history: History = client.application.extensions["dashboard"].history
     worker = queue.connect()
     queue.broker.watch(worker, b"mail")
     queue.put("mail", count=100)
@@ -215,13 +216,13 @@ def test_memory_and_journal(queue: Queue, client: FlaskClient) -> None:
         is_on_disk=True, files=3, bytes_on_disk=20_971_520, bytes_recorded=8000, bytes_live=2000, synced_ago=61.9
     )
     assert journal_texts(stats, None) == {
-        "journal_state": "sound",
+        "journal_state": "ok",
         "journal_synced": "1\xa0min 1\xa0s ago",
         "journal_size": "21.0\xa0MB",
         "journal_live": "25% of 8.0\xa0kB",
         "journal_files": "3",
     }
-    assert journal_texts(stats, "on fire")["journal_state"] == "fails"
+    assert journal_texts(stats, "on fire")["journal_state"] == "failing"
     assert journal_texts(replace(stats, is_full=True, synced_ago=None), None)["journal_state"] == "disk full"
     assert memory_texts((61_234_567, 999)) == {"memory": "61.2\xa0MB", "memory_private": "999\xa0bytes"}
 
@@ -273,7 +274,7 @@ def test_first_page_of_many_tubes_is_by_name(queue: Queue, client: FlaskClient) 
     for number in reversed(range(250)):
         queue.put(f"x{number:03}")
     shown = page(client)
-    assert [row[0] for row in shown.tubes] == ["default"] + [f"x{number:03}" for number in range(TUBES_AT_MOST - 1)]
+    assert [row[0] for row in shown.tubes] == ["default"] + [f"x{number:03}" for number in range(MAX_TUBES - 1)]
     assert "first 100 of 251 tubes, by name" in shown.text
     assert "first 100 of 250 tubes that match, by name" in page(client, q="X").text
     found = page(client, q="x24")
@@ -287,25 +288,25 @@ def test_others_have_their_turns_while_ten_thousand_tubes_are_looked_at(
 ) -> None:
     for number in range(10_000):
         queue.put(f"x{number:05}")
-    lookout = Lookout(queue.broker, client.application.extensions["history"])
+    builder = OverviewBuilder(queue.broker, client.application.extensions["dashboard"].history)
     with Turns() as turns:
-        assert len(lookout.look(query, order, queue.now).tubes) == TUBES_AT_MOST
-    steps = math.ceil(10_001 / TUBES_A_STEP)
-    assert turns.count >= steps + TUBES_AT_MOST + steps  # they are ranked, the first are told, and all summed up
+        assert len(builder.build(query, order, queue.now).tubes) == MAX_TUBES
+    steps = math.ceil(10_001 / TUBE_BATCH)
+    assert turns.count >= steps + MAX_TUBES + steps  # they are ranked, the first are told, and all summed up
 
 
 def test_tube_that_goes_while_others_are_looked_at_is_left_out(queue: Queue, client: FlaskClient) -> None:
     ids = queue.put("a") + queue.put("b")
-    lookout = Lookout(queue.broker, client.application.extensions["history"])
-    first = lookout._first
+    builder = OverviewBuilder(queue.broker, client.application.extensions["dashboard"].history)
+    first = builder._first
 
     def first_and_then_one_goes(*args: Any) -> Any:
         found = first(*args)
         queue.broker.delete(None, ids[1], queue.now)
         return found
 
-    lookout._first = first_and_then_one_goes
-    assert [row[0] for row in lookout.look("", Order(), queue.now).tubes] == ["a", "default"]
+    builder._first = first_and_then_one_goes
+    assert [row[0] for row in builder.build("", Order(), queue.now).tubes] == ["a", "default"]
 
 
 def test_filter_without_a_match_offers_the_way_back(queue: Queue, client: FlaskClient) -> None:

@@ -17,7 +17,7 @@ from jinja2.runtime import Context
 from greenstalk_server.core.broker import SLICE
 from greenstalk_server.core.job import BURIED, SECOND
 from greenstalk_server.web import cooperative
-from greenstalk_server.web.jobs.job_list import DEEPEST, PAGE, SCAN_AT_MOST, list_jobs
+from greenstalk_server.web.jobs.job_list import MAX_LISTED, MAX_SCANNED, PAGE_SIZE, list_jobs
 
 from .conftest import Queue
 from .table import Page
@@ -85,15 +85,15 @@ def test_reserved_jobs_stand_by_their_deadline(queue: Queue, client: FlaskClient
 
 
 def test_pages_follow_one_another_though_jobs_leave(queue: Queue, client: FlaskClient) -> None:
-    put = queue.put("mail", count=2 * PAGE + 30)
+    put = queue.put("mail", count=2 * PAGE_SIZE + 30)
     shown = page(client, "/tube", tube="mail")
-    assert ids(shown) == put[:PAGE]
+    assert ids(shown) == put[:PAGE_SIZE]
     link = next_page(shown)
     assert link
-    for id in put[: PAGE + 5 : 2]:
+    for id in put[: PAGE_SIZE + 5 : 2]:
         queue.broker.delete(None, id, queue.now)
     shown = page(client, link)
-    assert ids(shown) == [id for id in put[PAGE:] if id in queue.broker.jobs][:PAGE]
+    assert ids(shown) == [id for id in put[PAGE_SIZE:] if id in queue.broker.jobs][:PAGE_SIZE]
     link = next_page(shown)
     assert link
     shown = page(client, link)
@@ -107,7 +107,7 @@ def test_pages_follow_one_another_though_jobs_leave(queue: Queue, client: FlaskC
 
 @pytest.mark.parametrize("state", ["ready", "delayed", "buried", "reserved"])
 def test_pages_end_at_the_deepest(queue: Queue, client: FlaskClient, state: str) -> None:
-    put = queue.put("mail", count=DEEPEST + 50, delay=9 if state == "delayed" else 0)
+    put = queue.put("mail", count=MAX_LISTED + 50, delay=9 if state == "delayed" else 0)
     worker = queue.connect()
     for id in put:
         if state == "buried":
@@ -120,13 +120,13 @@ def test_pages_end_at_the_deepest(queue: Queue, client: FlaskClient, state: str)
         shown = page(client, link)
         seen += ids(shown)
         link = next_page(shown)
-    assert seen == put[:DEEPEST]
+    assert seen == put[:MAX_LISTED]
     assert "No more than these are listed" in shown.text
 
 
 def test_reserved_jobs_are_looked_for_within_bounds(queue: Queue) -> None:
     worker = queue.connect()
-    for id in [*queue.put("other", count=SCAN_AT_MOST + 1), *queue.put("mail")]:
+    for id in [*queue.put("other", count=MAX_SCANNED + 1), *queue.put("mail")]:
         queue.broker.reserve_job(worker, id, queue.now)
     found = list_jobs(queue.broker, queue.broker.tubes[b"mail"], 2, None, queue.now, sees_bodies=True)
     assert found.rows == []

@@ -86,7 +86,7 @@ def test_client_is_locked_out_and_audited_instead_of_the_proxy(queue: Queue) -> 
     assert [visit(f"198.51.100.{at}, 192.0.2.7", "wrong") for at in range(10)] == [401] * 10
     assert visit("192.0.2.7", "right") == 429
     assert visit("192.0.2.8", "right") == 200
-    assert {entry.address for entry in app.extensions["audit"].entries} == {"192.0.2.7"}
+    assert {entry.address for entry in app.extensions["dashboard"].audit.entries} == {"192.0.2.7"}
 
 
 def test_change_through_a_proxy_that_forwards_the_host(queue: Queue) -> None:

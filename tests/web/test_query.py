@@ -10,10 +10,10 @@ from greenstalk_server.core.body_cache import held_body
 from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, SECOND, STATE_NAMES, Job
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.web.jobs.query import (
-    LONGEST,
-    LOOKED_THROUGH,
+    MAX_LENGTH,
+    MAX_SEARCHED,
+    MAX_TERMS,
     NAMES,
-    TERMS_AT_MOST,
     Numbers,
     Query,
     QueryError,
@@ -123,9 +123,9 @@ def test_bodies(query: str, body: bytes, is_match: bool) -> None:
 
 
 def test_bodies_are_looked_through_so_far() -> None:
-    assert matches("needle", body=b"x" * (LOOKED_THROUGH - 6) + b"needle")
-    assert not matches("needle", body=b"x" * (LOOKED_THROUGH - 5) + b"needle")
-    assert not matches("~needle", body=b"x" * (LOOKED_THROUGH - 5) + b"needle")
+    assert matches("needle", body=b"x" * (MAX_SEARCHED - 6) + b"needle")
+    assert not matches("needle", body=b"x" * (MAX_SEARCHED - 5) + b"needle")
+    assert not matches("~needle", body=b"x" * (MAX_SEARCHED - 5) + b"needle")
 
 
 def test_all_terms_must_hold_and_no_terms_match_all() -> None:
@@ -206,8 +206,8 @@ def test_canonical_text(given: str, canonical: str) -> None:
         ("tube:~mail", ["“tube:~mail”", "body: alone"]),
         ('x "open', ['“"open”', "not closed"]),
         ('a"b"', ["not closed, or stands in the middle"]),
-        ("x" * (LONGEST + 1), [str(LONGEST)]),
-        ("x " * (TERMS_AT_MOST + 1), [str(TERMS_AT_MOST)]),
+        ("x" * (MAX_LENGTH + 1), [str(MAX_LENGTH)]),
+        ("x " * (MAX_TERMS + 1), [str(MAX_TERMS)]),
         ("id:" + "9" * 21, ["must compare"]),
     ],
 )

@@ -12,10 +12,11 @@ from flask.testing import FlaskClient
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job import MAX_ID, SECOND
-from greenstalk_server.web.jobs.job_list import DEEPEST
+from greenstalk_server.web.jobs.job_list import MAX_LISTED
+from greenstalk_server.web.jobs.matching import SMALL_TUBE, candidate_ids
 from greenstalk_server.web.jobs.query import parse
 from greenstalk_server.web.pages import search
-from greenstalk_server.web.pages.search import FOUND_AT_MOST, PAGE, SMALL_TUBE, candidates
+from greenstalk_server.web.pages.search import MAX_MATCHES, PAGE_SIZE
 from tests.daemon import PATIENCE
 
 from .conftest import Queue
@@ -105,13 +106,13 @@ def test_shows_jobs_as_they_are_now_and_leaves_out_those_gone(queue: Queue, clie
 
 
 def test_counts_all_and_lists_the_first(queue: Queue, client: FlaskClient) -> None:
-    found = queue.put("mail", count=FOUND_AT_MOST + 50)
+    found = queue.put("mail", count=MAX_MATCHES + 50)
     page = find(client, "tube:mail")
-    assert "1,050 match" in page.text and ids(page) == found[:PAGE]
+    assert "1,050 match" in page.text and ids(page) == found[:PAGE_SIZE]
     args = task_id(page).removesuffix("0")
-    assert ids(Page(client.get(f"/search?{args}{PAGE}").text)) == found[PAGE : 2 * PAGE]
-    last = client.get(f"/search?{args}{FOUND_AT_MOST - PAGE}").text
-    assert ids(Page(last)) == found[FOUND_AT_MOST - PAGE : FOUND_AT_MOST] and f"from={FOUND_AT_MOST}" not in last
+    assert ids(Page(client.get(f"/search?{args}{PAGE_SIZE}").text)) == found[PAGE_SIZE : 2 * PAGE_SIZE]
+    last = client.get(f"/search?{args}{MAX_MATCHES - PAGE_SIZE}").text
+    assert ids(Page(last)) == found[MAX_MATCHES - PAGE_SIZE : MAX_MATCHES] and f"from={MAX_MATCHES}" not in last
 
 
 def test_the_same_query_joins_the_search_that_runs(queue: Queue, app: Flask, client: FlaskClient) -> None:
@@ -120,7 +121,7 @@ def test_the_same_query_joins_the_search_that_runs(queue: Queue, app: Flask, cli
     asked = [gevent.spawn(lambda q=q: pages.append(find(client, q))) for q in ("pri:7", "pri:7", " pri:7 ", "pri:8")]
     gevent.joinall(asked, raise_error=True)
     assert len({task_id(page) for page in pages}) == 2
-    while (running := app.extensions["tasks"].running(lambda _: True)) is not None:
+    while (running := app.extensions["dashboard"].tasks.running(lambda _: True)) is not None:
         running.wait(PATIENCE)
     assert task_id(find(client, "pri:7")) not in {task_id(page) for page in pages}  # it had ended: this one is new
 
@@ -179,7 +180,7 @@ def test_list_of_a_tube_is_filtered(queue: Queue, client: FlaskClient) -> None:
 
 
 def test_list_of_a_tube_is_looked_through_so_far_and_says_so(queue: Queue, client: FlaskClient) -> None:
-    queue.put("mail", count=DEEPEST + 200)
+    queue.put("mail", count=MAX_LISTED + 200)
     put(queue, "mail", b"needle", pri=9999)
     response = client.get("/tube?tube=mail&q=needle")
     page = Page(response.text)
@@ -210,7 +211,7 @@ def test_filtered_list_of_reserved_jobs(queue: Queue, client: FlaskClient) -> No
 
 
 def places(broker: Broker, q: str) -> list[int]:
-    total, ids = candidates(broker, parse(q))
+    total, ids = candidate_ids(broker, parse(q))
     found = list(ids)
     assert total == len(found)
     return found
@@ -248,9 +249,9 @@ def test_candidates_of_one_id_of_no_tube_and_of_a_large_tube(queue: Queue) -> No
 def test_candidates_begin_where_the_ids_do_that_can_match(queue: Queue) -> None:
     ids = queue.put("mail", count=SMALL_TUBE + 1)
     for query in (f"tube:mail id:>{ids[-3]}", f"id:{ids[-2]}..{MAX_ID}"):
-        total, found = candidates(queue.broker, parse(query))
+        total, found = candidate_ids(queue.broker, parse(query))
         assert list(found) == ids[-2:] and total >= 2
-    assert list(candidates(queue.broker, parse("id:>5"), above=ids[-2])[1]) == ids[-1:]
+    assert list(candidate_ids(queue.broker, parse("id:>5"), above=ids[-2])[1]) == ids[-1:]
 
 
 # At size
@@ -265,7 +266,7 @@ def test_search_of_many_jobs_holds_no_worker_up(
     for id in rare:
         queue.broker.bury_job(id, queue.now)
     page = find(client, "state:buried -body:x reserves:0")
-    task = app.extensions["tasks"].running(lambda _: True)
+    task = app.extensions["dashboard"].tasks.running(lambda _: True)
     with Turns(lambda: task.scanned) as turns:
         early = client.get(f"/live?page=search&{task_id(page)}").json
         until(lambda: not task.is_running)
@@ -282,10 +283,10 @@ def test_search_that_takes_long_shows_what_it_has_and_how_to_go_on(
     monkeypatch.setattr(search, "FIRST_WAIT", 0)
     found = queue.put("mail", count=60_000)
     args = task_id(find(client, "tube:mail"))
-    task = app.extensions["tasks"].running(lambda _: True)
-    until(lambda: task.matched >= PAGE)
+    task = app.extensions["dashboard"].tasks.running(lambda _: True)
+    until(lambda: task.matched >= PAGE_SIZE)
     page = Page(client.get(f"/search?{args}").text)
-    assert "running" in page.text and ids(page) == found[:PAGE] and "Go on" in page.text
+    assert "running" in page.text and ids(page) == found[:PAGE_SIZE] and "Go on" in page.text
     until(lambda: not task.is_running)
     page = Page(client.get(f"/search?{args}").text)
     assert "Go on" not in page.text
@@ -299,9 +300,9 @@ def test_cancelled_search_keeps_what_it_has_found(
     monkeypatch.setattr(search, "FIRST_WAIT", 0)
     found = queue.put("mail", count=60_000)
     args = task_id(find(client, "tube:mail"))
-    task = app.extensions["tasks"].running(lambda _: True)
-    until(lambda: task.matched >= PAGE)
+    task = app.extensions["dashboard"].tasks.running(lambda _: True)
+    until(lambda: task.matched >= PAGE_SIZE)
     id = args.partition("&")[0].removeprefix("task=")
     response = client.post("/task/cancel", data={"id": id}, headers={"Sec-Fetch-Site": "same-origin"})
     page = Page(client.get(response.headers["Location"]).text)
-    assert "cancelled" in page.text and ids(page) == found[:PAGE] and "scanned 60,000" not in page.text
+    assert "cancelled" in page.text and ids(page) == found[:PAGE_SIZE] and "scanned 60,000" not in page.text

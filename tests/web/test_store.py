@@ -271,7 +271,7 @@ def test_sample_is_saved_loaded_put_and_deleted(queue: Queue, client: FlaskClien
     assert "The template was deleted." in page
     assert put_form(page) == {"pri": "65536", "delay": "0", "ttr": "60", "name": "", "body": ""}
     assert "optgroup" not in page
-    noted = [(entry.what, entry.details) for entry in client.application.extensions["audit"].entries]
+    noted = [(entry.what, entry.details) for entry in client.application.extensions["dashboard"].audit.entries]
     assert noted == [
         ("sample/save", {"name": "A & B", "tube": "mail", "bytes": 9}),
         ("sample/delete", {"name": "A & B"}),
@@ -340,7 +340,7 @@ def test_failing_disk_is_reported_next_to_the_samples(
         assert "does not survive a restart now: dashboard.json cannot be written" in Page(
             client.get(response.headers["Location"]).text
         ).text.replace("\n", "")
-        client.application.extensions["audit"].flush()
+        client.application.extensions["dashboard"].audit.flush()
 
 
 # Reasons for pauses

@@ -39,7 +39,7 @@ def tasks(app: Flask) -> Iterator[Tasks]:
     """The tasks of a dashboard, in a request by an admin."""
     with app.test_request_context():
         g.visitor = ADMIN
-        yield app.extensions["tasks"]
+        yield app.extensions["dashboard"].tasks
 
 
 class BlockingWork:
@@ -120,7 +120,7 @@ def test_cancel_is_audited_once_with_the_title(app: Flask, tasks: Tasks, client:
     gevent.spawn(continue_once_cancelled, task, work)
     for _ in range(2):
         client.post("/task/cancel", data={"id": task.id}, headers=OURS)
-    noted = [entry for entry in app.extensions["audit"].entries if entry.what == "task/cancel"]
+    noted = [entry for entry in app.extensions["dashboard"].audit.entries if entry.what == "task/cancel"]
     assert [entry.details for entry in noted] == [{"task": task.id, "title": "Count to ten"}]
 
 
@@ -230,7 +230,7 @@ def test_tasks_that_need_bodies_are_hidden_with_the_bodies(queue: Queue, app: Fl
 
 
 def test_audit_entry_of_a_task_names_who_started_it(app: Flask, tasks: Tasks) -> None:
-    task = tasks.start("x", object(), lambda task: app.extensions["audit"].note("test/done"))
+    task = tasks.start("x", object(), lambda task: app.extensions["dashboard"].audit.note("test/done"))
     settle(task)
-    [entry] = app.extensions["audit"].entries
+    [entry] = app.extensions["dashboard"].audit.entries
     assert (entry.who, entry.address) == ("ann", "192.0.2.1")

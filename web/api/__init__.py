@@ -10,7 +10,7 @@ the
    fields are the parameters; `body` is a `RequestModel`, or a list or union of them, and optional if it has a default.
    The return type is a `ResponseModel`, None for status 204, or a Response for other content than JSON. The docstring
    is for users.
-3. Add the class in `install` below. The OpenAPI document and its page, parsing, error responses, and the checks of the
+3. Add the class in `init_app` below. The OpenAPI document and its page, parsing, error responses, and the checks of the
    guard follow from that.
 
 A method may switch greenlets, so it must look up tubes and jobs again after each call that may switch. To refuse a
@@ -68,6 +68,7 @@ class Parts:
     operations: Operations
     exports: Exports
     history: History
+    leases: LeaseManager
     live: LiveHub
     samples: SamplePages
     searches: Searches
@@ -75,20 +76,19 @@ class Parts:
     tasks: TaskManager
 
 
-def install(app: Flask, parts: Parts) -> None:
-    """Add the API to *app*. The caller must stop `extensions["leases"]` before the server, as leases end with it."""
+def init_app(app: Flask, parts: Parts) -> None:
+    """Add the API to *app*."""
     broker, clock, commit, operations = parts.broker, parts.clock, parts.commit, parts.operations
     tubes = Tubes(broker, clock, commit, operations, parts.history, parts.store)
     api = Api(broker, _security(parts.options))
     api.add(Jobs(broker, clock, commit, operations, parts.exports))
-    leases = app.extensions["leases"] = LeaseManager(broker, clock, commit)
-    api.add(Leases(leases, clock, commit))
+    api.add(Leases(parts.leases, clock, commit))
     api.add(tubes)
     api.add(Tasks(broker, clock, parts.tasks, parts.searches, parts.bulk))
     api.add(Connections(broker, clock, commit, operations))
     api.add(Samples(parts.store, parts.samples))
     api.add(Server(broker, clock, tubes, parts.history, parts.audit, parts.live))
-    api.install(app)
+    api.init_app(app)
 
 
 def _security(options: WebOptions) -> list[str]:

@@ -18,20 +18,20 @@ from greenstalk_server.web.api.durability import settle
 from greenstalk_server.web.api.framework.endpoint import endpoint
 from greenstalk_server.web.api.framework.problems import refuse
 from greenstalk_server.web.api.values import Count, Instant, JobId, Pri, RequestModel, ResponseModel, TubeName, instant
+from greenstalk_server.web.connection_queries import (
+    MAX_FILTER_LENGTH,
+    MAX_JOBS_LISTED,
+    MAX_SCANNED_JOBS,
+    MAX_TUBES_IN_ROW,
+    MAX_TUBES_LISTED,
+    SORTS,
+    find_client,
+    iter_batched,
+    matching_clients,
+    soonest_jobs,
+)
 from greenstalk_server.web.cooperative import Pace
 from greenstalk_server.web.operations.operations import Operations
-from greenstalk_server.web.pages.connections import (
-    JOBS_LISTED,
-    LONGEST_FILTER,
-    LOOKED_AT,
-    SORTS,
-    TUBES_IN_ROW,
-    TUBES_LISTED,
-    find_client,
-    matching,
-    paced,
-    soonest,
-)
 
 ConnectionNumber = Annotated[
     int, Meta(ge=1, description="The number of a connection.", extra_json_schema={"maximum": 2**32 - 1}, examples=[7])
@@ -63,8 +63,8 @@ class Connection(ResponseModel):
     watches: Annotated[
         list[TubeName],
         Meta(
-            description=f"Tubes that it reserves from: the first {TUBES_IN_ROW} in lists, {TUBES_LISTED} for a single"
-            " connection."
+            description=f"Tubes that it reserves from: the first {MAX_TUBES_IN_ROW} in lists,"
+            f" {MAX_TUBES_LISTED} for a single connection."
         ),
     ]
     watched: Annotated[Count, Meta(description="The number of tubes that it watches.")]
@@ -76,7 +76,7 @@ class Connection(ResponseModel):
 class ConnectionWithJobs(Connection):
     """A connection, and the jobs that it holds."""
 
-    jobs: Annotated[list[HeldJob], Meta(description=f"The first {JOBS_LISTED} to time out, in that order.")]
+    jobs: Annotated[list[HeldJob], Meta(description=f"The first {MAX_JOBS_LISTED} to time out, in that order.")]
 
 
 class ConnectionList(ResponseModel):
@@ -92,7 +92,7 @@ class ListConnections(RequestModel):
     q: Annotated[
         str,
         Meta(
-            max_length=LONGEST_FILTER,
+            max_length=MAX_FILTER_LENGTH,
             description="Only connections whose address, program or a tube's name contains this, or with this number.",
         ),
     ] = ""
@@ -131,14 +131,14 @@ class Connections:
         after = _after(query)
         keys = [
             (rank(client), client.number, client)
-            for client in paced(matching(self._broker, query.q.strip(), pace), pace)
+            for client in iter_batched(matching_clients(self._broker, query.q.strip(), pace), pace)
         ]
         first = nsmallest(query.limit + 1, [key for key in keys if after is None or key[:2] > after])
         connections = []
         for _, _, client in first[: query.limit]:
             if not client.is_closed:  # the loop has yielded since the listing
-                connections.append(_connection_model(client, TUBES_IN_ROW))
-            pace.rest()
+                connections.append(_connection_model(client, MAX_TUBES_IN_ROW))
+            pace.yield_if_due()
         is_cut = len(first) > query.limit
         following = dump(_Place(query.sort, *first[query.limit - 1][:2])) if is_cut else None
         return ConnectionList(connections=connections, next_cursor=following)
@@ -147,8 +147,8 @@ class Connections:
     def get_connection(self, number: ConnectionNumber) -> ConnectionWithJobs:
         """Get one connection, and the jobs that it holds."""
         client, now = self._find(number), self._clock()
-        connection = _connection_model(client, TUBES_LISTED)
-        jobs = [_held(job, now) for job in soonest(client, JOBS_LISTED, LOOKED_AT)]
+        connection = _connection_model(client, MAX_TUBES_LISTED)
+        jobs = [_held(job, now) for job in soonest_jobs(client, MAX_JOBS_LISTED, MAX_SCANNED_JOBS)]
         fields = {name: getattr(connection, name) for name in connection.__struct_fields__}
         return ConnectionWithJobs(**fields, jobs=jobs)
 

@@ -15,7 +15,7 @@ from greenstalk_server.core import job_history
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, SECOND
 from greenstalk_server.core.job import Job as CoreJob
-from greenstalk_server.core.stats import job_stats
+from greenstalk_server.protocol.stats import job_stats
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.api.cursors import DEFAULT_LIMIT, Cursor, Limit, NextCursor, dump, load
 from greenstalk_server.web.api.durability import settle
@@ -45,15 +45,15 @@ from greenstalk_server.web.api.values import (
 )
 from greenstalk_server.web.auth.access import visitor
 from greenstalk_server.web.cooperative import Pace
-from greenstalk_server.web.jobs.bodies import found, none, read
-from greenstalk_server.web.jobs.query import LONGEST, Query, QueryError
+from greenstalk_server.web.jobs.bodies import load_bodies, load_job_with_body, no_body
+from greenstalk_server.web.jobs.matching import read_query
+from greenstalk_server.web.jobs.query import MAX_LENGTH, Query, QueryError
 from greenstalk_server.web.operations.operations import Operations, Put
 from greenstalk_server.web.pages.actions import find_job
 from greenstalk_server.web.pages.details import events_of
 from greenstalk_server.web.pages.edit import Changes
 from greenstalk_server.web.pages.export import Exports, body_file
 from greenstalk_server.web.pages.samples import DEFAULT_PRI, DEFAULT_TTR
-from greenstalk_server.web.pages.search import asked
 
 MAX_JOBS_PER_PUT: Final = 1000
 """Jobs in one request to put."""
@@ -67,7 +67,7 @@ LIST_TIMEOUT: Final = 5.0
 Q = Annotated[
     str,
     Meta(
-        max_length=LONGEST,
+        max_length=MAX_LENGTH,
         description="A search, as on the search page: `age:>2h body:route -body:~test`. Jobs must match every term.",
         examples=["reserves:>3"],
     ),
@@ -282,7 +282,7 @@ class Jobs:
         pace, wanted = Pace(), list[Put]()
         for at, one in enumerate(body):
             wanted.append(self._put_of(one, f"[{at}].body"))
-            pace.rest()
+            pace.yield_if_due()
         ids = self._operations.put_all(wanted)
         settle(self._commit, ids)
         return [_put(id, one) for id, one in zip(ids, body, strict=True)]
@@ -368,12 +368,12 @@ class Jobs:
 
     def _find_with_body(self, id: int) -> tuple[CoreJob, bytes]:
         """Return the job *id* and its body. May switch."""
-        return found(self._broker, lambda: self._find(id))
+        return load_job_with_body(self._broker, lambda: self._find(id))
 
     def _job_with_events(self, job: CoreJob) -> JobWithEvents:
         """Return *job* as it is now. May switch, to read its body back from the disk."""
         row = job_model(job, self._clock())
-        body = read(self._broker, (job,)).get(job.id) if shows_body(job) else None
+        body = load_bodies(self._broker, (job,)).get(job.id) if shows_body(job) else None
         if body is not None:
             row.encoding, row.body = body_out(body)
         events = [
@@ -437,7 +437,7 @@ def parse_selector(selector: JobSelector) -> Query:
     if selector.state is not UNSET:
         fields["state"] = selector.state
     try:
-        return asked(fields)
+        return read_query(fields)
     except QueryError as error:
         refuse("q", f"cannot be read. {error}".rstrip("."))
 
@@ -449,7 +449,7 @@ def job_rows(limit: int, now: int, *, has_bodies: bool) -> Rows[Job]:
         shown = body if has_bodies and shows_body(job) else None
         return job_model(job, now, shown), 0 if shown is None else len(shown)
 
-    return Rows(limit, make_row, shows_body if has_bodies else none)
+    return Rows(limit, make_row, shows_body if has_bodies else no_body)
 
 
 def shows_body(job: CoreJob) -> bool:

@@ -154,7 +154,7 @@ class Leases:
         pace, jobs = Pace(), []
         for lease in leases:
             jobs.append(_leased(lease, self._clock()))
-            pace.rest()
+            pace.yield_if_due()
         return Reserved(jobs=jobs)
 
     @endpoint("POST", "/leases/show", errors=NO_LEASE)

@@ -22,10 +22,10 @@ from greenstalk_server.core.job import RESERVED, STATE_NAMES, Job
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.web.api.framework.problems import refuse
 from greenstalk_server.web.cooperative import Pace
-from greenstalk_server.web.jobs.bodies import each
-from greenstalk_server.web.jobs.job_list import DEEPEST, count, in_order, rank
+from greenstalk_server.web.jobs.bodies import iter_with_bodies
+from greenstalk_server.web.jobs.job_list import MAX_LISTED, count_jobs, jobs_in_order, sort_key
+from greenstalk_server.web.jobs.matching import JobMatcher, candidate_ids
 from greenstalk_server.web.jobs.query import Query
-from greenstalk_server.web.pages.search import Matches, candidates
 
 SCAN_TIME: Final = 0.5
 """Seconds that one page scans for jobs."""
@@ -78,7 +78,7 @@ class Rows(Generic[Row]):
 
     def rest(self) -> None:
         """Yield to the event loop if it is time. May switch."""
-        self._pace.rest()
+        self._pace.yield_if_due()
 
 
 def begin(query: Query) -> Place:
@@ -103,13 +103,13 @@ def fill(broker: Broker, query: Query, place: Place, now: int, rows: Rows[Row]) 
 def _in_order(broker: Broker, tube: Tube, query: Query, place: Place, rows: Rows[Row]) -> Place | None:
     """Fill *rows* in page order. May switch."""
     state = STATE_NAMES.index(query.state)
-    listed = [(rank(job, state), job) for job in islice(in_order(broker, tube, state), DEEPEST)]
-    is_all = len(listed) >= count(tube, state)
+    listed = [(sort_key(job, state), job) for job in islice(jobs_in_order(broker, tube, state), MAX_LISTED)]
+    is_all = len(listed) >= count_jobs(tube, state)
     if state == RESERVED and not is_all:  # a bounded scan need not have found the first jobs of the whole order
         return Place(of=place.of, above=0, beyond=place.beyond)
     beyond = place.beyond
     places = {job.id: (at, job) for at, job in listed if beyond is None or at > beyond}
-    for id, job, body in each(broker, places, rows.wants_body, rows.rest):
+    for id, job, body in iter_with_bodies(broker, places, rows.wants_body, rows.rest):
         if rows.is_full:
             return Place(of=place.of, above=None, beyond=beyond)
         beyond, was = places[id]
@@ -121,13 +121,13 @@ def _in_order(broker: Broker, tube: Tube, query: Query, place: Place, rows: Rows
 def _by_id(broker: Broker, query: Query, place: Place, now: int, rows: Rows[Row]) -> Place | None:
     """Fill *rows* by id, without the jobs that came in page order. May switch."""
     until, above, beyond = inf, place.above or 0, place.beyond
-    matches = Matches(broker, query, now, rows.rest, rows.wants_body)
-    for id, job, body in matches.among(candidates(broker, query, above)[1]):
+    matcher = JobMatcher(broker, query, now, rows.rest, rows.wants_body)
+    for id, job, body in matcher.match(candidate_ids(broker, query, above)[1]):
         if rows.is_full or time.monotonic() > until:
             return Place(of=place.of, above=above, beyond=beyond)
         if until == inf:  # start the clock at the first job, which may have waited for a slow disk
             until = time.monotonic() + SCAN_TIME
-        if job is not None and (beyond is None or rank(job, job.state) > beyond):
+        if job is not None and (beyond is None or sort_key(job, job.state) > beyond):
             rows.add(job, body)
         above = id
     return None

@@ -13,10 +13,10 @@ from greenstalk_server.web.api.values import Delay, Pri, RequestModel, ResponseM
 from greenstalk_server.web.auth.access import visitor
 from greenstalk_server.web.operations.store import LARGEST_SAMPLE, Store
 from greenstalk_server.web.operations.store import Sample as StoredSample
-from greenstalk_server.web.pages.samples import DEFAULT_PRI, DEFAULT_TTR, LONGEST_NAME
+from greenstalk_server.web.pages.samples import DEFAULT_PRI, DEFAULT_TTR, MAX_NAME_LENGTH
 from greenstalk_server.web.pages.samples import Samples as SamplePages
 
-Name = Annotated[str, Meta(min_length=1, max_length=LONGEST_NAME, description="Its name.", examples=["welcome"])]
+Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_LENGTH, description="Its name.", examples=["welcome"])]
 
 
 class Sample(ResponseModel):

@@ -9,20 +9,37 @@ from flask import Response
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from greenstalk_server.core.broker import Broker
-from greenstalk_server.core.stats import ServerStats, server_stats
+from greenstalk_server.protocol.stats import ServerStats, server_stats
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.api.cursors import DEFAULT_LIMIT, MAX_LIMIT, Cursor, Limit, NextCursor, dump, load
 from greenstalk_server.web.api.framework.endpoint import endpoint
 from greenstalk_server.web.api.tubes import ListTubes, RatesPerSecond, Series, Spanned, Tubes, rates_model
-from greenstalk_server.web.api.values import Count, Instant, RequestModel, ResponseModel, TubeName, instant, tube_of
+from greenstalk_server.web.api.values import (
+    Count,
+    Instant,
+    JobId,
+    RequestModel,
+    ResponseModel,
+    TubeName,
+    instant,
+    nanoseconds,
+    tube_of,
+)
 from greenstalk_server.web.fields import Fields
 from greenstalk_server.web.live.hub import LiveHub, State
 from greenstalk_server.web.metrics.history import History
 from greenstalk_server.web.metrics.rings import SPANS
 from greenstalk_server.web.operations.audit import Audit
-from greenstalk_server.web.pages.audit import LONGEST_FILTER, MAX_CURSOR, Filter, collect, refuse_others
-from greenstalk_server.web.pages.charts import figures
-from greenstalk_server.web.pages.overview import Lookout
+from greenstalk_server.web.pages.audit import (
+    END_OF_TIME,
+    MAX_CURSOR,
+    MAX_FILTER_LENGTH,
+    Filter,
+    find_entries,
+    require_audit_access,
+)
+from greenstalk_server.web.pages.charts import history_json
+from greenstalk_server.web.pages.overview import OverviewBuilder
 
 LIVE: Final = "api"
 """Name of the API's stream among the live pages."""
@@ -97,14 +114,29 @@ class AuditList(ResponseModel):
     trouble: Annotated[str, Meta(description="Why some entries are not on disk; empty if all are.")]
 
 
-Part = Annotated[str, Meta(max_length=LONGEST_FILTER, description="Only entries that contain this, in any case.")]
-
-
 class ListAudit(RequestModel):
-    """Selects entries, and a page of the list."""
+    """Selects entries as the dashboard's audit page does, and a page of the list."""
 
-    who: Part = ""
-    what: Part = ""
+    who: Annotated[
+        str, Meta(max_length=MAX_FILTER_LENGTH, description="Only entries with this text in the name, in any case.")
+    ] = ""
+    what: Annotated[
+        str,
+        Meta(
+            max_length=MAX_FILTER_LENGTH,
+            description="Only entries with this text in the action, or in the change that it makes, such as delete.",
+        ),
+    ] = ""
+    tube: Annotated[
+        str,
+        Meta(
+            max_length=MAX_FILTER_LENGTH,
+            description="Only entries with this text in the name of the tube, or of the tube that jobs were moved to.",
+        ),
+    ] = ""
+    id: Annotated[JobId | UnsetType, Meta(description="Only entries about this job, or about a copy of it.")] = UNSET
+    since: Annotated[Instant | UnsetType, Meta(description="Only entries at this time or later.")] = UNSET
+    until: Annotated[Instant | UnsetType, Meta(description="Only entries before this time.")] = UNSET
     cursor: Cursor | UnsetType = UNSET
     limit: Limit = DEFAULT_LIMIT
 
@@ -133,7 +165,7 @@ class Server:
         self._clock: Clock = clock
         self._tubes: Tubes = tubes
         self._history: History = history
-        self._lookout: Lookout = Lookout(broker, history)
+        self._builder: OverviewBuilder = OverviewBuilder(broker, history)
         self._audit: Audit = audit
         self._live: LiveHub = live
         live.register(LIVE, self.live_state)
@@ -146,7 +178,7 @@ class Server:
     @endpoint("GET", "/server/history")
     def get_server_history(self, query: Spanned) -> Series:
         """Get the recent history of all tubes together."""
-        return Series(**figures(self._history.columns(None, SPANS[query.span])))
+        return Series(**history_json(self._history.columns(None, SPANS[query.span])))
 
     @endpoint(
         "GET",
@@ -167,10 +199,17 @@ class Server:
     @endpoint("GET", "/audit", errors={403: "Only admins may read the audit log."})
     def list_audit(self, query: ListAudit) -> AuditList:
         """List the changes and the refused requests, newest first."""
-        refuse_others()
+        require_audit_access()
         before = load(query.cursor, _Place).before if query.cursor is not UNSET else 0
-        wanted = Filter(query.who.strip(), query.what.strip())
-        entries, following, _ = collect(self._audit, wanted, before, query.limit)
+        wanted = Filter(
+            who=query.who.strip(),
+            what=query.what.strip(),
+            tube=query.tube.strip(),
+            id=0 if query.id is UNSET else query.id,
+            since=0 if query.since is UNSET else nanoseconds(query.since),
+            until=END_OF_TIME if query.until is UNSET else nanoseconds(query.until),
+        )
+        entries, following, _ = find_entries(self._audit, wanted, before, query.limit)
         return AuditList(
             entries=[
                 AuditEntry(
@@ -215,7 +254,7 @@ class Server:
             ),
             memory=None if memory is None else Memory(bytes=memory[0], private=memory[1]),
             bodies=self._bodies(),
-            limited=self._broker.limited.counts(),
+            limited=self._broker.limit_counters.counts(),
         )
 
     def _bodies(self) -> Bodies | None:
@@ -229,5 +268,5 @@ class Server:
             bytes_in_memory=bodies.in_memory,
             on_disk=bodies.jobs - bodies.held,
             bytes_on_disk=bodies.on_disk,
-            is_full=not bodies.have_room(0),
+            is_full=not bodies.has_room(0),
         )

@@ -25,11 +25,11 @@ from greenstalk_server.web.api.values import (
     TubeName,
     instant,
 )
-from greenstalk_server.web.jobs.bodies import each
+from greenstalk_server.web.jobs.bodies import iter_with_bodies
 from greenstalk_server.web.operations.bulk import ACTIONS, MAX_TICKED, Bulk, Change, Plan, plan_of
 from greenstalk_server.web.operations.tasks import Task as CoreTask
 from greenstalk_server.web.operations.tasks import Tasks as TaskManager
-from greenstalk_server.web.pages.search import FIRST_WAIT, FOUND_AT_MOST, Search, Searches, search_of
+from greenstalk_server.web.pages.search import INITIAL_WAIT, MAX_MATCHES, Search, Searches, search_of
 
 TaskId = Annotated[str, Meta(description="The id of a task.", max_length=64, examples=["8f14e45fceea167a"])]
 
@@ -194,7 +194,7 @@ class Tasks:
         ids, now = search_of(found).ids, self._clock()
         rows = job_rows(query.limit, now, has_bodies=query.bodies)
         at = _at(query, found)
-        for _, job, body in each(self._broker, ids[at:], rows.wants_body, rows.rest):
+        for _, job, body in iter_with_bodies(self._broker, ids[at:], rows.wants_body, rows.rest):
             if rows.is_full:
                 break
             at += 1
@@ -207,7 +207,7 @@ class Tasks:
 
     def _started(self, task: CoreTask) -> Task:
         set_location("get_task", task=task.id)
-        task.wait(FIRST_WAIT)
+        task.wait(INITIAL_WAIT)
         return _task_model(task)
 
     def _plan(self, body: BulkChange) -> Plan:
@@ -235,7 +235,7 @@ def _at(query: Found, task: CoreTask) -> int:
     if query.cursor is UNSET:
         return 0
     place = load(query.cursor, _Place)
-    if place.task != task.id or not 0 <= place.at <= FOUND_AT_MOST:
+    if place.task != task.id or not 0 <= place.at <= MAX_MATCHES:
         refuse("cursor", "is of another list")
     return place.at
 

@@ -11,8 +11,8 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job import BURIED, DELAYED, READY
-from greenstalk_server.core.stats import tube_stats
 from greenstalk_server.core.tube import Tube as CoreTube
+from greenstalk_server.protocol.stats import tube_stats
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.api.cursors import DEFAULT_LIMIT, Cursor, Limit, NextCursor, dump, load
 from greenstalk_server.web.api.durability import settle
@@ -21,13 +21,13 @@ from greenstalk_server.web.api.framework.problems import refuse
 from greenstalk_server.web.api.values import Count, OfTube, RequestModel, ResponseModel, TubeName, tube_of
 from greenstalk_server.web.cooperative import Pace
 from greenstalk_server.web.fields import MAX_NUMBER
-from greenstalk_server.web.jobs.job_list import count
+from greenstalk_server.web.jobs.job_list import count_jobs
 from greenstalk_server.web.metrics.history import History, Rates
 from greenstalk_server.web.metrics.rings import SPANS
 from greenstalk_server.web.operations.operations import LONGEST_REASON, Operations
 from greenstalk_server.web.operations.store import Store
-from greenstalk_server.web.pages.charts import figures
-from greenstalk_server.web.pages.overview import BY_NAME, LONGEST_FILTER, SORTS, TUBES_A_STEP, Seen
+from greenstalk_server.web.pages.charts import history_json
+from greenstalk_server.web.pages.overview import BY_NAME, MAX_FILTER_LENGTH, SORTS, TUBE_BATCH, TubeView
 
 Sort = Literal[
     "name", "attention", "ready", "urgent", "reserved", "delayed", "buried", "waiting", "put-rate", "reserve-rate",
@@ -97,7 +97,8 @@ class ListTubes(RequestModel):
     """Selects tubes, and a page of the list."""
 
     q: Annotated[
-        str, Meta(max_length=LONGEST_FILTER, description="Only tubes whose names contain this, in upper or lower case.")
+        str,
+        Meta(max_length=MAX_FILTER_LENGTH, description="Only tubes whose names contain this, in upper or lower case."),
     ] = ""
     sort: Annotated[Sort, Meta(description="The figure to sort by. Tubes without a value come last.")] = "name"
     desc: Annotated[bool, Meta(description="Largest first.")] = False
@@ -217,7 +218,7 @@ class Tubes:
             tube = self._broker.tubes.get(name.encode())
             if tube is not None:  # the loop has yielded since `_first`
                 tubes.append(self.tube_model(tube, now))
-            pace.rest()
+            pace.yield_if_due()
         following = dump(_Place(_order(query), *first[query.limit - 1])) if len(first) > query.limit else None
         return TubeList(tubes=tubes, next_cursor=following)
 
@@ -235,7 +236,7 @@ class Tubes:
         name = query.tube.encode()
         if not self._history.has(name):
             tube_of(self._broker, query.tube)
-        return Series(**figures(self._history.columns(name, SPANS[query.span])))
+        return Series(**history_json(self._history.columns(name, SPANS[query.span])))
 
     @endpoint("POST", "/tube/pause", errors=NO_TUBE)
     def pause_tube(self, query: OfTube, body: Pause) -> Tube:
@@ -258,9 +259,9 @@ class Tubes:
     def kick_tube(self, query: OfTube, body: Kick = DEFAULT_KICK) -> Outcome:
         """Kick buried or delayed jobs of a tube, so that they become ready."""
         tube, state = tube_of(self._broker, query.tube), STATES[body.state]
-        kicked = self._operations.kick(tube, state, count(tube, state) if body.count is None else body.count)
+        kicked = self._operations.kick(tube, state, count_jobs(tube, state) if body.count is None else body.count)
         settle(self._commit)
-        return Outcome(tube=query.tube, state=body.state, jobs=kicked, left=count(tube, state))
+        return Outcome(tube=query.tube, state=body.state, jobs=kicked, left=count_jobs(tube, state))
 
     @endpoint("POST", "/tube/clear", errors=NO_TUBE)
     def clear_tube(self, query: OfTube, body: Clear) -> Outcome:
@@ -271,7 +272,7 @@ class Tubes:
         tube, state = tube_of(self._broker, query.tube), STATES[body.state]
         cleared = self._operations.clear(tube, state)
         settle(self._commit)
-        return Outcome(tube=query.tube, state=body.state, jobs=cleared, left=count(tube, state))
+        return Outcome(tube=query.tube, state=body.state, jobs=cleared, left=count_jobs(tube, state))
 
     def _settled(self, tube: CoreTube) -> Tube:
         response = self.tube_model(tube, self._clock())
@@ -289,25 +290,25 @@ class Tubes:
             if after is not None:
                 keys = [key for key in keys if (key < after if is_reversed else key > after)]
             best = pick(query.limit + 1, [*best, *keys])
-            pace.rest()
+            pace.yield_if_due()
         return best
 
     def _matching(self, part: str) -> Iterator[list[CoreTube]]:
         """Yield the tubes whose names contain *part*, in slices."""
         wanted, tubes = part.lower().encode(), list(self._broker.tubes.values())
-        for begin in range(0, len(tubes), TUBES_A_STEP):
-            yield [tube for tube in tubes[begin : begin + TUBES_A_STEP] if wanted in tube.name.lower()]
+        for begin in range(0, len(tubes), TUBE_BATCH):
+            yield [tube for tube in tubes[begin : begin + TUBE_BATCH] if wanted in tube.name.lower()]
 
     def _key(self, tube: CoreTube, query: ListTubes, now: int) -> _Key:
         rank = SORTS[query.sort].rank if query.sort != BY_NAME else None
-        value = rank(Seen(tube, self._history, now)) if rank is not None else 0
+        value = rank(TubeView(tube, self._history, now)) if rank is not None else 0
         if value is None:
             return True, 0, tube.name.decode()
         return False, _finite(-value if query.desc else value), tube.name.decode()
 
     def tube_model(self, tube: CoreTube, now: int) -> Tube:
-        """Return *tube* and its figures."""
-        stats, seen = tube_stats(tube, now), Seen(tube, self._history, now)
+        """Return *tube* and its history_json."""
+        stats, seen = tube_stats(tube, now), TubeView(tube, self._history, now)
         return Tube(
             name=stats.name,
             ready=stats.current_jobs_ready,

@@ -15,7 +15,7 @@ from greenstalk_server.web import text
 from greenstalk_server.web.api.framework.problems import refuse
 from greenstalk_server.web.fields import MAX_NUMBER, MAX_PUT
 from greenstalk_server.web.pages.actions import find_tube
-from greenstalk_server.web.pages.export import encoded
+from greenstalk_server.web.pages.export import encode_body
 
 
 class RequestModel(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -58,6 +58,8 @@ Force = Annotated[
     bool, Meta(description="Also act on a job that a client holds, although its worker may be busy with it.")
 ]
 
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
 MAX_JSON_BODY: Final = MAX_PUT
 """Bytes of the largest job body inside JSON. Larger bodies are available at `/jobs/{id}/body` only."""
 
@@ -98,8 +100,8 @@ def body_in(body: str, encoding: Encoding, limit: int, field: str = "body") -> b
 
 
 def body_out(body: bytes) -> tuple[Encoding, str]:
-    """Return the encoding of *body* in JSON, and the encoded text."""
-    encoding, shown = encoded(body)
+    """Return the encoding of *body* in JSON, and the encode_body text."""
+    encoding, shown = encode_body(body)
     return ("utf-8" if encoding == "utf-8" else "base64"), shown
 
 
@@ -107,3 +109,8 @@ def instant(nanoseconds: int) -> datetime:
     """Return the time *nanoseconds* after the Unix epoch, to the microsecond."""
     seconds, rest = divmod(nanoseconds, SECOND)
     return datetime.fromtimestamp(seconds, UTC) + timedelta(microseconds=rest // 1000)
+
+
+def nanoseconds(at: datetime) -> int:
+    """Return *at* in nanoseconds since the Unix epoch."""
+    return (at - EPOCH) // timedelta(microseconds=1) * 1000

@@ -114,7 +114,7 @@ class Guard:
         self._api_tokens: Logins = Logins(clock)  # separate for the same reason
         self._audit: Audit = audit
 
-    def install(self, app: Flask) -> None:
+    def init_app(self, app: Flask) -> None:
         """Check each request of *app*, and add the headers to each response."""
         app.before_request(self.check)
         app.after_request(add_headers)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from greenstalk_server.core.job import SECOND
-from greenstalk_server.core.limits import counted_as
+from greenstalk_server.net.admission import quota_key
 from greenstalk_server.runtime.clock import Clock
 
 FAILURES: Final = 10
@@ -37,13 +37,13 @@ class Logins:
 
     def seconds_locked(self, address: str) -> int:
         """Return for how many seconds *address* is still locked out, rounded up; 0 if it is not."""
-        failures = self._failures.get(counted_as(address))
+        failures = self._failures.get(quota_key(address))
         left = failures.locked_until - self._clock() if failures is not None else 0
         return -(-left // SECOND) if left > 0 else 0
 
     def fail(self, address: str) -> bool:
         """Record a failed login from *address*; return whether it locks the address out."""
-        key, now = counted_as(address), self._clock()
+        key, now = quota_key(address), self._clock()
         failures = self._failures.setdefault(key, _Failures())
         self._failures.move_to_end(key)
         if len(self._failures) > MAX_ADDRESSES:

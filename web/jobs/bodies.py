@@ -20,21 +20,21 @@ from greenstalk_server.core.job import Job
 ON_DISK: Final = "(on disk)"
 """What stands in a list where a body would begin that is not in memory."""
 
-LOT: Final = 256
-LOT_BYTES: Final = 2**20
+BATCH_SIZE: Final = 256
+BATCH_BYTES: Final = 2**20
 """Bodies, and bytes of them, that are read back in one go; the last one may pass that."""
 
-LOOKED_AHEAD: Final = 4096
+MAX_LOOKAHEAD: Final = 4096
 """Jobs among which those of a lot are looked for."""
 
-TRIES: Final = 3
+MAX_TRIES: Final = 3
 """How often a job may be changed while its body is read back."""
 
-Seen = tuple[int, Job | None, bytes | None]
+JobWithBody = tuple[int, Job | None, bytes | None]
 """An id; the job as it is now, or None if it is gone; and its body if it was wanted, None if that is lost."""
 
 
-class Lost(InternalServerError):
+class BodyLost(InternalServerError):
     """The body of a job cannot be read back."""
 
     def __init__(self, job: Job) -> None:
@@ -44,12 +44,12 @@ class Lost(InternalServerError):
         )
 
 
-def none(job: Job) -> bool:
+def no_body(job: Job) -> bool:
     """Stand in for a choice of bodies where none is wanted."""
     return False
 
 
-def read(broker: Broker, jobs: Iterable[Job]) -> dict[int, bytes]:
+def load_bodies(broker: Broker, jobs: Iterable[Job]) -> dict[int, bytes]:
     """The bodies of *jobs* by id, without those that are lost. May switch, if one is on disk alone."""
     jobs = list(jobs)
     if broker.bodies is None or all(job.body is not None for job in jobs):
@@ -57,30 +57,30 @@ def read(broker: Broker, jobs: Iterable[Job]) -> dict[int, bytes]:
     return broker.bodies.look(jobs)
 
 
-def read_one(broker: Broker, job: Job) -> bytes:
+def load_body(broker: Broker, job: Job) -> bytes:
     """The body of *job* as it was given; raise Lost. May switch."""
-    body = read(broker, (job,)).get(job.id)
+    body = load_bodies(broker, (job,)).get(job.id)
     if body is None:
-        raise Lost(job)
+        raise BodyLost(job)
     return body
 
 
-def found(broker: Broker, find: Callable[[], Job]) -> tuple[Job, bytes]:
+def load_job_with_body(broker: Broker, find: Callable[[], Job]) -> tuple[Job, bytes]:
     """The job that *find* returns, as it is now, and its body. May switch.
 
     Raise what *find* does, Lost, or Conflict if the job is changed all the time.
     """
-    for _ in range(TRIES):
+    for _ in range(MAX_TRIES):
         job = find()
-        body = read_one(broker, job)
+        body = load_body(broker, job)
         if broker.jobs.get(job.id) is job:
             return job, body
     raise Conflict(f"Job {job.id} was changed again and again while its body was read from the disk. Try again.")
 
 
-def each(
+def iter_with_bodies(
     broker: Broker, ids: Iterable[int], is_wanted: Callable[[Job], bool], rest: Callable[[], None]
-) -> Iterator[Seen]:
+) -> Iterator[JobWithBody]:
     """Each of *ids*, with its job, and the body too of those that are wanted. Switches, and calls *rest* between.
 
     Whoever goes through it may switch as well: each job is looked up when its turn has come.
@@ -93,7 +93,7 @@ def each(
             rest()
         else:
             lot, wanted = _lot(broker, chain((id,), remaining), is_wanted, rest)
-            bodies = read(broker, wanted.values())
+            bodies = load_bodies(broker, wanted.values())
             for id in lot:  # noqa: PLW2901  goes on where the lot began
                 job = jobs.get(id)
                 if job is None or job.body is not None or not is_wanted(job):
@@ -116,9 +116,9 @@ def _lot(
         if job is not None and job.body is None and is_wanted(job):
             wanted[id] = job
             size += job.size
-            if len(wanted) == LOT or size >= LOT_BYTES:
+            if len(wanted) == BATCH_SIZE or size >= BATCH_BYTES:
                 break
-        if len(lot) == LOOKED_AHEAD:
+        if len(lot) == MAX_LOOKAHEAD:
             break
         rest()
     return lot, wanted
@@ -127,10 +127,10 @@ def _lot(
 def _again(broker: Broker, id: int) -> tuple[Job | None, bytes | None]:
     """The job *id* as it is after its body was read back, and that. Switches."""
     job = broker.jobs.get(id)
-    for _ in range(TRIES):
+    for _ in range(MAX_TRIES):
         if job is None:
             return None, None
-        body = read(broker, (job,)).get(id)
+        body = load_bodies(broker, (job,)).get(id)
         read_of, job = job, broker.jobs.get(id)
         if job is read_of:
             return job, body

@@ -27,13 +27,13 @@ PREVIEW_PACKED: Final = 4096
 ROW_PREVIEW: Final = 120
 """Bytes of a body in a list."""
 
-LAYOUT_AT_MOST: Final = 8000
+MAX_JSON_TOKENS: Final = 8000
 """Values of a JSON text that are laid out, in about 4 ms; with more of them it is shown as it came."""
 
-INDENT_AT_MOST: Final = 16
+MAX_INDENT: Final = 16
 """Levels that are indented; what is deeper stands no further right. A body of brackets would fill memory else."""
 
-UNPACK_AT_MOST: Final = 3
+MAX_UNPACKED: Final = 3
 """Wrappings looked through, as JSON in gzip in base64."""
 
 GZIP: Final = b"\x1f\x8b\x08"
@@ -59,25 +59,25 @@ class Pane:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class BodyView:
     """A body as it is shown: *kind* for people, such as `gzip, holding JSON`; the best pane comes first."""
 
     kind: str
     panes: tuple[Pane, ...]
 
 
-def look(body: bytes) -> Look:
+def describe_body(body: bytes) -> BodyView:
     """Tell what *body* is."""
     if not body:
-        return Look("empty", ())
-    kinds, panes = _look(body, UNPACK_AT_MOST)
-    return Look(", holding ".join(kinds), tuple(map(_noted, panes)))
+        return BodyView("empty", ())
+    kinds, panes = _look(body, MAX_UNPACKED)
+    return BodyView(", holding ".join(kinds), tuple(map(_noted, panes)))
 
 
 def row_preview(body: bytes) -> str:
     """Return the beginning of *body* on one line."""
     part = body[:ROW_PREVIEW]
-    found = decoded(part, is_cut=len(part) < len(body))
+    found = decode_text(part, is_cut=len(part) < len(body))
     if found is None:
         return f"0x{part[:24].hex(' ')}{' …' if len(body) > 24 else ''}"
     return text.spelled(" ".join(found.split())) + ("…" if len(part) < len(body) else "")
@@ -96,21 +96,21 @@ def _look(body: bytes, wrappings: int) -> tuple[list[str], list[Pane]]:
     if unpacked is not None:
         kind, inner = unpacked
         kinds, panes = _look(inner, wrappings - 1)
-        found = decoded(body[:PREVIEW_PACKED], is_cut=True)
+        found = decode_text(body[:PREVIEW_PACKED], is_cut=True)
         as_it_came = found if found is not None else _hex(body[:PREVIEW_PACKED])
         is_packed_cut = len(body) > PREVIEW_PACKED
         note = f"The first {text.size(PREVIEW_PACKED)} are shown." if is_packed_cut else ""
         return [kind, *kinds], [*panes, Pane("Raw", as_it_came, note)]
-    found = decoded(part, is_cut)
+    found = decode_text(part, is_cut)
     if found is None:
         return ["binary"], [Pane("Hexadecimal", _hex(part), note)]
     if not found.lstrip().startswith(("{", "[")) or is_cut:
         return ["text"], [Pane("Text", found, note)]
-    if sum([found.count(mark) for mark in ",:[{"]) > LAYOUT_AT_MOST:
+    if sum([found.count(mark) for mark in ",:[{"]) > MAX_JSON_TOKENS:
         return ["text"], [Pane("Text", found, "It looks like JSON, with too many values to be laid out.")]
     if not _is_json(found):
         return ["text"], [Pane("Text", found)]
-    return ["JSON"], [Pane("JSON", laid_out(found)), Pane("Raw", found)]
+    return ["JSON"], [Pane("JSON", indent_json(found)), Pane("Raw", found)]
 
 
 def _unpacked(body: bytes) -> tuple[str, bytes] | None:
@@ -125,7 +125,7 @@ def _unpacked(body: bytes) -> tuple[str, bytes] | None:
     except binascii.Error:
         return None
     # Many a word is base64 as well. So it counts only if it holds what people pack, or nothing else looks like it.
-    if _inflated(inner) or decoded(inner, is_cut=False) is not None or (b"=" in body and len(body) >= 64):
+    if _inflated(inner) or decode_text(inner, is_cut=False) is not None or (b"=" in body and len(body) >= 64):
         return "base64", inner
     return None
 
@@ -146,7 +146,7 @@ def _is_zlib(body: bytes) -> bool:
     return len(body) > 2 and body[0] == ZLIB_FIRST and int.from_bytes(body[:2]) % 31 == 0
 
 
-def decoded(part: bytes, is_cut: bool) -> str | None:
+def decode_text(part: bytes, is_cut: bool) -> str | None:
     """Return *part* as UTF-8 text that a page can show, or None. If it *is_cut*, its last character may be too."""
     if len(part.translate(None, _CONTROL)) < len(part):
         return None
@@ -164,7 +164,7 @@ def _is_json(source: str) -> bool:
     return True
 
 
-def laid_out(source: str) -> str:
+def indent_json(source: str) -> str:
     """Return the JSON text *source*, each value on a line of its own. Its tokens stay as they are, so numbers do."""
     out: list[str] = []
     depth = 0
@@ -187,7 +187,7 @@ def laid_out(source: str) -> str:
 
 
 def _line(depth: int) -> str:
-    return "\n" + "  " * min(depth, INDENT_AT_MOST)
+    return "\n" + "  " * min(depth, MAX_INDENT)
 
 
 def _hex(part: bytes) -> str:

@@ -15,20 +15,20 @@ from typing import Final
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, STATE_NAMES, Job
-from greenstalk_server.core.stats import JobStats, job_stats
 from greenstalk_server.core.tube import Tube
+from greenstalk_server.protocol.stats import JobStats, job_stats
 from greenstalk_server.web import text
 from greenstalk_server.web.cooperative import Pace
 from greenstalk_server.web.jobs.bodies import ON_DISK
 from greenstalk_server.web.jobs.body_format import row_preview
 
-PAGE: Final = 100
+PAGE_SIZE: Final = 100
 """Jobs on a page, about 4 ms."""
 
-DEEPEST: Final = 1000
+MAX_LISTED: Final = 1000
 """Jobs that are listed of one state, on all pages together."""
 
-SCAN_AT_MOST: Final = 20_000
+MAX_SCANNED: Final = 20_000
 """Clients and jobs that they hold looked at for the reserved jobs of a tube, about 2 ms."""
 
 
@@ -101,7 +101,7 @@ def job_columns(state: int, sees_bodies: bool) -> tuple[JobColumn, ...]:
     return tuple(column for column in JOB_COLUMNS[state] if sees_bodies or column is not _BODY)
 
 
-def in_order(broker: Broker, tube: Tube, state: int) -> Iterable[Job]:
+def jobs_in_order(broker: Broker, tube: Tube, state: int) -> Iterable[Job]:
     """The tube's jobs in *state*, lazily, in the order of a list: all of them, or of reserved ones the first."""
     return _reserved(broker, tube) if state == RESERVED else tube.walk(state)
 
@@ -122,7 +122,7 @@ def job_rows(jobs: Iterable[Job], columns: Iterable[JobColumn], now: int) -> lis
     pace, rows = Pace(), []
     for job in jobs:
         rows.append(job_row(job, columns, now))
-        pace.rest()
+        pace.yield_if_due()
     return rows
 
 
@@ -130,33 +130,33 @@ def list_jobs(
     broker: Broker, tube: Tube, state: int, after: tuple[int, int] | None, now: int, sees_bodies: bool
 ) -> JobList:
     """Return the page of the tube's jobs in *state* that begins after the rank and id *after*. May switch."""
-    present = count(tube, state)
-    listed = list(islice(in_order(broker, tube, state), PAGE + 1 if after is None else DEEPEST + 1))
+    present = count_jobs(tube, state)
+    listed = list(islice(jobs_in_order(broker, tube, state), PAGE_SIZE + 1 if after is None else MAX_LISTED + 1))
     begin = 0
     if after is not None:
-        begin = next((at for at, job in enumerate(listed) if rank(job, state) > after), len(listed))
-    page = listed[begin : min(begin + PAGE, DEEPEST)]
+        begin = next((at for at, job in enumerate(listed) if sort_key(job, state) > after), len(listed))
+    page = listed[begin : min(begin + PAGE_SIZE, MAX_LISTED)]
     end = begin + len(page)
     columns = job_columns(state, sees_bodies)
-    is_last = end >= min(len(listed), DEEPEST)
+    is_last = end >= min(len(listed), MAX_LISTED)
     return JobList(
         state=STATE_NAMES[state],
         rows=job_rows(page, columns, now),
         summary=_summary(begin, end, present, state) if page else "",
-        following="" if is_last or not page else "{}-{}".format(*rank(page[-1], state)),
+        following="" if is_last or not page else "{}-{}".format(*sort_key(page[-1], state)),
         is_first=after is None,
         is_deepest=is_last and present > end > 0,
     )
 
 
-def count(tube: Tube, state: int) -> int:
+def count_jobs(tube: Tube, state: int) -> int:
     """How many jobs of *tube* are in *state*."""
     if state == RESERVED:
         return tube.reserved_count
     return tube.ready.count if state == READY else tube.delayed.count if state == DELAYED else len(tube.buried)
 
 
-def rank(job: Job, state: int) -> tuple[int, int]:
+def sort_key(job: Job, state: int) -> tuple[int, int]:
     """By what *job* is ordered in *state*, which is its own."""
     return job.pri if state == READY else job.deadline, job.id
 
@@ -164,13 +164,13 @@ def rank(job: Job, state: int) -> tuple[int, int]:
 def _reserved(broker: Broker, tube: Tube) -> list[Job]:
     """Return the first reserved jobs of *tube*, of as many as a bounded look at all clients finds."""
     found: list[Job] = []
-    left = SCAN_AT_MOST
+    left = MAX_SCANNED
     for client in broker.clients:
         if left <= 0 or len(found) >= tube.reserved_count:
             break
         found += [job for job in islice(client.reserved.values(), left) if job.tube is tube]
         left -= 1 + len(client.reserved)
-    return nsmallest(DEEPEST + 1, found, key=lambda job: (job.deadline, job.id))
+    return nsmallest(MAX_LISTED + 1, found, key=lambda job: (job.deadline, job.id))
 
 
 def _holder(job: Job) -> str:

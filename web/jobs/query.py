@@ -23,13 +23,13 @@ from typing import Final, TypeAlias
 from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, SECOND, STATE_NAMES, Job
 from greenstalk_server.core.tube import is_tube_name
 
-LONGEST: Final = 1000
+MAX_LENGTH: Final = 1000
 """Characters of a query."""
 
-TERMS_AT_MOST: Final = 32
+MAX_TERMS: Final = 32
 """Terms of a query; each is asked of every job."""
 
-LOOKED_THROUGH: Final = 1024 * 1024
+MAX_SEARCHED: Final = 1024 * 1024
 """Bytes of a body that are looked through, from its beginning; it takes about a millisecond."""
 
 Test: TypeAlias = Callable[[Job, int], bool]
@@ -210,8 +210,8 @@ class Query:
 
 def parse(given: str) -> Query:
     """Read a query; raise QueryError if it is none."""
-    if len(given) > LONGEST:
-        raise QueryError(f"The query has {len(given)} characters, and may have {LONGEST}.")
+    if len(given) > MAX_LENGTH:
+        raise QueryError(f"The query has {len(given)} characters, and may have {MAX_LENGTH}.")
     terms: list[Term] = []
     at, end = 0, len(given.rstrip())
     while at < end:
@@ -221,8 +221,8 @@ def parse(given: str) -> Query:
             raise QueryError(f"“{word}”: a quote is not closed, or stands in the middle of a word.")
         terms.append(_term(match))
         at = match.end()
-    if len(terms) > TERMS_AT_MOST:
-        raise QueryError(f"The query has {len(terms)} words, and may have {TERMS_AT_MOST}.")
+    if len(terms) > MAX_TERMS:
+        raise QueryError(f"The query has {len(terms)} words, and may have {MAX_TERMS}.")
     return Query(tuple(terms))
 
 
@@ -319,5 +319,5 @@ def _body_test(term: Term) -> BodyTest:
     given = term.value.text.encode(errors="replace")
     if term.value.is_loose:
         lowered = given.lower()
-        return lambda body: lowered in body[:LOOKED_THROUGH].lower()
-    return lambda body: body.find(given, 0, LOOKED_THROUGH) >= 0
+        return lambda body: lowered in body[:MAX_SEARCHED].lower()
+    return lambda body: body.find(given, 0, MAX_SEARCHED) >= 0

@@ -143,6 +143,7 @@ class LiveHub:
     """The live pages of one dashboard, and their streams."""
 
     def __init__(self, app: Flask, clock: Clock) -> None:
+        """Add `/live` and `/events` to *app*."""
         self._app: Flask = app
         self._clock: Clock = clock
         self._pages: dict[str, Render] = {}
@@ -150,11 +151,8 @@ class LiveHub:
         self._streams: dict[Stream, None] = {}
         self._greenlet: gevent.Greenlet | None = None
         self._is_stopped: bool = False
-
-    def install(self) -> None:
-        """Add `/live` and `/events` to the app."""
-        self._app.add_url_rule("/live", "live", self.live)
-        self._app.add_url_rule("/events", "events", self.events)
+        app.add_url_rule("/live", "live", self.live)
+        app.add_url_rule("/events", "events", self.events)
 
     def register(self, name: str, render: Render) -> None:
         """Register *render* for the live state of the page *name*."""

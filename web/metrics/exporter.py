@@ -23,13 +23,13 @@ from prometheus_client.metrics_core import (
 )
 from prometheus_client.samples import Sample
 
-from greenstalk_server.cluster.role import Role
+from greenstalk_server.cluster.status import ClusterStatus
 from greenstalk_server.core.broker import Broker
+from greenstalk_server.core.counters import COUNTERS
 from greenstalk_server.core.job import SECOND
-from greenstalk_server.core.stats import COUNTERS
 from greenstalk_server.runtime.clock import Clock
+from greenstalk_server.runtime.threads import run_in_thread
 from greenstalk_server.web.cooperative import Pace
-from greenstalk_server.web.disk import in_thread
 from greenstalk_server.web.metrics.ledger import Ledger, Row, Totals
 from greenstalk_server.web.metrics.request_times import BOUNDS, RequestTimes
 
@@ -97,19 +97,19 @@ class Metrics:
         broker: Broker,
         clock: Clock,
         requests: RequestTimes,
-        role: Callable[[], Role] | None = None,
+        role: Callable[[], ClusterStatus] | None = None,
         directory: str | None = None,
     ) -> None:
-        """*role* is the one of `create_app`; *directory* is the journal's, or None. Create this after the history."""
+        """*role* is the one of `create_app`; *directory* is the journal's, or None."""
         self._broker: Broker = broker
         self._clock: Clock = clock
         self._requests: RequestTimes = requests
-        self._role: Callable[[], Role] | None = role
+        self._role: Callable[[], ClusterStatus] | None = role
         self._directory: str | None = directory
         self._ledger: Ledger = Ledger(broker, clock)
         self._scraping: BoundedSemaphore = BoundedSemaphore(1)
 
-    def install(self, app: Flask) -> None:
+    def init_app(self, app: Flask) -> None:
         """Add `/metrics` to *app*."""
         app.add_url_rule("/metrics", "metrics", self.metrics)
 
@@ -162,7 +162,7 @@ class Metrics:
         limited = CounterMetricFamily(
             f"{PREFIX}limited_total", "How often a limit or rule has refused or delayed something.", labels=("limit",)
         )
-        for name, count in broker.limited.counts().items():
+        for name, count in broker.limit_counters.counts().items():
             limited.add_metric((name,), count)
         yield limited
 
@@ -187,7 +187,7 @@ class Metrics:
         if self._directory is None:
             return None
         try:
-            disk = in_thread(os.statvfs, self._directory)
+            disk = run_in_thread(os.statvfs, self._directory)
         except OSError:  # readyz and the log report a missing directory
             return None
         return disk.f_bavail * disk.f_frsize
@@ -212,7 +212,7 @@ class Metrics:
         yield GaugeMetricFamily(
             f"{PREFIX}memory_full",
             "1 while puts are refused because of the memory limit.",
-            int(not bodies.have_room(0)),
+            int(not bodies.has_room(0)),
         )
 
     def _http(self) -> Iterator[Metric]:
@@ -227,7 +227,7 @@ class Metrics:
         yield metric
 
 
-def role_metrics(role: Role) -> Iterator[Metric]:
+def role_metrics(role: ClusterStatus) -> Iterator[Metric]:
     """Yield the metrics of a server in a cluster."""
     yield GaugeMetricFamily(f"{PREFIX}leader", "1 while the server leads, 0 while it stands by.", int(role.is_active))
     if role.behind is not None:
@@ -303,7 +303,7 @@ class _PacedSamples(list[Sample]):
     def __iter__(self) -> Iterator[Sample]:
         for count, sample in enumerate(super().__iter__()):
             if count % SAMPLE_BATCH == 0:
-                self._pace.rest()
+                self._pace.yield_if_due()
             yield sample
 
 
@@ -311,5 +311,5 @@ def _paced(rows: list[Row], pace: Pace) -> Iterator[Row]:
     """Yield *rows*, pausing between batches. Switches."""
     for count, row in enumerate(rows):
         if count % SAMPLE_BATCH == 0:
-            pace.rest()
+            pace.yield_if_due()
         yield row

@@ -26,6 +26,7 @@ import gevent
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job import SECOND
+from greenstalk_server.core.listener import BrokerListener
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.metrics.rings import DAY, HOUR, PER_DAY_POINT, SERIES, Calendar, Rings, Span
@@ -66,7 +67,7 @@ class Columns(NamedTuple):
     series: dict[str, list[float]]
 
 
-class History:
+class History(BrokerListener):
     """Records the activity of *broker* from now on."""
 
     def __init__(self, broker: Broker, clock: Clock) -> None:
@@ -86,7 +87,7 @@ class History:
         for tube in broker.tubes.values():
             if tube_counters(tube) != NO_COUNTS:
                 self._entry(tube.name).rebase(tube)
-        broker.farewell = self.on_tube_dropped
+        broker.subscribe(self)
 
     def start(self) -> None:
         """Start a greenlet that samples once a second for as long as this object is referenced. Does not switch."""

@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job import SECOND
+from greenstalk_server.core.listener import BrokerListener
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.metrics.tube_counters import NO_COUNTS, Counts, each_tube, tube_counters
@@ -108,11 +109,10 @@ class _Account:
         return self.carried if tube is None else tuple(map(add, self.carried, tube_counters(tube)))
 
 
-class Ledger:
+class Ledger(BrokerListener):
     """The accounts of one broker's tubes."""
 
     def __init__(self, broker: Broker, clock: Clock) -> None:
-        """Listen for dropped tubes, and pass them on to the previous listener."""
         self._broker: Broker = broker
         self._clock: Clock = clock
         self._accounts: dict[bytes, _Account] = {}
@@ -122,8 +122,7 @@ class Ledger:
         self._gone_totals: Totals = Totals()
         self._late_totals: Totals = Totals()  # of tubes dropped after the current scrape has read them
         self._read: set[bytes] = set()
-        self._on_tube_dropped = broker.farewell
-        broker.farewell = self.on_tube_dropped
+        broker.subscribe(self)
 
     def scrape(self) -> tuple[list[Row], Totals]:
         """Return every label, OTHER last, and the totals of the server. One at a time. May switch.
@@ -185,7 +184,6 @@ class Ledger:
             self._other = _grown(self._other, counts, before)
         if tube.waits or tube.runs:
             (self._late_totals if tube.name in self._read else self._gone_totals).add(tube)
-        self._on_tube_dropped(tube)
 
     # Labels
 

@@ -38,7 +38,7 @@ class RequestTimes:
     def __init__(self) -> None:
         self.by_key: dict[Key, Times] = {}
 
-    def install(self, app: Flask) -> None:
+    def init_app(self, app: Flask) -> None:
         """Measure each request of *app*. Install this first, so that refused requests are measured too."""
         app.before_request(self._begin)
         app.after_request(self._end)

@@ -42,5 +42,5 @@ def in_batches(items: list[Item], batch_size: int) -> Iterator[Item]:
     """Yield *items*. Switches between two batches, if it is time."""
     pace = Pace()
     for start in range(0, len(items), batch_size):
-        pace.rest()
+        pace.yield_if_due()
         yield from items[start : start + batch_size]

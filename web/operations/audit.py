@@ -18,9 +18,9 @@ from gevent.event import Event
 
 from greenstalk_server.core.job import SECOND
 from greenstalk_server.runtime.clock import Clock
+from greenstalk_server.runtime.threads import run_in_thread
 from greenstalk_server.web.auth.access import visitor
 from greenstalk_server.web.cooperative import Pace
-from greenstalk_server.web.disk import in_thread
 from greenstalk_server.web.operations.audit_files import AuditFiles, decode, encode
 
 MAX_ENTRIES: Final = 1000
@@ -148,7 +148,7 @@ class Audit:
             self._wanted.clear()
             batch = [entry for entry in self.entries if entry.number > self._written]
             try:
-                in_thread(files.append, b"".join(map(_line, batch)))
+                run_in_thread(files.append, b"".join(map(_line, batch)))
             except OSError as error:
                 self._report(f"it cannot be written: {error}")
                 self._wanted.wait(RETRY_INTERVAL)
@@ -168,12 +168,12 @@ class Audit:
 def _on_disk(files: AuditFiles, before: int) -> Iterator[Entry]:
     """Yield the entries of *files* with a number below *before*, newest first. Switches."""
     pace = Pace()
-    while (reader := in_thread(files.open_before, before)) is not None:
+    while (reader := run_in_thread(files.open_before, before)) is not None:
         last = before
         with reader:
-            while lines := in_thread(reader.lines_before):
+            while lines := run_in_thread(reader.lines_before):
                 for line in reversed(lines):
-                    pace.rest()
+                    pace.yield_if_due()
                     entry = _entry(line)
                     if entry is not None and entry.number < before:
                         before = entry.number

@@ -21,11 +21,12 @@ from greenstalk_server.core.tube import is_tube_name
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web import fields, text
 from greenstalk_server.web.fields import MAX_NUMBER
-from greenstalk_server.web.jobs.bodies import none
+from greenstalk_server.web.jobs.bodies import no_body
+from greenstalk_server.web.jobs.matching import JobMatcher, candidate_ids, read_query
 from greenstalk_server.web.jobs.query import Query, QueryError
 from greenstalk_server.web.operations.audit import Audit
 from greenstalk_server.web.operations.tasks import Fact, Task, TaskCancelled, TaskFailed, Tasks
-from greenstalk_server.web.pages.search import FIRST_WAIT, Matches, asked, candidates, columns, rows
+from greenstalk_server.web.pages.search import INITIAL_WAIT, match_rows, visible_columns
 
 SAMPLE: Final = 10
 """Sample jobs that the page of a dry run shows."""
@@ -261,7 +262,7 @@ class Bulk:
         self._commit: Callable[[], bool] = commit
         self._tasks: Tasks = tasks
 
-    def install(self, app: Flask) -> None:
+    def init_app(self, app: Flask) -> None:
         """Add the pages and forms to *app*."""
         app.add_url_rule("/bulk", "bulk", self.page)
         app.add_url_rule("/bulk/preview", "bulk_preview", self.preview, methods=["POST"])
@@ -273,11 +274,11 @@ class Bulk:
         Form: `scope` (`all`, or `ticked` with `id`s), `q`, `tube`, `state`, `action`, and the field that it asks for.
         """
         try:
-            query = asked(request.form)
+            query = read_query(request.form)
         except QueryError as error:
             raise BadRequest(f"“q” cannot be read. {error}") from error
         task = self.dry_run(self.plan(_change(request.form), query, _ticked(request)))
-        task.wait(FIRST_WAIT)
+        task.wait(INITIAL_WAIT)
         return redirect(url_for("bulk", task=task.id), 303)
 
     def page(self) -> str | Response:
@@ -291,8 +292,8 @@ class Bulk:
             task=task,
             plan=plan,
             back=self._back(plan),
-            columns=columns(),
-            rows=rows(self._broker, plan.sample, self._clock()),
+            columns=visible_columns(),
+            rows=match_rows(self._broker, plan.sample, self._clock()),
         )
 
     def run(self) -> Response:
@@ -381,7 +382,7 @@ class Bulk:
         def applies_to(job: Job) -> bool:
             return plan.change.applies_to(job) and (job.state != RESERVED or is_forced)
 
-        wants_body = applies_to if plan.change.action.asks else none  # a rewritten job record includes the body
+        wants_body = applies_to if plan.change.action.asks else no_body  # a rewritten job record includes the body
         for job, body in self._select(task, plan, wants_body):
             task.matched += 1
             if not applies_to(job):
@@ -401,21 +402,21 @@ class Bulk:
             task.message = f"{task.message} {stay}: the body cannot be read back from the disk.".strip()
 
     def _select(
-        self, task: Task, plan: Plan, wants_body: Callable[[Job], bool] = none
+        self, task: Task, plan: Plan, wants_body: Callable[[Job], bool] = no_body
     ) -> Iterator[tuple[Job, bytes | None]]:
         """Yield the jobs of *plan*, each as it is now, with its body where *wants_body* says so. Switches."""
         ids: Iterable[int]
         if plan.ids is None:
-            task.total, ids = candidates(self._broker, plan.query)
+            task.total, ids = candidate_ids(self._broker, plan.query)
         else:
             task.total, ids = len(plan.ids), plan.ids
-        matches = Matches(self._broker, plan.query, plan.at, task.rest, wants_body)
-        for id, job, body in matches.among(ids):
+        matcher = JobMatcher(self._broker, plan.query, plan.at, task.rest, wants_body)
+        for id, job, body in matcher.match(ids):
             if job is not None and id < plan.below:
                 yield job, body
             task.scanned += 1
         task.total = task.scanned  # jobs may have been deleted before the task reached them
-        task.message = matches.not_looked_at
+        task.message = matcher.warning
 
     def _stop_if_refused(self, task: Task) -> None:
         """Raise TaskFailed if the journal cannot be written, or the server is draining."""
@@ -435,7 +436,9 @@ def _refuse_unconfirmed(plan: Plan, is_forced: bool) -> None:
     """Raise BadRequest if *plan* needs a confirmation that the form does not have."""
     typed = request.form.get("confirm", "").strip()
     if (plan.is_destructive or is_forced) and typed != plan.confirm:
-        raise BadRequest(f"“confirm” must be “{plan.confirm}”: type it to confirm the change. Nothing was changed.")
+        raise BadRequest(
+            f"“confirm” must be “{plan.confirm}”, not “{typed[:200]}”. Nothing was changed. Go back and type it."
+        )
 
 
 def _uncapitalized(title: str) -> str:

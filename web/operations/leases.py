@@ -36,8 +36,9 @@ from greenstalk_server.core.body_cache import held_bodies
 from greenstalk_server.core.broker import DEFAULT_TUBE, WAITING, Broker
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.job import RESERVED, STATE_NAMES, Job
+from greenstalk_server.core.limits import LIMIT_NAMES
 from greenstalk_server.runtime.clock import Clock
-from greenstalk_server.web.jobs.bodies import read
+from greenstalk_server.web.jobs.bodies import load_bodies
 from greenstalk_server.web.live.peer import Peer
 
 MAX_BYTES: Final = 1024 * 1024
@@ -191,11 +192,10 @@ class Leases:
         client.name, client.address, client.connected_at = request.worker, request.address, self._clock()
         client.hang_up = partial(self._hang_up, client.number)
         for name in request.tubes:
-            if not broker.watch(client, name):
-                is_one_too_many = len(client.watched) >= broker.max_watched > 0
-                limit = "watched" if is_one_too_many or broker.bounds is None else broker.bounds.reached
+            watched = broker.watch(client, name)
+            if watched < 0:
                 broker.disconnect(client, self._clock())
-                raise ReserveRefused(f"A limit of the server is reached: {limit}.")
+                raise ReserveRefused(f"A limit of the server is reached: {LIMIT_NAMES[watched]}.")
         if DEFAULT_TUBE not in request.tubes:
             broker.ignore(client, DEFAULT_TUBE)
         broker.note_worker(client)
@@ -242,7 +242,7 @@ class Leases:
         if broker.bodies is not None:
             for tube in {job.tube for job in held.values() if job.body is None}:
                 broker.bodies.read_ahead(tube)
-        bodies = read(broker, held.values())
+        bodies = load_bodies(broker, held.values())
         bodies |= held_bodies(held.values())  # a job may have been edited while this greenlet read
         lost = [job for id, job in held.items() if id not in bodies]
         for job in lost:

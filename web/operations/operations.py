@@ -18,11 +18,12 @@ from werkzeug.exceptions import Conflict, ServiceUnavailable
 from greenstalk_server.core.broker import DONE, HELD, NO_ROOM, Broker
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.job import BURIED, RESERVED, SECOND, STATE_NAMES, Job
+from greenstalk_server.core.limits import LIMIT_NAMES, Refusal
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web import text
-from greenstalk_server.web.cooperative import TURN, Pace
-from greenstalk_server.web.jobs.job_list import count
+from greenstalk_server.web.cooperative import YIELD_DELAY, Pace
+from greenstalk_server.web.jobs.job_list import count_jobs
 from greenstalk_server.web.operations.audit import Audit
 from greenstalk_server.web.operations.store import Store
 from greenstalk_server.web.pages.edit import Changes
@@ -97,7 +98,7 @@ class Operations:
 
         Stops early after MAX_REQUEST_TIME.
         """
-        bound = min(bound, count(tube, state))
+        bound = min(bound, count_jobs(tube, state))
         kicked = self._in_slices(tube, bound, lambda found, left: self._broker.kick(found, state, left, self._clock()))
         self._audit.note("tube/kick", tube=tube.name.decode(), state=STATE_NAMES[state], jobs=kicked)
         return kicked
@@ -112,7 +113,7 @@ class Operations:
         def clear(found: Tube, left: int) -> int:
             return self._broker.clear(found, state, left, below, self._clock())
 
-        cleared = self._in_slices(tube, count(tube, state), clear)
+        cleared = self._in_slices(tube, count_jobs(tube, state), clear)
         self._audit.note("tube/clear", tube=tube.name.decode(), state=STATE_NAMES[state], jobs=cleared)
         return cleared
 
@@ -138,7 +139,7 @@ class Operations:
                 job = self._put(one)
                 ids.append(job.id)
                 tubes.setdefault(one.tube, []).append(job.id)
-                pace.rest()
+                pace.yield_if_due()
         except PutRefused as error:
             done = f"{text.counted(len(ids), 'job')} of them {_was(ids)}."
             raise PutRefused(error.why, done, is_full=error.is_full, ids=ids) from None
@@ -256,18 +257,19 @@ class Operations:
 
     def _put(self, new: Put) -> Job:
         broker = self._broker
-        if broker.bounds is not None:
-            broker.bounds.reached = ""
         id = broker.put_into(new.tube, new.pri, new.delay * SECOND, new.ttr * SECOND, new.body, self._clock())
-        if not id:
-            if broker.bounds is not None and broker.bounds.reached:
-                why = f"A limit of the server is reached: {broker.bounds.reached}."
-                raise PutRefused(why, "Nothing was put.", is_full=True)
-            if broker.bodies is not None and not broker.bodies.have_room(len(new.body)):
-                why = "Jobs use all the memory that the server allows for them (--memory-limit)."
-                raise PutRefused(why, "Nothing was put.", is_full=True)
-            self._refuse_no_room("put")
+        if id < 0:
+            self._refuse_put(id)
         return broker.jobs[id]
+
+    def _refuse_put(self, refusal: int) -> NoReturn:
+        if refusal == Refusal.JOURNAL:
+            self._refuse_no_room("put")
+        if refusal == Refusal.MEMORY:
+            why = "Jobs use all the memory that the server allows for them (--memory-limit)."
+        else:
+            why = f"A limit of the server is reached: {LIMIT_NAMES[refusal]}."
+        raise PutRefused(why, "Nothing was put.", is_full=True)
 
     def _in_slices(self, tube: Tube, bound: int, move: Callable[[Tube, int], int]) -> int:
         """Call *move* with the number of jobs left until it has moved *bound* jobs or moves none. May switch."""
@@ -277,7 +279,7 @@ class Operations:
             if not slice:
                 break
             moved += slice
-            gevent.sleep(TURN)
+            gevent.sleep(YIELD_DELAY)
             if time.monotonic() > until:
                 break
         return moved

@@ -17,7 +17,7 @@ from typing import Any, Final
 from gevent.lock import BoundedSemaphore
 
 from greenstalk_server.journal.files import open_regular
-from greenstalk_server.web.disk import in_thread
+from greenstalk_server.runtime.threads import run_in_thread
 
 log = logging.getLogger(__name__)
 
@@ -136,7 +136,7 @@ class Store:
                 return
             version, document = self._version, json.dumps(self._document(), ensure_ascii=False).encode()
             try:
-                in_thread(_replace, self._path, document)
+                run_in_thread(_replace, self._path, document)
             except OSError as error:
                 self._report(f"{NAME} cannot be written: {error}")
             else:

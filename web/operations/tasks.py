@@ -109,7 +109,7 @@ class Task:
         """Yield to the event loop if it is time; raise TaskCancelled if cancelled. Call between jobs. May switch."""
         if self.is_cancelled:
             raise TaskCancelled
-        self._pace.rest()
+        self._pace.yield_if_due()
 
     def cancel(self) -> None:
         """Make the task end at its next `rest`. Does not switch."""
@@ -136,7 +136,7 @@ class Tasks:
         self._clock: Clock = clock
         self._kept: dict[str, Task] = {}
 
-    def install(self, app: Flask, live: LiveHub) -> None:
+    def init_app(self, app: Flask, live: LiveHub) -> None:
         """Add the pages to *app*, and register the live page."""
         app.add_url_rule("/task", "task", self.page)
         app.add_url_rule("/task/cancel", "task_cancel", self.cancel, methods=["POST"])

@@ -21,13 +21,13 @@ from greenstalk_server.core.tube import Tube
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web import fields, text
 from greenstalk_server.web.auth.access import visitor
+from greenstalk_server.web.connection_queries import find_client
 from greenstalk_server.web.fields import MAX_NUMBER
-from greenstalk_server.web.jobs.bodies import found
-from greenstalk_server.web.jobs.job_list import count
+from greenstalk_server.web.jobs.bodies import load_job_with_body
+from greenstalk_server.web.jobs.job_list import count_jobs
 from greenstalk_server.web.operations.operations import LONGEST_REASON, Operations, Put
-from greenstalk_server.web.pages.connections import find_client
 from greenstalk_server.web.pages.details import reservation
-from greenstalk_server.web.pages.edit import Changes, edit_page, given, read, version
+from greenstalk_server.web.pages.edit import Changes, edit_page, read_changes, submitted_form, version
 
 ACTIONS: Final = (
     "tube/pause",
@@ -70,7 +70,7 @@ class Actions:
         self._commit: Callable[[], bool] = commit
         self._operations: Operations = operations
 
-    def install(self, app: Flask) -> None:
+    def init_app(self, app: Flask) -> None:
         """Add the actions to *app*."""
         for action in ACTIONS:
             endpoint = action.replace("/", "_")
@@ -95,7 +95,7 @@ class Actions:
         """`tube`, `state`, and `count` or `all`: make that many of its buried or delayed jobs ready. May switch."""
         tube = self._tube()
         state = fields.state(request.form, (BURIED, DELAYED))
-        bound = count(tube, state)
+        bound = count_jobs(tube, state)
         if not request.form.get("all"):
             bound = min(bound, fields.number(request.form, "count", 1, MAX_NUMBER))
         kicked = self._operations.kick(tube, state, bound)
@@ -108,7 +108,7 @@ class Actions:
         typed = request.form.get("confirm", "").strip()
         if typed != tube.name.decode():
             raise Unconfirmed(tube, state, typed)
-        bound = count(tube, state)
+        bound = count_jobs(tube, state)
         cleared = self._operations.clear(tube, state)
         return self._to_tube(tube.name, STATE_NAMES[state], *_bulk_notice("cleared", cleared, tube, state, bound))
 
@@ -156,7 +156,7 @@ class Actions:
 
     def job_move(self) -> Response:
         """`id`, `tube`, and `confirm` if it is reserved: have it in that tube, in the state that it is in."""
-        job, body = found(self._broker, self._job)
+        job, body = load_job_with_body(self._broker, self._job)
         name = fields.tube_name(request.form)
         # What is there already is told first: no box would help.
         is_forced = name != job.tube.name and self._is_forced(job, "moved")
@@ -168,7 +168,7 @@ class Actions:
 
         If it cannot be, the form comes back as it was sent, so that nothing that was typed is lost.
         """
-        job, body = found(self._broker, self._job)
+        job, body = load_job_with_body(self._broker, self._job)
         try:
             changes = self._changes(job, body)
         except (BadRequest, Conflict) as error:
@@ -177,7 +177,7 @@ class Actions:
 
     def job_copy(self) -> Response:
         """`id`, `delay`: put a job like it into its tube, with an id of its own."""
-        job, body = found(self._broker, self._job)
+        job, body = load_job_with_body(self._broker, self._job)
         copy = self._operations.copy_job(job, body, fields.number(request.form, "delay", 0, MAX_NUMBER))
         return self._to_job(copy, "copied-job")
 
@@ -206,13 +206,15 @@ class Actions:
         form, sees_bodies = request.form, visitor().sees_bodies
         if form.get("version") != version(job, body, sees_bodies):
             raise Conflict(f"Job {job.id} has changed since you began, or has been taken. See what it is now.")
-        changes = read(form, job, body, self._broker.max_job_size, sees_bodies)
+        changes = read_changes(form, job, body, self._broker.max_job_size, sees_bodies)
         if changes.names():
             self._operations.edit_job(job, body, changes, self._is_forced(job, "changed"))
         return changes
 
     def _form_again(self, job: Job, body: bytes, error: HTTPException) -> str:
-        return edit_page(job, body, given(job, body, request.form, visitor().sees_bodies), self._clock(), error)
+        return edit_page(
+            job, body, submitted_form(job, body, request.form, visitor().sees_bodies), self._clock(), error
+        )
 
     def _is_forced(self, job: Job, done: str) -> bool:
         """Whether *job* is held, and to be changed all the same; raise Conflict if it is held and not.
@@ -281,5 +283,5 @@ def find_job(broker: Broker, given: fields.Fields) -> Job:
 
 
 def _bulk_notice(done: str, number: int, tube: Tube, state: int, bound: int) -> tuple[str, int]:
-    is_part = number < bound and count(tube, state) > 0
+    is_part = number < bound and count_jobs(tube, state) > 0
     return f"{done}-part" if is_part else done, number

@@ -23,10 +23,10 @@ from greenstalk_server.web.operations.tasks import Tasks
 PAGE: Final = 100
 """Entries on a page."""
 
-SCANNED_AT_MOST: Final = 50_000
+MAX_SCANNED: Final = 50_000
 """Entries looked at for one page, about half a second; the page then says how far it has come."""
 
-LONGEST_FILTER: Final = 200
+MAX_FILTER_LENGTH: Final = 200
 MAX_CURSOR: Final = 2**63 - 1
 
 CSV_HEAD: Final = ("at", "who", "address", "what", "tube", "id", "details")
@@ -104,14 +104,14 @@ class AuditPages:
         self._audit: Audit = audit
         self._tasks: Tasks = tasks
 
-    def install(self, app: Flask) -> None:
+    def init_app(self, app: Flask) -> None:
         """Add the pages to *app*."""
         app.add_url_rule("/audit", "audit", self.audit)
         app.add_url_rule("/audit/export", "audit_export", self.export)
 
     def audit(self) -> str:
         """`/audit?before=` and the FIELDS: a page of entries. May switch."""
-        refuse_others()
+        require_audit_access()
         wanted, before = _filter(), 0
         if request.args.get("before"):
             before = fields.number(request.args, "before", 1, MAX_CURSOR)
@@ -119,7 +119,7 @@ class AuditPages:
             "audit.html",
             page=self._page(wanted, before),
             kept={name: value for name in FIELDS if (value := _given(name))},
-            longest_filter=LONGEST_FILTER,
+            longest_filter=MAX_FILTER_LENGTH,
             is_first=not before,
             is_kept=self._audit.is_kept,
             trouble=self._audit.trouble,
@@ -127,7 +127,7 @@ class AuditPages:
 
     def export(self) -> Response:
         """`/audit/export?format=` and the FIELDS: every such entry, as `jsonl` or `csv`. May switch."""
-        refuse_others()
+        require_audit_access()
         kinds = {"jsonl": ("application/x-ndjson", _as_jsonl), "csv": ("text/csv", _as_csv)}
         format = request.args.get("format", "")
         if format not in kinds:
@@ -139,8 +139,8 @@ class AuditPages:
 
     def _page(self, wanted: Filter, before: int) -> Page:
         """A page of the entries before *before*. May switch."""
-        found, following, is_cut = collect(self._audit, wanted, before, PAGE)
-        return Page([self._row(entry) for entry in merged(found)], following, is_cut)
+        found, following, is_cut = find_entries(self._audit, wanted, before, PAGE)
+        return Page([self._row(entry) for entry in merge_bulk_entries(found)], following, is_cut)
 
     def _row(self, entry: Entry) -> Row:
         links, rest = [], dict(entry.details)
@@ -154,7 +154,7 @@ class AuditPages:
         return Row(text.instant(entry.at), entry.who or text.NONE, entry.address, entry.what, links, details)
 
 
-def refuse_others() -> None:
+def require_audit_access() -> None:
     """Raise Forbidden for who may not see the audit log."""
     if not visitor().sees_audit:
         raise Forbidden("Only admins can see the audit log.")
@@ -162,7 +162,7 @@ def refuse_others() -> None:
 
 def _given(name: str) -> str:
     """Return the field *name* as given, at most LONGEST_FILTER characters of it."""
-    return request.args.get(name, "").strip()[:LONGEST_FILTER]
+    return request.args.get(name, "").strip()[:MAX_FILTER_LENGTH]
 
 
 def _filter() -> Filter:
@@ -186,7 +186,7 @@ def _instant(name: str) -> tuple[int, int]:
     raise BadRequest(f"“{name}” must be a time in UTC such as 2026-11-22T14:30, not “{given[:40]}”.")
 
 
-def collect(audit: Audit, wanted: Filter, before: int, at_most: int) -> tuple[list[Entry], int, bool]:
+def find_entries(audit: Audit, wanted: Filter, before: int, at_most: int) -> tuple[list[Entry], int, bool]:
     """The last entries that are wanted before *before*; the cursor of the next, or 0; and if it took too long for more.
 
     May switch.
@@ -195,14 +195,14 @@ def collect(audit: Audit, wanted: Filter, before: int, at_most: int) -> tuple[li
     for scanned, entry in enumerate(audit.newest_first(before)):
         if len(found) == at_most:
             return found, found[-1].number, False
-        if scanned == SCANNED_AT_MOST:
+        if scanned == MAX_SCANNED:
             return found, entry.number + 1, True
         if wanted.passes(entry):
             found.append(entry)
     return found, 0, False
 
 
-def merged(entries: list[Entry]) -> list[Entry]:
+def merge_bulk_entries(entries: list[Entry]) -> list[Entry]:
     """Return *entries*, newest first, with one entry per change of many jobs that has both its start and its end there.
 
     That entry is the end, with the details of the start and its time.

@@ -28,10 +28,10 @@ WIDTH: Final = 720
 HEIGHT: Final = 160
 """Units of the SVG, which is stretched to whatever room there is."""
 
-DRAWN: Final = 120
+SVG_POINTS: Final = 120
 """Points of a line in the SVG; each stands for the largest of several. Three charts take 2.7 ms in all."""
 
-TABLED: Final = 12
+TABLE_ROWS: Final = 12
 """Points in the table of figures."""
 
 DROPPED: Final = frozenset({"span", "notice", "n", "late", "live"})
@@ -98,8 +98,8 @@ TIMES: Final = Chart(
     ),
 )
 
-OF_A_TUBE: Final = (RATES, JOBS, TIMES)
-OF_THE_SERVER: Final = (RATES, JOBS)
+TUBE_CHARTS: Final = (RATES, JOBS, TIMES)
+SERVER_CHARTS: Final = (RATES, JOBS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ class Charts:
         self._broker: Broker = broker
         self._history: History = history
 
-    def install(self, app: Flask) -> None:
+    def init_app(self, app: Flask) -> None:
         """Add the JSON to *app*, and `tube_charts` and `server_charts` to its templates."""
         app.add_url_rule("/tube/history", "tube_history", self.tube_history)
         app.add_url_rule("/server/history", "server_history", self.server_history)
@@ -158,23 +158,23 @@ class Charts:
         span, name = _span(strict=True), fields.tube_name(request.args)
         if not self._history.has(name):
             find_tube(self._broker, request.args)
-        return jsonify(figures(self._history.columns(name, span)))
+        return jsonify(history_json(self._history.columns(name, span)))
 
     def server_history(self) -> Response:
         """`/server/history?span=`: the series of the whole server."""
-        return jsonify(figures(self._history.columns(None, _span(strict=True))))
+        return jsonify(history_json(self._history.columns(None, _span(strict=True))))
 
     def tube_charts(self, name: str) -> Panel:
         """The charts of the tube *name*, for the page that is asked for."""
         span = _span()
         source = url_for("tube_history", tube=name, span=span.name)
-        return _panel(OF_A_TUBE, self._history.columns(name.encode(), span), span, source, url_for("tube", tube=name))
+        return _panel(TUBE_CHARTS, self._history.columns(name.encode(), span), span, source, url_for("tube", tube=name))
 
     def server_charts(self) -> Panel:
         """The charts of the whole server, for the page that is asked for."""
         span = _span()
         source = url_for("server_history", span=span.name)
-        return _panel(OF_THE_SERVER, self._history.columns(None, span), span, source, url_for("overview"))
+        return _panel(SERVER_CHARTS, self._history.columns(None, span), span, source, url_for("overview"))
 
 
 def _span(*, strict: bool = False) -> Span:
@@ -185,7 +185,7 @@ def _span(*, strict: bool = False) -> Span:
     return SPANS.get(given, HOUR)
 
 
-def figures(columns: Columns) -> dict[str, Any]:
+def history_json(columns: Columns) -> dict[str, Any]:
     """*columns* as JSON has them: `step`, `end`, and by `series` a list each, but for those with nothing in them."""
     some = {key: values for key, values in columns.series.items() if _has_any(key, values)}
     series = {key: [_rounded(value) for value in values] for key, values in some.items()}
@@ -231,11 +231,13 @@ def _draw(chart: Chart, columns: Columns, span: Span) -> DrawnChart:
             line.key,
             line.label,
             path(thin[line.key], WIDTH, HEIGHT, top) if line.key in thin else "",
-            shown(series[line.key][-1], chart.unit),
+            format_value(series[line.key][-1], chart.unit),
         )
         for line in chart.lines
     ]
-    return DrawnChart(chart, _label(chart, span, lines), shown(top, chart.unit), lines, _rows(chart, columns, series))
+    return DrawnChart(
+        chart, _label(chart, span, lines), format_value(top, chart.unit), lines, _rows(chart, columns, series)
+    )
 
 
 def _label(chart: Chart, span: Span, lines: Sequence[DrawnLine]) -> str:
@@ -247,16 +249,16 @@ def _label(chart: Chart, span: Span, lines: Sequence[DrawnLine]) -> str:
 def _rows(chart: Chart, columns: Columns, series: dict[str, list[float]]) -> list[tuple[str, str, list[str]]]:
     """The last points, newest first."""
     rows = []
-    for back in range(1, TABLED + 1):
+    for back in range(1, TABLE_ROWS + 1):
         end = columns.end - (back - 1) * columns.step
-        cells = [shown(values[-back], chart.unit) for values in series.values()]
+        cells = [format_value(values[-back], chart.unit) for values in series.values()]
         rows.append((datetime.fromtimestamp(end, UTC).isoformat(), _time(end), cells))
     return rows
 
 
 def _thinned(values: Sequence[float]) -> list[float]:
     """DRAWN points at most, each the largest of those it stands for; NaN if none of them is known."""
-    by = -(-len(values) // DRAWN)
+    by = -(-len(values) // SVG_POINTS)
     groups = [values[at : at + by] for at in range(0, len(values), by)]
     return [max((value for value in group if not isnan(value)), default=nan) for group in groups]
 
@@ -265,7 +267,7 @@ def _time(seconds: int) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%H:%M:%S UTC")
 
 
-def shown(value: float, unit: str) -> str:
+def format_value(value: float, unit: str) -> str:
     """Return *value* as the charts write it; static/charts.js does the same."""
     if isnan(value):
         return text.NONE

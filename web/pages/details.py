@@ -9,12 +9,12 @@ from typing import Final
 from greenstalk_server.core import job_history
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job import DELAYED, READY, RESERVED, SECOND, STATE_NAMES, URGENT_BELOW, Job
-from greenstalk_server.core.stats import JobStats, TubeStats, job_stats, tube_stats
 from greenstalk_server.core.tube import Tube
+from greenstalk_server.protocol.stats import JobStats, TubeStats, job_stats, tube_stats
 from greenstalk_server.web import text
+from greenstalk_server.web.connection_queries import ActorRef, resolve_actors, tube_names
 from greenstalk_server.web.fields import STATES
-from greenstalk_server.web.jobs.job_list import count
-from greenstalk_server.web.pages.connections import Party, parties, tube_names
+from greenstalk_server.web.jobs.job_list import count_jobs
 
 EVENTS: Final[dict[int, tuple[str, str]]] = {
     job_history.RESERVED: ("Reserved", "reserved"),
@@ -37,7 +37,7 @@ class Tab:
     """One state of a tube's jobs: its name, how many, and what else to know."""
 
     state: str
-    count: str
+    count_jobs: str
     note: str
 
 
@@ -57,7 +57,7 @@ class TubeDetails:
 class Held:
     """Who holds a job: what is known of the client."""
 
-    by: Party
+    by: ActorRef
     since: str
     time_left: str
     jobs: str
@@ -73,7 +73,7 @@ class Moment:
     ago: str
     what: str
     state: str
-    by: Party | None
+    by: ActorRef | None
     note: str
 
 
@@ -95,7 +95,7 @@ class JobDetails:
     tube: str
     state: str
     held: Held | None
-    last_held: Party | None
+    last_held: ActorRef | None
     reservation: str
     moments: list[Moment]
     forgotten: str
@@ -113,7 +113,7 @@ def tube_details(tube: Tube, now: int) -> TubeDetails:
     return TubeDetails(
         name=stats.name,
         tabs=[
-            Tab(STATE_NAMES[state], text.number(count(tube, state)), urgent if at == 0 else "")
+            Tab(STATE_NAMES[state], text.number(count_jobs(tube, state)), urgent if at == 0 else "")
             for at, state in enumerate(STATES)
         ],
         pause_left=_pause_left(stats),
@@ -139,7 +139,7 @@ def job_details(broker: Broker, job: Job, now: int) -> JobDetails:
     """Look at *job*."""
     stats = job_stats(job, now)
     events = events_of(job)
-    known = parties(broker, {event.client for event in events})
+    known = resolve_actors(broker, {event.client for event in events})
     return JobDetails(
         id=str(stats.id),
         tube=stats.tube,
@@ -205,7 +205,7 @@ def _held(broker: Broker, job: Job, stats: JobStats, now: int) -> Held | None:
     if client is None:
         return None
     return Held(
-        by=parties(broker, {client.number})[client.number],
+        by=resolve_actors(broker, {client.number})[client.number],
         since=_since(job.reserved_at, now),
         time_left=text.duration(stats.time_left),
         jobs=text.counted(len(client.reserved), "job"),
@@ -223,25 +223,25 @@ def events_of(job: Job) -> list[job_history.Event]:
     return sorted(events, key=lambda event: event.at)
 
 
-def _last_held(job: Job, events: list[job_history.Event], known: dict[int, Party]) -> Party | None:
+def _last_held(job: Job, events: list[job_history.Event], known: dict[int, ActorRef]) -> ActorRef | None:
     if job.holder is not None:
         return None
     return next((known[event.client] for event in reversed(events) if event.kind == job_history.RESERVED), None)
 
 
-def _moments(job: Job, events: list[job_history.Event], known: dict[int, Party], now: int) -> list[Moment]:
+def _moments(job: Job, events: list[job_history.Event], known: dict[int, ActorRef], now: int) -> list[Moment]:
     put = _moment(job.created_at, "Put", "", None, "", now)
     return [put, *[_event_moment(event, known, now) for event in events]]
 
 
-def _event_moment(event: job_history.Event, known: dict[int, Party], now: int) -> Moment:
+def _event_moment(event: job_history.Event, known: dict[int, ActorRef], now: int) -> Moment:
     what, state = EVENTS[event.kind]
     if event.client != job_history.NOBODY:
         return _moment(event.at, what, state, known[event.client], "", now)
     return _moment(event.at, what, state, None, "from the dashboard" if event.kind in BY_HAND else "", now)
 
 
-def _moment(at: int, what: str, state: str, by: Party | None, note: str, now: int) -> Moment:
+def _moment(at: int, what: str, state: str, by: ActorRef | None, note: str, now: int) -> Moment:
     return Moment(text.instant(at), f"{_since(at, now)} ago", what, state, by, note)
 
 

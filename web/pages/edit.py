@@ -18,7 +18,7 @@ from greenstalk_server.core.job import DELAYED, READY, RESERVED, SECOND, STATE_N
 from greenstalk_server.web import fields, text
 from greenstalk_server.web.auth.access import visitor
 from greenstalk_server.web.fields import MAX_NUMBER, MAX_PUT, Fields
-from greenstalk_server.web.jobs.body_format import decoded, look
+from greenstalk_server.web.jobs.body_format import decode_text, describe_body
 from greenstalk_server.web.pages.details import reservation
 
 TEXT: Final = "text"
@@ -76,7 +76,7 @@ def version(job: Job, body: bytes, sees_bodies: bool) -> str:
     return digest.hexdigest()
 
 
-def fill_in(job: Job, body: bytes, sees_bodies: bool, encoding: str = "") -> Form:
+def initial_form(job: Job, body: bytes, sees_bodies: bool, encoding: str = "") -> Form:
     """The form as it begins; the job's *body* in *encoding*, or in TEXT if that can hold it."""
     why_no_body = _why_no_body(job, sees_bodies)
     as_text = None if why_no_body else as_lines(body)
@@ -96,7 +96,7 @@ def fill_in(job: Job, body: bytes, sees_bodies: bool, encoding: str = "") -> For
     )
 
 
-def given(job: Job, body: bytes, form: Fields, sees_bodies: bool) -> Form:
+def submitted_form(job: Job, body: bytes, form: Fields, sees_bodies: bool) -> Form:
     """The form as it came back, to be shown again over *job* and its *body* as they are by now."""
     why_no_body = _why_no_body(job, sees_bodies)
     return Form(
@@ -113,7 +113,7 @@ def given(job: Job, body: bytes, form: Fields, sees_bodies: bool) -> Form:
     )
 
 
-def read(form: Fields, job: Job, old: bytes, max_job_size: int, sees_bodies: bool) -> Changes:
+def read_changes(form: Fields, job: Job, old: bytes, max_job_size: int, sees_bodies: bool) -> Changes:
     """What *form* changes of *job*, whose body is *old*; raise BadRequest, which names the field, if that cannot be."""
     pri = fields.number(form, "pri", 0, MAX_NUMBER)
     ttr = fields.number(form, "ttr", 1, MAX_NUMBER) * SECOND
@@ -150,7 +150,7 @@ def read_body(form: Fields, job: Job, old: bytes, sees_bodies: bool) -> bytes:
 
 def as_lines(body: bytes) -> str | None:
     """*body* as text with LF between lines; None if a text area would not give the same back."""
-    found = decoded(body, is_cut=False)
+    found = decode_text(body, is_cut=False)
     if found is None:
         return None
     lines = found.replace("\r\n", "\n")
@@ -182,7 +182,7 @@ def edit_page(job: Job, body: bytes, form: Form, now: int, refusal: HTTPExceptio
         refusal=refusal.description if refusal is not None else "",
         now={"State": STATE_NAMES[job.state], "Tube": job.tube.name.decode(), "Priority": str(job.pri),
              "TTR, s": str(job.ttr // SECOND), "Body": text.size(job.size)},
-        look=look(body) if refusal is not None and visitor().sees_bodies else None,
+        look=describe_body(body) if refusal is not None and visitor().sees_bodies else None,
         max_number=MAX_NUMBER,
     )  # fmt: skip
 

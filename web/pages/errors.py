@@ -28,7 +28,7 @@ WAY_BACK_AT_MOST: Final = 64 * 1024
 """Bytes of a request that is read to say where it came from."""
 
 
-def install(app: Flask) -> None:
+def init_app(app: Flask) -> None:
     """Have *app* answer every error with a page; a view's own failure is logged by Flask, and becomes a 500."""
     app.register_error_handler(HTTPException, error_page)
 
@@ -46,7 +46,7 @@ def error_page(error: HTTPException) -> Response:
         name=error.name,
         message=error.description if is_ours else "",
         advice=_advice(error.code, is_ours),
-        back=_way_back(),
+        back=_way_back(error.code),
     )
     response = make_response(page, error.code)
     for key, value in error.get_headers():
@@ -63,14 +63,16 @@ def _advice(code: int, is_ours: bool) -> str:
     return ADVICE.get(code, "")
 
 
-def _way_back() -> tuple[str, str] | None:
-    """Return the label and address of the tube or job that a refused change was about, if it names one."""
+def _way_back(code: int) -> tuple[str, str] | None:
+    """Return the label and address of the confirmation, job or tube of a refused change, if it names one."""
     if request.method != "POST" or request.content_length is None or request.content_length > WAY_BACK_AT_MOST:
         return None
     try:
         form = request.form
     except HTTPException:  # it broke off, or is no form
         return None
+    if request.endpoint == "bulk_run" and code != 404 and (task := form.get("task")):
+        return "Back to the confirmation", url_for("bulk", task=task[:64])
     if id := form.get("id"):
         return f"Back to job {id[:20]}", url_for("job", id=id[:20])
     if name := form.get("tube"):

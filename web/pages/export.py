@@ -23,13 +23,13 @@ from werkzeug.exceptions import BadRequest, Forbidden, ServiceUnavailable
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job import Job
-from greenstalk_server.core.stats import job_stats
+from greenstalk_server.protocol.stats import job_stats
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.auth.access import visitor
 from greenstalk_server.web.cooperative import Pace
-from greenstalk_server.web.jobs.bodies import found
+from greenstalk_server.web.jobs.bodies import load_job_with_body
+from greenstalk_server.web.jobs.matching import JobMatcher, candidate_ids, read_query
 from greenstalk_server.web.jobs.query import Query, QueryError
-from greenstalk_server.web.pages.search import Matches, asked, candidates
 
 FIELDS: Final = (
     "id",
@@ -52,13 +52,13 @@ FIELDS: Final = (
 CHUNK: Final = 32 * 1024
 """Bytes sent at a time, about."""
 
-LARGE: Final = 192 * 1024
+LARGE_BODY: Final = 192 * 1024
 """Bytes of a body that are put into a row at once, in about a millisecond."""
 
 PIECE: Final = 3 * 32 * 1024
 """Bytes of a larger one that are encoded at a time; base64 goes by threes."""
 
-EXPORTS_AT_MOST: Final = 4
+MAX_EXPORTS: Final = 4
 """At once: each has the ids of all jobs."""
 
 _FORMULA: Final = re.compile("[=+\\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")  # the last four are full-width ones
@@ -76,14 +76,14 @@ class Exports:
         self._clock: Clock = clock
         self._running: int = 0
 
-    def install(self, app: Flask) -> None:
+    def init_app(self, app: Flask) -> None:
         """Add the download to *app*."""
         app.add_url_rule("/export", "export", self.export)
 
     def export(self) -> Response:
         """`/export?tube=&state=&q=&format=`: the jobs that match, oldest first, to be saved. Its body switches."""
         try:
-            query = asked(request.args)
+            query = read_query(request.args)
         except QueryError as error:
             raise BadRequest(f"“q” cannot be read. {error}") from error
         form = request.args.get("format", "")
@@ -93,8 +93,8 @@ class Exports:
 
     def file(self, query: Query, form: str) -> Response:
         """The jobs that match *query*, oldest first, as a file of the format *form*. Its body switches."""
-        if self._running >= EXPORTS_AT_MOST:
-            raise ServiceUnavailable(f"{EXPORTS_AT_MOST} exports are running, and no more do at once. Try again soon.")
+        if self._running >= MAX_EXPORTS:
+            raise ServiceUnavailable(f"{MAX_EXPORTS} exports are running, and no more do at once. Try again soon.")
         mimetype, make = _FORMATS[form]
         response = Response(self._stream(query, make(visitor().sees_bodies)), mimetype=mimetype)
         response.headers["Content-Disposition"] = f'attachment; filename="{_file_name(query)}.{form}"'
@@ -108,12 +108,12 @@ class Exports:
         """All of the file, in small pieces. Switches."""
         yield writer.head()
         pace = Pace()
-        matches = Matches(self._broker, query, self._clock(), pace.rest, lambda job: writer.has_bodies)
-        for _, job, body in matches.among(candidates(self._broker, query)[1]):
+        matcher = JobMatcher(self._broker, query, self._clock(), pace.yield_if_due, lambda job: writer.has_bodies)
+        for _, job, body in matcher.match(candidate_ids(self._broker, query)[1]):
             if job is not None:
                 for piece in writer.row(job, body, self._clock()):
                     yield piece
-                    pace.rest()
+                    pace.yield_if_due()
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
@@ -136,9 +136,9 @@ class JsonLines:
     def row(self, job: Job, body: bytes | None, now: int) -> Iterator[bytes]:
         """The line of *job*, in pieces; *body* is None if it is lost."""
         row = _row(job, now)
-        is_large = self.has_bodies and body is not None and len(body) > LARGE
+        is_large = self.has_bodies and body is not None and len(body) > LARGE_BODY
         if self.has_bodies and not is_large:
-            row["encoding"], row["body"] = (None, None) if body is None else encoded(body)
+            row["encoding"], row["body"] = (None, None) if body is None else encode_body(body)
         line = json.dumps(row, ensure_ascii=False).encode(errors="replace")
         if is_large and body is not None:
             yield line[:-1] + b', "encoding": "base64", "body": "'
@@ -158,16 +158,16 @@ class Csv:
 
     def row(self, job: Job, body: bytes | None, now: int) -> Iterator[bytes]:
         """The line of *job*, in pieces; *body* is None if it is lost."""
-        cells = [harmless(value) for value in _row(job, now).values()]
+        cells = [escape_formulas(value) for value in _row(job, now).values()]
         if not self.has_bodies:
             yield _csv_line(cells)
         elif body is None:
             yield _csv_line([*cells, "", ""])
-        elif len(body) <= LARGE:
-            encoding, shown = encoded(body)
+        elif len(body) <= LARGE_BODY:
+            encoding, shown = encode_body(body)
             if _SECOND_FORMULA.search(shown):
                 encoding, shown = "base64", base64.b64encode(body).decode()
-            yield _csv_line([*cells, encoding, harmless(shown)])
+            yield _csv_line([*cells, encoding, escape_formulas(shown)])
         else:
             yield _csv_line([*cells, "base64"])[:-2] + (b",'" if body[0] >> 2 == PLUS else b",")
             yield from _large(body)
@@ -193,13 +193,13 @@ def body_file(broker: Broker, find: Callable[[], Job]) -> Response:
     job = find()
     if not visitor().sees_bodies:
         raise Forbidden("Bodies are hidden from you on this dashboard.")
-    job, body = found(broker, find)
+    job, body = load_job_with_body(broker, find)
     response = Response(body, mimetype="application/octet-stream")
     response.headers["Content-Disposition"] = f'attachment; filename="job-{job.id}.bin"'
     return response
 
 
-def encoded(body: bytes) -> tuple[str, str]:
+def encode_body(body: bytes) -> tuple[str, str]:
     """Return how *body* is given, `utf-8` or `base64`, and it."""
     if b"\0" not in body:
         try:
@@ -209,7 +209,7 @@ def encoded(body: bytes) -> tuple[str, str]:
     return "base64", base64.b64encode(body).decode()
 
 
-def harmless(cell: str | int | None) -> str | int | None:
+def escape_formulas(cell: str | int | None) -> str | int | None:
     """Return *cell* so that no spreadsheet takes it, or a part of it, for a formula."""
     if not isinstance(cell, str):
         return cell

@@ -14,7 +14,7 @@ from greenstalk_server.web.fields import MAX_NUMBER, Fields
 from greenstalk_server.web.operations.audit import Audit
 from greenstalk_server.web.operations.store import Full, Sample, Store
 
-LONGEST_NAME: Final = 60
+MAX_NAME_LENGTH: Final = 60
 """Characters."""
 
 DEFAULT_PRI: Final = 65536
@@ -46,7 +46,7 @@ class Samples:
         self._store: Store = store
         self._audit: Audit = audit
 
-    def install(self, app: Flask) -> None:
+    def init_app(self, app: Flask) -> None:
         """Add the actions to *app*."""
         app.add_url_rule("/sample/save", "sample_save", self.save, methods=["POST"])
         app.add_url_rule("/sample/delete", "sample_delete", self.delete, methods=["POST"])
@@ -54,7 +54,7 @@ class Samples:
     def save(self) -> Response:
         """`tube`, `name`, and what a job is put with: remember that under this name. Switches."""
         form = request.form
-        name = fields.line(form, "name", LONGEST_NAME)
+        name = fields.line(form, "name", MAX_NAME_LENGTH)
         if not name:
             raise BadRequest("“name” is missing: it names the template.")
         sample = Sample(
@@ -86,7 +86,7 @@ class Samples:
     def forget(self, name: str) -> None:
         """Forget the sample *name*; raise NotFound if there is none. Switches."""
         if not self._store.remove_sample(name):
-            raise NotFound(f"There is no template “{name[:LONGEST_NAME]}”.")
+            raise NotFound(f"There is no template “{name[:MAX_NAME_LENGTH]}”.")
         self._audit.note("sample/delete", name=name)
         self._store.save()
 

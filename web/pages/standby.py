@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from flask import Flask, Response, make_response, render_template
 
-from greenstalk_server.cluster.role import Role
+from greenstalk_server.cluster.status import ClusterStatus
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web import text
 from greenstalk_server.web.assets import static_folder, template_folder
@@ -20,11 +20,11 @@ RETRY_AFTER = 2
 """Seconds after which somebody who was refused may find another role here."""
 
 
-def create_standby_app(role: Callable[[], Role], hostname: str, clock: Clock, options: WebOptions) -> Flask:
+def create_standby_app(role: Callable[[], ClusterStatus], hostname: str, clock: Clock, options: WebOptions) -> Flask:
     """Return what is served on the dashboard's port by a server whose *role* is to stand by."""
     app = Guarded("web", template_folder=template_folder(), static_folder=static_folder())
     app.jinja_env.finalize = text.finalize
-    Guard(options, hostname, clock, Audit(clock, None)).install(app)
+    Guard(options, hostname, clock, Audit(clock, None)).init_app(app)
 
     def overview() -> str:
         return render_template("standby.html", role=role(), entries=entries(role()))
@@ -53,14 +53,14 @@ def create_standby_app(role: Callable[[], Role], hostname: str, clock: Clock, op
     return app
 
 
-def said(role: Role) -> str:
+def said(role: ClusterStatus) -> str:
     """Return the line that tells a balancer, or an operator, why not to come here."""
     lag = behind(role) + ("" if role.behind is None else " behind")
     line = f"standby of the journal {role.journal}: {role.leader or 'nobody'} is active, {lag}"
     return f"{line}; {role.trouble}" if role.trouble else line
 
 
-def entries(role: Role) -> list[tuple[str, str]]:
+def entries(role: ClusterStatus) -> list[tuple[str, str]]:
     """Return how a standby stands, label and text."""
     return [
         ("Role", "standby"),
@@ -72,7 +72,7 @@ def entries(role: Role) -> list[tuple[str, str]]:
     ]
 
 
-def behind(role: Role) -> str:
+def behind(role: ClusterStatus) -> str:
     """Return the lag of a standby as text, or why it is not known yet."""
     if role.behind is None:
         return "waiting for the database" if role.trouble else "still reading"

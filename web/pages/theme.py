@@ -21,7 +21,7 @@ KEPT_FOR: Final = 365 * 86400
 _PATH: Final = re.compile(r"/(?![/\\])[^\\\x00-\x20\x7f]*")
 
 
-def install(app: Flask) -> None:
+def init_app(app: Flask) -> None:
     """Add `/theme` to *app*, and give every template `theme`, which is empty for auto, and `here_again`."""
     app.add_url_rule("/theme", "theme", set_theme, methods=["POST"])
     app.context_processor(_values)

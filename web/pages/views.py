@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 from flask import Flask, Response, current_app, make_response, redirect, render_template, request, url_for
 from werkzeug.exceptions import BadRequest, Forbidden
 
-from greenstalk_server.cluster.role import Role
+from greenstalk_server.cluster.status import ClusterStatus
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job import READY, STATE_NAMES, Job
 from greenstalk_server.runtime.clock import Clock
@@ -18,15 +18,15 @@ from greenstalk_server.web import fields, text
 from greenstalk_server.web.auth.access import visitor
 from greenstalk_server.web.cooperative import Pace
 from greenstalk_server.web.fields import Fields
-from greenstalk_server.web.jobs.bodies import Lost, found
-from greenstalk_server.web.jobs.body_format import look
+from greenstalk_server.web.jobs.bodies import BodyLost, load_job_with_body
+from greenstalk_server.web.jobs.body_format import describe_body
 from greenstalk_server.web.live.hub import LiveHub, State, render_blocks
 from greenstalk_server.web.metrics.history import History
 from greenstalk_server.web.operations.operations import LONGEST_REASON
 from greenstalk_server.web.operations.store import Store
 from greenstalk_server.web.pages.actions import Unconfirmed, find_job, find_tube
 from greenstalk_server.web.pages.details import job_details, tube_details
-from greenstalk_server.web.pages.edit import edit_page, fill_in
+from greenstalk_server.web.pages.edit import edit_page, initial_form
 from greenstalk_server.web.pages.export import body_file
 from greenstalk_server.web.pages.onboarding import Example
 from greenstalk_server.web.pages.overview import (
@@ -34,17 +34,17 @@ from greenstalk_server.web.pages.overview import (
     COLUMNS,
     COMMANDS,
     GROUPS,
-    LONGEST_FILTER,
+    MAX_FILTER_LENGTH,
     NAME,
     SORTS,
     TOTALS,
     Column,
-    Lookout,
     Order,
     Overview,
+    OverviewBuilder,
 )
-from greenstalk_server.web.pages.samples import LONGEST_NAME, samples_for
-from greenstalk_server.web.pages.search import job_list
+from greenstalk_server.web.pages.samples import MAX_NAME_LENGTH, samples_for
+from greenstalk_server.web.pages.search import job_list_values
 
 TUBE_PARTS: Final = ("badges", "figures", "pager", "no_jobs", "pause", "facts")
 JOB_PARTS: Final = ("crumb", "badges", "figures", "life", "who", "facts")
@@ -62,16 +62,16 @@ class Views:
         history: History,
         first_job: tuple[Example, ...],
         store: Store,
-        role: Callable[[], Role] | None,
+        role: Callable[[], ClusterStatus] | None,
     ) -> None:
         self._broker: Broker = broker
         self._clock: Clock = clock
-        self._role: Callable[[], Role] | None = role
-        self._lookout: Lookout = Lookout(broker, history, role)
+        self._role: Callable[[], ClusterStatus] | None = role
+        self._builder: OverviewBuilder = OverviewBuilder(broker, history, role)
         self._first_job: tuple[Example, ...] = first_job
         self._store: Store = store
 
-    def install(self, app: Flask, live: LiveHub) -> None:
+    def init_app(self, app: Flask, live: LiveHub) -> None:
         """Add the pages to *app*, and have *live* keep them live."""
         app.add_url_rule("/", "overview", self.overview)
         app.add_url_rule("/tube", "tube", self.tube)
@@ -88,19 +88,19 @@ class Views:
 
     def overview(self) -> str:
         """`/?q=&sort=&desc=`: the tubes and the server. May switch."""
-        look = self._look(request.args, self._clock())
-        return render_slowly(
+        describe_body = self._look(request.args, self._clock())
+        return render_cooperatively(
             "overview.html",
-            overview=look,
-            reasons=self._reasons(row[0] for row in look.tubes),
+            overview=describe_body,
+            reasons=self._reasons(row[0] for row in describe_body.tubes),
             columns=COLUMNS,
-            heads=_heads(look.query, look.order),
-            kept=_order_args(look.order),
-            live_args=urlencode(_overview_args(look.query, look.order)),
+            heads=_heads(describe_body.query, describe_body.order),
+            kept=_order_args(describe_body.order),
+            live_args=urlencode(_overview_args(describe_body.query, describe_body.order)),
             totals=TOTALS,
             groups=GROUPS,
             commands=COMMANDS,
-            longest_filter=LONGEST_FILTER,
+            longest_filter=MAX_FILTER_LENGTH,
             first_job=self._first_job,
         )
 
@@ -110,13 +110,13 @@ class Views:
 
     def tube(self) -> str:
         """`/tube?tube=&state=&after=&q=`: one tube, and a page of its jobs in one state, or the first that match."""
-        return render_slowly("tube.html", **self._tube_values(request.args, self._clock()))
+        return render_cooperatively("tube.html", **self._tube_values(request.args, self._clock()))
 
     def unconfirmed(self, error: Unconfirmed) -> Response:
         """Return the page of the tube with the refused form as it was sent. May switch."""
         args = {"tube": error.tube.name.decode(), "state": STATE_NAMES[error.state]}
         values = self._tube_values(args, self._clock()) | {"refused": error.description, "typed": error.typed}
-        return make_response(render_slowly("tube.html", **values), error.code)
+        return make_response(render_cooperatively("tube.html", **values), error.code)
 
     def tube_state(self, args: Fields, now: int) -> State:
         """The live state of `/tube`."""
@@ -136,13 +136,13 @@ class Views:
         job, body, is_lost = self._job(), b"", False
         if visitor().sees_bodies:
             try:
-                job, body = found(self._broker, self._job)
-            except Lost:
+                job, body = load_job_with_body(self._broker, self._job)
+            except BodyLost:
                 job, is_lost = self._job(), True
         return render_template(
             "job.html",
             job=job_details(self._broker, job, self._clock()),
-            look=look(body) if visitor().sees_bodies and not is_lost else None,
+            look=describe_body(body) if visitor().sees_bodies and not is_lost else None,
             is_lost=is_lost,
             is_on_disk=job.body is None,
             max_number=fields.MAX_NUMBER,
@@ -167,8 +167,8 @@ class Views:
         """`/job/form?id=&encoding=`: the form that changes a job, and its body as text or in base64. May switch."""
         if not visitor().is_admin:
             raise Forbidden("Only admins can change a job, where the dashboard lets them.")
-        job, body = found(self._broker, self._job)
-        form = fill_in(job, body, visitor().sees_bodies, request.args.get("encoding", ""))
+        job, body = load_job_with_body(self._broker, self._job)
+        form = initial_form(job, body, visitor().sees_bodies, request.args.get("encoding", ""))
         return edit_page(job, body, form, self._clock())
 
     def job_body(self) -> Response:
@@ -191,8 +191,10 @@ class Views:
 
     def _reasons(self, names: Iterable[str]) -> dict[str, str]:
         """Why those of the tubes *names* are paused of which it was said."""
-        found = ((name, self._broker.tubes.get(name.encode())) for name in names)
-        reasons = {name: self._store.reason(name, tube.paused_until) for name, tube in found if tube is not None}
+        load_job_with_body = ((name, self._broker.tubes.get(name.encode())) for name in names)
+        reasons = {
+            name: self._store.reason(name, tube.paused_until) for name, tube in load_job_with_body if tube is not None
+        }
         return {name: reason for name, reason in reasons.items() if reason}
 
     def _tube_values(self, args: Fields, now: int) -> dict[str, Any]:
@@ -203,14 +205,14 @@ class Views:
             "tube": tube_details(tube, now),
             "here": url_for("tube", tube=tube.name.decode(), **_kept(args, "span")),
             "span": args.get("span", ""),
-            **job_list(self._broker, tube, state, args, now),
+            **job_list_values(self._broker, tube, state, args, now),
             "live_args": urlencode(
                 {"tube": tube.name, "state": STATE_NAMES[state]} | _kept(args, "after", "q", "span")
             ),
             "reason": self._store.reason(tube.name.decode(), tube.paused_until),
             "samples": samples_for(self._store, args, tube.name.decode()),
             "longest_reason": LONGEST_REASON,
-            "longest_sample_name": LONGEST_NAME,
+            "longest_sample_name": MAX_NAME_LENGTH,
             "max_number": fields.MAX_NUMBER,
             "max_job_size": text.size(self._broker.max_job_size),
             "refused": "",
@@ -218,7 +220,7 @@ class Views:
         }
 
     def _look(self, args: Fields, now: int) -> Overview:
-        return self._lookout.look(args.get("q", ""), _order(args), now)
+        return self._builder.build(args.get("q", ""), _order(args), now)
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,13 +263,13 @@ def _order_args(order: Order) -> dict[str, str]:
     return ({"sort": order.key} if order.key != BY_NAME else {}) | ({"desc": "1"} if order.is_descending else {})
 
 
-def render_slowly(name: str, **values: Any) -> str:
+def render_cooperatively(name: str, **values: Any) -> str:
     """Render a long template a piece at a time: 100 rows take 5 ms. May switch."""
     current_app.update_template_context(values)
     pace, chunks = Pace(), []
     for chunk in current_app.jinja_env.get_template(name).generate(values):
         chunks.append(chunk)
-        pace.rest()
+        pace.yield_if_due()
     return "".join(chunks)
 
 

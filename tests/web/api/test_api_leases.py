@@ -24,9 +24,9 @@ from hypothesis import Phase, settings
 from schemathesis.schemas import BaseSchema
 from werkzeug.test import TestResponse
 
+from greenstalk_server.core.counters import COUNTERS
 from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, SECOND, Job
 from greenstalk_server.core.journal import NullJournal
-from greenstalk_server.core.stats import COUNTERS
 from greenstalk_server.web.api.values import MAX_JSON_BODY
 from greenstalk_server.web.operations import leases as operations
 from tests.daemon import PATIENCE, REPOSITORY, Daemon, environment
@@ -211,7 +211,7 @@ def test_viewers_cannot_use_leases_and_no_token_is_logged(queue: Queue, visit: C
         refused(send(client, f"/leases/{operation}", None, token=job["token"]), 401)
     assert queue.broker.jobs[job["id"]].state == RESERVED
     assert len(queue.broker.clients) == 1
-    entries = client.application.extensions["audit"].entries
+    entries = client.application.extensions["dashboard"].audit.entries
     assert {entry.what for entry in entries} == {"refused/change"}
     assert job["token"] not in str(entries)
 
@@ -282,7 +282,7 @@ def test_leases_are_counted_but_not_audited(queue: Queue, client: FlaskClient) -
     tube = queue.broker.tubes[b"mail"]
     assert (tube.total_reserves, tube.cmd_delete, tube.total_releases) == (2, 1, 1)
     assert {name: getattr(queue.broker.counters, name) for name in commands} == commands
-    assert not client.application.extensions["audit"].entries
+    assert not client.application.extensions["dashboard"].audit.entries
 
 
 def test_lease_is_listed_under_connections_and_can_be_closed(queue: Queue, client: FlaskClient) -> None:

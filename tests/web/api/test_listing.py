@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from greenstalk_server.core.job import READY, SECOND
 from greenstalk_server.web.api import jobs, listing
-from greenstalk_server.web.jobs.job_list import DEEPEST
+from greenstalk_server.web.jobs.job_list import MAX_LISTED
+from greenstalk_server.web.jobs.matching import SMALL_TUBE
 from greenstalk_server.web.jobs.query import Query, parse
-from greenstalk_server.web.pages.search import SMALL_TUBE
 from tests.daemon import PATIENCE
 
 from ..conftest import Queue
@@ -65,7 +65,7 @@ def test_order_of_delayed_buried_and_reserved_jobs(queue: Queue, program: Progra
 def test_many_reserved_jobs_come_by_id(queue: Queue, program: Program) -> None:
     """The first jobs of a bounded scan need not be the next to time out."""
     worker = queue.connect()
-    ids = queue.put("mail", count=DEEPEST + 50)
+    ids = queue.put("mail", count=MAX_LISTED + 50)
     for id in reversed(ids):
         queue.broker.reserve_job(worker, id, queue.now)
         queue.now += 1
@@ -73,17 +73,17 @@ def test_many_reserved_jobs_come_by_id(queue: Queue, program: Program) -> None:
 
 
 def test_remaining_jobs_follow_the_ordered_ones(queue: Queue, program: Program) -> None:
-    expected = shuffled(queue, "mail", DEEPEST + 500)
+    expected = shuffled(queue, "mail", MAX_LISTED + 500)
     found = listed(program, tube="mail", state="ready", limit=300)
-    assert found[:DEEPEST] == expected[:DEEPEST]
-    assert found[DEEPEST:] == sorted(expected[DEEPEST:])
+    assert found[:MAX_LISTED] == expected[:MAX_LISTED]
+    assert found[MAX_LISTED:] == sorted(expected[MAX_LISTED:])
 
 
 def test_more_urgent_jobs_do_not_hide_others(queue: Queue, program: Program) -> None:
     """They are put between two pages, and there are more of them than an ordered list has."""
     expected = shuffled(queue, "mail", 200)
     first = program.get("/jobs", tube="mail", state="ready", limit=100)
-    for _ in range(DEEPEST + 10):
+    for _ in range(MAX_LISTED + 10):
         queue.broker.put_into(b"mail", 0, 0, 60 * SECOND, b"x", queue.now)
     rest = listed(program, tube="mail", state="ready", limit=100, cursor=first["next_cursor"])
     assert [job["id"] for job in first["jobs"]] == expected[:100]

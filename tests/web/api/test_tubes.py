@@ -111,7 +111,7 @@ def test_unknown_tube_is_not_found(queue: Queue, program: Program) -> None:
 
 
 def test_history(queue: Queue, program: Program) -> None:
-    history = program.app.extensions["history"]
+    history = program.app.extensions["dashboard"].history
     queue.put("mail", count=20)
     for _ in range(11):
         queue.now += SECOND

@@ -20,7 +20,7 @@ from greenstalk_server.web.api.framework.reading import read_body, read_path, re
 from greenstalk_server.web.api.framework.schema import Schema
 from greenstalk_server.web.cooperative import Pace
 from greenstalk_server.web.fields import MAX_PUT
-from greenstalk_server.web.pages.views import render_slowly
+from greenstalk_server.web.pages.views import render_cooperatively
 
 ROOT: Final = "/api/v1"
 
@@ -52,7 +52,7 @@ class Api:
         self._tags.append(tag_of(group))
         self._endpoints += endpoints_of(group)
 
-    def install(self, app: Flask) -> None:
+    def init_app(self, app: Flask) -> None:
         """Add all endpoints, the document and its page to *app*."""
         for one in self._endpoints:
             app.add_url_rule(f"{ROOT}{one.rule}", f"api_{one.name}", self._view(one), methods=[one.method])
@@ -67,12 +67,12 @@ class Api:
     def docs(self) -> str:
         """`/api/v1/docs`: the document as a page. May switch."""
         root = f"{request.url_root.rstrip('/')}{ROOT}"
-        return render_slowly("api.html", api=self._describe()[1], here=HERE, root=root)
+        return render_cooperatively("api.html", api=self._describe()[1], here=HERE, root=root)
 
     def _describe(self) -> tuple[Schema, Page]:
         """Return the document and the page, which the first request for either builds. May switch."""
         if self._description is None:
-            rest = Pace().rest
+            rest = Pace().yield_if_due
             made = document(self._broker.facts.version, self._security, self._tags, self._endpoints, rest)
             self._description = made, page(made, self._endpoints, rest)
         return self._description

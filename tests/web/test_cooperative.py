@@ -8,7 +8,7 @@ import gevent
 import pytest
 
 from greenstalk_server.web import cooperative
-from greenstalk_server.web.cooperative import BUSY_FOR, QUIET, REST, STEP, Pace
+from greenstalk_server.web.cooperative import BUSY_PERIOD, IDLE_ROUND_TRIP, PAUSE, SLICE, Pace
 
 from .turns import Turns
 
@@ -46,27 +46,27 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def test_no_rest_before_the_step_is_over(clock: Clock) -> None:
     paced = Pace()
     for _ in range(9):
-        clock.now += STEP / 10
-        paced.rest()
+        clock.now += SLICE / 10
+        paced.yield_if_due()
     assert (clock.idle, clock.sleeps) == (0, [])
-    clock.now += STEP / 5
-    paced.rest()
-    paced.rest()
+    clock.now += SLICE / 5
+    paced.yield_if_due()
+    paced.yield_if_due()
     assert (clock.idle, clock.sleeps) == (1, [])
 
 
 def test_while_others_are_at_work_it_takes_a_thirtieth_of_the_time(clock: Clock) -> None:
-    paced, clock.round = Pace(), 2 * QUIET
-    clock.now += STEP
-    paced.rest()
+    paced, clock.round = Pace(), 2 * IDLE_ROUND_TRIP
+    clock.now += SLICE
+    paced.yield_if_due()
     assert (clock.idle, clock.sleeps) == (1, [])
     before = clock.now
-    while clock.now + STEP < before - clock.round + BUSY_FOR:
-        clock.now += STEP
-        paced.rest()
-    assert clock.idle == 1 and set(clock.sleeps) == {REST} and REST >= 30 * STEP
-    clock.now += BUSY_FOR
-    paced.rest()
+    while clock.now + SLICE < before - clock.round + BUSY_PERIOD:
+        clock.now += SLICE
+        paced.yield_if_due()
+    assert clock.idle == 1 and set(clock.sleeps) == {PAUSE} and PAUSE >= 30 * SLICE
+    clock.now += BUSY_PERIOD
+    paced.yield_if_due()
     assert clock.idle == 2, "it looks again whether they are"
 
 
@@ -75,7 +75,7 @@ def test_each_rest_has_the_loop_look_at_its_sockets(short_steps: None) -> None:
     with Turns(lambda: done) as turns:
         for _ in range(1000):
             done += 1
-            paced.rest()
+            paced.yield_if_due()
     assert turns.count >= 1000 and turns.longest <= 2
 
 
@@ -85,4 +85,4 @@ def test_it_does_not_wait_while_nobody_else_has_work(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(cooperative, "QUIET", 10**6)  # else this machine's other work would count for that of others
     paced = Pace()
     for _ in range(100):
-        paced.rest()
+        paced.yield_if_due()
