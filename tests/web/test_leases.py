@@ -130,7 +130,7 @@ def waiting(queue: Queue, *tubes: str) -> Client:
     return client
 
 
-# Which jobs are reserved
+# Selection of jobs
 
 
 def test_jobs_of_several_tubes_come_in_order_of_priority(queue: Queue, driver: LeaseDriver) -> None:
@@ -500,7 +500,7 @@ def test_number_of_waiting_reserves_is_bounded(driver: LeaseDriver, monkeypatch:
     greenlets = [driver.begin("mail") for _ in range(2)]
     with pytest.raises(ReserveRefused, match="2 requests to reserve are waiting"):
         driver.reserve("mail", wait=1)
-    assert driver.reserve("mail", wait=0) == [], "it does not wait"
+    assert driver.reserve("mail", wait=0) == [], "a reserve without a wait is accepted"
     driver.advance(30)
     gevent.joinall(greenlets, timeout=PATIENCE)
     assert driver.is_empty()
@@ -536,7 +536,7 @@ def test_stop_ends_all_leases_and_refuses_new_ones(queue: Queue, driver: LeaseDr
 
 
 def test_ended_leases_use_no_memory(queue: Queue, driver: LeaseDriver) -> None:
-    def come_and_go(times: int) -> None:
+    def reserve_and_finish(times: int) -> None:
         for at in range(times):
             queue.put("default")
             lease = driver.one("default")
@@ -547,12 +547,12 @@ def test_ended_leases_use_no_memory(queue: Queue, driver: LeaseDriver) -> None:
             assert driver.reserve("default") == []
             gevent.sleep(0)
 
-    come_and_go(PARTED_AT_MOST)  # whose addresses are kept
+    reserve_and_finish(PARTED_AT_MOST)  # the broker keeps the addresses of so many
     gc.collect()
     gc.disable()
     blocks = sys.getallocatedblocks()
     try:
-        come_and_go(2000)
+        reserve_and_finish(2000)
         assert gc.collect() < 200  # garbage in cycles could stay for long
         assert sys.getallocatedblocks() - blocks < 1000
     finally:
@@ -578,10 +578,10 @@ def slow_journal(queue: Queue) -> SlowJournal:
 
 
 def test_job_that_a_crash_could_undo_is_not_returned_early(queue: Queue, slow_journal: SlowJournal) -> None:
-    may_go_on = gevent.event.Event()
+    may_continue = gevent.event.Event()
 
     def commit() -> bool:
-        may_go_on.wait()
+        may_continue.wait()
         slow_journal.safe = slow_journal.promised
         return True
 
@@ -591,12 +591,12 @@ def test_job_that_a_crash_could_undo_is_not_returned_early(queue: Queue, slow_jo
     driver.settle()
     assert driver.broker.jobs[id].state == RESERVED
     assert not greenlet.ready()
-    may_go_on.set()
+    may_continue.set()
     assert ids(greenlet.get(timeout=PATIENCE)) == [id]
 
 
 def test_safe_jobs_are_returned_without_a_commit(queue: Queue, slow_journal: SlowJournal) -> None:
-    driver = LeaseDriver(queue, lambda: pytest.fail("nothing is to be waited for"))
+    driver = LeaseDriver(queue, lambda: pytest.fail("the journal was waited for"))
     queue.put("mail")
     slow_journal.safe = slow_journal.promised
     assert len(driver.reserve("mail")) == 1
@@ -693,7 +693,7 @@ class LeaseMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.waiting)
     @rule(at=st.integers(0))
-    def go_away(self, at: int) -> None:
+    def close_waiting_request(self, at: int) -> None:
         greenlet, _, theirs = self.waiting[at % len(self.waiting)]
         theirs.close()
         greenlet.join(PATIENCE)
@@ -745,7 +745,7 @@ class LeaseMachine(RuleBasedStateMachine):
         self.driver.advance(seconds)
 
     @invariant()
-    def all_is_well(self) -> None:
+    def check_leases(self) -> None:
         self.settle()
         for one in [one for one in self.waiting if one[0].ready()]:
             self.waiting.remove(one)

@@ -176,7 +176,7 @@ def test_ages_pauses_and_waiting(queue: Queue, scraper: Scraper) -> None:
     assert scraper.value("tube_oldest_ready_age_seconds", tube="idle") == 3.5
     assert scraper.value("tube_pause_remaining_seconds", tube="idle") == 6.5
     assert [scraper.value("tube_paused", tube=tube) for tube in ("idle", "mail")] == [1, 0]
-    queue.now += 7 * SECOND  # the pause has ended, though no tick has come
+    queue.now += 7 * SECOND  # the pause has ended, but no tick has run
     scraper.scrape()
     assert scraper.value("tube_paused", tube="idle") == 0
     assert scraper.value("tube_pause_remaining_seconds", tube="idle") == 0

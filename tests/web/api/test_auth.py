@@ -171,7 +171,7 @@ KINDS = (None, "application/json", "text/plain", "application/x-www-form-urlenco
 def test_no_page_of_another_site_changes_anything(
     queue: Queue, options: dict[str, str], site: str | None, origin: str | None
 ) -> None:
-    """A browser adds the password by itself, so only the origin of the request can tell."""
+    """A browser adds the password to every request, so only the origin of the request can tell."""
     app = queue.app(**options)
     headers = basic("ada", "pass-admin") if options else {}
     headers |= {} if site is None else {"Sec-Fetch-Site": site}
