@@ -512,7 +512,7 @@ def test_filter_applies_to_the_next_page_and_the_export(queue: Queue) -> None:
 
 
 def test_long_search_stops_and_can_be_continued(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(audit_pages, "SCANNED_AT_MOST", 50)
+    monkeypatch.setattr(audit_pages, "MAX_SCANNED", 50)
     app = queue.app()
     app.extensions["dashboard"].audit.note("tube/kick")
     fill(app.extensions["dashboard"].audit, 120)
