@@ -527,13 +527,13 @@ class SharedBinlog(Binlog):
     def reserve(self, job: Job) -> None:
         """Record that *job* was reserved. The reply waits: only a leader may hand out jobs, and a commit proves one."""
         super().reserve(job)
-        self.promised = self._sequence
+        self.promised = self._log.sequence
 
     def stats(self) -> JournalStats:
         """Its figures as of now, of what is in the database: nothing has room set aside."""
-        found, removed_soon = super().stats(), [segment.used for _, segment in self._condemned]
+        found, removed_soon = super().stats(), [segment.used for _, segment in self._log.pending_removal]
         size = found.bytes_recorded + sum(removed_soon)
-        return replace(found, files=len(self._segments) + len(removed_soon), bytes_on_disk=size)
+        return replace(found, files=len(self._log.segments) + len(removed_soon), bytes_on_disk=size)
 
 
 # Following
