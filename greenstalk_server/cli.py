@@ -76,7 +76,8 @@ from greenstalk_server.runtime.process import (
 if TYPE_CHECKING:
     from flask import Flask
 
-    from greenstalk_server.journal.postgresql.database import Rows, SharedBinlog
+    from greenstalk_server.journal.postgresql.rows import Rows
+    from greenstalk_server.journal.postgresql.writer import SharedBinlog
     from greenstalk_server.web.server import Dashboard
 
 WEB_STOP_TIMEOUT: Final = 1.0

@@ -33,17 +33,18 @@ from greenstalk_server.cluster.role import Role
 from greenstalk_server.config.options import Options
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job import SECOND
-from greenstalk_server.journal.postgresql.database import (
-    FETCH_BYTES,
-    FETCH_ROWS,
-    Follower,
-    LostTrack,
-    Rows,
-    Seat,
-    SharedBinlog,
-    Standing,
+from greenstalk_server.journal.postgresql.connection import (
+    RETRY_INTERVAL,
+    DatabaseConnection,
+    DatabaseUnavailable,
+    NotLeader,
+    Row,
+    conninfo_of,
 )
-from greenstalk_server.journal.postgresql.link import RETRY_EVERY, Away, Link, NotLeader, Row, conninfo_of
+from greenstalk_server.journal.postgresql.follower import MAX_FETCH_BYTES, MAX_FETCH_ROWS, Follower, LostTrack
+from greenstalk_server.journal.postgresql.lease import LeaderLease, Standing
+from greenstalk_server.journal.postgresql.rows import Rows
+from greenstalk_server.journal.postgresql.writer import SharedBinlog
 from greenstalk_server.journal.recovery import Recovery
 from greenstalk_server.journal.startup import go_on, refuse_unfit
 from greenstalk_server.protocol.session import TURN
@@ -114,15 +115,15 @@ class Lead:
     wants_handover  somebody has asked for it to be handed over.
     """
 
-    def __init__(self, seat: Seat, epoch: int, taken_at: float) -> None:
+    def __init__(self, seat: LeaderLease, epoch: int, taken_at: float) -> None:
         """*taken_at* is when it was asked for, by `lasting_time`."""
         self.epoch: int = epoch
         self.lost: str = ""
         self.trouble: str = ""
         self.wants_handover: bool = False
         self.standbys: tuple[tuple[str, float], ...] = ()
-        self.seat: Seat = seat
-        self._until: float = taken_at + seat.lease * (1 - MARGIN)
+        self.seat: LeaderLease = seat
+        self._until: float = taken_at + seat.duration * (1 - MARGIN)
         self._looked_at: float = time.monotonic()
         self._is_over: threading.Event = threading.Event()
         for name, run in (("lease", self._keep), ("standbys", self._look_round)):
@@ -134,7 +135,7 @@ class Lead:
 
         A balancer that hears of it closes all connections, so one renewal that fails is no reason.
         """
-        return self.trouble if lasting_time() > self._until - self.seat.lease * WARNING_SHARE else ""
+        return self.trouble if lasting_time() > self._until - self.seat.duration * WARNING_SHARE else ""
 
     def why_lost(self) -> str:
         """Why it is lost, empty if it is not; to be asked often."""
@@ -149,14 +150,14 @@ class Lead:
 
     def _keep(self) -> None:
         pause = 0.0
-        while not self._is_over.wait(RETRY_EVERY if self.trouble else pause):
-            pause = self.seat.pulse
+        while not self._is_over.wait(RETRY_INTERVAL if self.trouble else pause):
+            pause = self.seat.heartbeat_interval
             if time.monotonic() > self._looked_at + HUNG_AFTER:
                 continue
             asked_at = lasting_time()
             try:
                 self.wants_handover = self.seat.renew()
-                self._until = asked_at + self.seat.lease * (1 - MARGIN)
+                self._until = asked_at + self.seat.duration * (1 - MARGIN)
                 self.trouble = ""
             except NotLeader as error:
                 self.lost = str(error)
@@ -165,7 +166,7 @@ class Lead:
                 self.trouble = str(error)
 
     def _look_round(self) -> None:
-        while not self._is_over.wait(self.seat.pulse):
+        while not self._is_over.wait(self.seat.heartbeat_interval):
             with suppress(OSError):
                 self.standbys = tuple([(standby.name, standby.behind) for standby in self.seat.standbys()])
 
@@ -178,12 +179,12 @@ class Candidate(Generic[Q]):
     lead        once it leads.
     """
 
-    def __init__(self, seat: Seat, make: Callable[[Rows, Clock], Q], is_strict: bool) -> None:
+    def __init__(self, seat: LeaderLease, make: Callable[[Rows, Clock], Q], is_strict: bool) -> None:
         """*make* gives a queue, new and empty."""
         self.queue: Q
         self.clock: Clock
         self.lead: Lead | None = None
-        self.seat: Seat = seat
+        self.seat: LeaderLease = seat
         self._make: Callable[[Rows, Clock], Q] = make
         self._is_strict: bool = is_strict
         self._follower: Follower | None = None
@@ -199,11 +200,11 @@ class Candidate(Generic[Q]):
         self._has_litter: bool = False
 
     @property
-    def links(self) -> list[Link]:
+    def links(self) -> list[DatabaseConnection]:
         """Every connection to the database."""
-        found = [self.seat.link, self.seat.side]
+        found = [self.seat.connection, self.seat.background]
         if self._follower is not None:
-            found += [self._follower.link, self.queue.rows.link]
+            found += [self._follower.connection, self.queue.rows.connection]
         return found
 
     def role(self) -> Role:
@@ -223,7 +224,7 @@ class Candidate(Generic[Q]):
 
     def _unanswered(self) -> str:
         """Return how long the database has not answered, empty if that is not worth a word."""
-        waits = max([link.waits for link in self.links if link is not self.seat.side])
+        waits = max([link.waits for link in self.links if link is not self.seat.background])
         return f"PostgreSQL has not answered for {waits:.0f} s" if waits > UNANSWERED_AFTER else ""
 
     def run(self, stopping: Event) -> Lead | None:
@@ -269,7 +270,7 @@ class Candidate(Generic[Q]):
                 log.info("standby: %s is active", self._standing.leader)
                 gc.enable()  # what was read at first is read: see memory.collect_nothing
             self._is_following = True
-            if time.monotonic() > self._noted_at + self.seat.pulse and not self._note:
+            if time.monotonic() > self._noted_at + self.seat.heartbeat_interval and not self._note:
                 self._noted_at = time.monotonic()
                 self._note = gevent.spawn(self._report, lambda: self.seat.follow(self._behind() or 0.0))
             self.queue.prepare(self.role)
@@ -294,7 +295,7 @@ class Candidate(Generic[Q]):
     def _begin(self) -> None:
         """Forget all, to read it from the start."""
         if self._follower is not None:
-            self._follower.link.close()
+            self._follower.connection.close()
             self.queue.broker.jobs.clear()  # they would hold each other: see untracked
             self._has_litter = True
         self.queue = self._make(Rows(self.seat), self.clock)
@@ -310,7 +311,7 @@ class Candidate(Generic[Q]):
             rows = _in_thread(follower.fetch)
             follower.replay(rows)
             self._forget_idle_tubes(follower.recovery)
-            if len(rows) < FETCH_ROWS and _bytes_of(rows) < FETCH_BYTES:
+            if len(rows) < MAX_FETCH_ROWS and _bytes_of(rows) < MAX_FETCH_BYTES:
                 self._read_at = asked_at
                 break
             gevent.sleep(TURN)
@@ -346,10 +347,10 @@ class Candidate(Generic[Q]):
                 break
             except LostTrack:
                 self._begin()
-            except Away:
+            except DatabaseUnavailable:
                 if self._is_stopping():
                     raise
-                gevent.sleep(RETRY_EVERY)  # if that lasts, the lead is lost
+                gevent.sleep(RETRY_INTERVAL)  # if that lasts, the lead is lost
         queue, recovery = self.queue, self._follower.recovery
         for damage in recovery.damage:
             log.warning("journal: %s", damage)
@@ -357,7 +358,7 @@ class Candidate(Generic[Q]):
         queue.rows.begin(epoch)
         go_on(recovery, queue.broker, queue.binlog, self.clock())
         queue.broker.restore(recovery.next_id)
-        self._follower.link.close()
+        self._follower.connection.close()
         return self.lead
 
     def _behind(self) -> float | None:
@@ -472,12 +473,12 @@ def _nothing_to_drain() -> None:
     log.info("a standby has nothing to drain")
 
 
-def seat(options: Options, where: str) -> Seat:
+def seat(options: Options, where: str) -> LeaderLease:
     """The lead of the journal that *options* name, for a server that listens at *where*; raise StartError."""
     assert options.journal is not None
     conninfo = conninfo_of(options.journal, options.named("journal"))
     name = "".join([char if char.isprintable() else "?" for char in _name_of_this(where)])
-    return Seat(conninfo, options.journal_name, name, options.lease_ns / SECOND, os.environ.pop(FORMER_LIFE, ""))
+    return LeaderLease(conninfo, options.journal_name, name, options.lease_ns / SECOND, os.environ.pop(FORMER_LIFE, ""))
 
 
 def _name_of_this(where: str) -> str:
@@ -508,7 +509,7 @@ def hand_over(options: Options) -> int:
         while (now := asking.look()).is_handing_over or now.is_free:
             if time.monotonic() > until:
                 raise StartError(f"handover: {before.leader} has not handed over in {HANDOVER_PATIENCE} s", EXIT_BINLOG)
-            time.sleep(RETRY_EVERY)
+            time.sleep(RETRY_INTERVAL)
     except OSError as error:
         raise StartError(f"handover: {error}", EXIT_BINLOG) from error
     finally:
