@@ -1,4 +1,4 @@
-"""Work on a disk, done in a thread so that nobody waits for it but who asks."""
+"""Disk work in a thread, so that only its caller waits for it."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import ParamSpec, TypeVar
 
 from gevent import get_hub
 
-Given = ParamSpec("Given")
+Params = ParamSpec("Params")
 Result = TypeVar("Result")
 
 
-def in_thread(work: Callable[Given, Result], *given: Given.args, **named: Given.kwargs) -> Result:
-    """Return what *work* does in a thread of the hub's pool, or raise the OSError that it raises. Switches."""
+def in_thread(work: Callable[Params, Result], *args: Params.args, **kwargs: Params.kwargs) -> Result:
+    """Run *work* in a thread of the hub's pool; return its result, or raise its OSError. Switches."""
 
     def attempt() -> Result | OSError:
-        # What leaves a thread as an exception, the pool prints with its traceback.
+        # The pool would print the traceback of an exception that leaves the thread.
         try:
-            return work(*given, **named)
+            return work(*args, **kwargs)
         except OSError as error:
             return error
 

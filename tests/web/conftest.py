@@ -144,8 +144,8 @@ def visit(queue: Queue) -> Callable[..., FlaskClient]:
 @pytest.fixture
 def short_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have each rest of long work be a turn of others, however fast the machine is."""
-    monkeypatch.setattr(cooperative, "STEP", 0.0)
-    monkeypatch.setattr(cooperative, "REST", cooperative.TURN)
+    monkeypatch.setattr(cooperative, "SLICE", 0.0)
+    monkeypatch.setattr(cooperative, "PAUSE", cooperative.YIELD_DELAY)
 
 
 @pytest.fixture(scope="session")

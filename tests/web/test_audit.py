@@ -512,7 +512,7 @@ def test_the_filter_goes_on_to_the_next_page_and_into_the_export(queue: Queue) -
 
 
 def test_a_long_search_ends_and_can_be_gone_on_with(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(audit_pages, "SCANNED_AT_MOST", 50)
+    monkeypatch.setattr(audit_pages, "MAX_SCANNED", 50)
     app = queue.app()
     app.extensions["dashboard"].audit.note("tube/kick")
     fill(app.extensions["dashboard"].audit, 120)

@@ -423,7 +423,7 @@ def test_cancel_keeps_what_was_done_and_waits_for_the_journal(queue: Queue, visi
 def test_a_dry_run_that_was_cancelled_cannot_be_carried_out(
     queue: Queue, client: FlaskClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bulk, "FIRST_WAIT", 0.005)
+    monkeypatch.setattr(bulk, "INITIAL_WAIT", 0.005)
     queue.put("mail", count=50_000)
     response = client.post("/bulk/preview", data={"scope": "all", "tube": "mail", "action": "delete"}, headers=OURS)
     location = response.headers["Location"]

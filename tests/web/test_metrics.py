@@ -403,7 +403,7 @@ def test_nothing_is_torn_by_what_happens_during_a_scrape(
     monkeypatch.setattr(ledger, "LABELS_AT_MOST", labels)
     monkeypatch.setattr(ledger, "KEPT_FOR", 10**6 * SECOND)
     monkeypatch.setattr(ledger, "TUBES_A_STEP", 1)
-    monkeypatch.setattr(Pace, "rest", lambda self: gevent.sleep(0))
+    monkeypatch.setattr(Pace, "yield_if_due", lambda self: gevent.sleep(0))
     app, churn, steps = queue.app(), Churn(queue, 1, 30), 0
     scraper = Scraper(app.test_client())
 

@@ -30,7 +30,7 @@ HOSTILE = '</td><script>document.title="gone"</script>&amp;'
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have each page wait for its search, however slow the machine is."""
-    monkeypatch.setattr(search, "FIRST_WAIT", PATIENCE)
+    monkeypatch.setattr(search, "INITIAL_WAIT", PATIENCE)
 
 
 def put(queue: Queue, tube: str, *bodies: bytes, pri: int = 2000) -> list[int]:
@@ -260,7 +260,7 @@ def test_candidates_begin_where_the_ids_do_that_can_match(queue: Queue) -> None:
 def test_search_of_many_jobs_holds_no_worker_up(
     queue: Queue, app: Flask, client: FlaskClient, short_steps: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(search, "FIRST_WAIT", 0)
+    monkeypatch.setattr(search, "INITIAL_WAIT", 0)
     found = queue.put("mail", count=SMALL_TUBE + 1000)
     rare = found[::300]
     for id in rare:
@@ -280,7 +280,7 @@ def test_search_of_many_jobs_holds_no_worker_up(
 def test_search_that_takes_long_shows_what_it_has_and_how_to_go_on(
     queue: Queue, app: Flask, client: FlaskClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(search, "FIRST_WAIT", 0)
+    monkeypatch.setattr(search, "INITIAL_WAIT", 0)
     found = queue.put("mail", count=60_000)
     args = task_id(find(client, "tube:mail"))
     task = app.extensions["dashboard"].tasks.running(lambda _: True)
@@ -297,7 +297,7 @@ def test_search_that_takes_long_shows_what_it_has_and_how_to_go_on(
 def test_cancelled_search_keeps_what_it_has_found(
     queue: Queue, app: Flask, client: FlaskClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(search, "FIRST_WAIT", 0)
+    monkeypatch.setattr(search, "INITIAL_WAIT", 0)
     found = queue.put("mail", count=60_000)
     args = task_id(find(client, "tube:mail"))
     task = app.extensions["dashboard"].tasks.running(lambda _: True)

@@ -139,7 +139,7 @@ def test_cancel(queue: Queue, program: Program, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(tasks.Task, "rest", rest)
     monkeypatch.setattr("greenstalk_server.web.pages.search.candidates", lambda *_: (10, iter(lambda: 1, 0)))
-    monkeypatch.setattr("greenstalk_server.web.api.tasks.FIRST_WAIT", 0.01)
+    monkeypatch.setattr("greenstalk_server.web.api.tasks.INITIAL_WAIT", 0.01)
     started = [program.do("POST", "/searches", {"q": f"pri:{at}"}, 202) for at in range(tasks.RUNNING_AT_MOST)]
     problem(program.ask("POST", "/searches", json={"q": "pri:99"}), 503)
     problem(program.ask("POST", f"/tasks/{started[0]['id']}/run"), 404)
