@@ -404,7 +404,7 @@ def test_filters(queue: Queue) -> None:
     assert len(rows(client, "/audit?what=Pause&who=bo", **ada)) == 1
     nothing = client.get("/audit?who=eve", headers=ada).text
     assert "No entry matches." in Page(nothing).text
-    assert "Show every entry" in nothing
+    assert "Show all entries" in nothing
 
 
 def test_filter_by_action_finds_what_the_action_does(queue: Queue) -> None:
@@ -519,7 +519,7 @@ def test_a_long_search_ends_and_can_be_gone_on_with(queue: Queue, monkeypatch: p
     client = app.test_client()
     path, seen = "/audit?what=kick", 0
     while "Older" in links(client, path):
-        assert "There is more to look through" in client.get(path).text
+        assert "The scan reached its limit" in client.get(path).text
         path, seen = links(client, path)["Older"], seen + 1
     assert seen == 2
     assert [row[3] for row in rows(client, path)] == ["tube/kick"]
@@ -528,7 +528,7 @@ def test_a_long_search_ends_and_can_be_gone_on_with(queue: Queue, monkeypatch: p
 def test_an_empty_log_says_so(client: FlaskClient) -> None:
     text = Page(client.get("/audit").text).text
     assert "Nothing has been changed through the dashboard yet." in text
-    assert "in memory only, and gone at a restart" in text
+    assert "in memory only and lost at a restart" in text
 
 
 def test_a_log_that_is_kept_does_not_say_that_it_is_not(queue: Queue, tmp_path: Path) -> None:

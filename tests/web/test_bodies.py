@@ -131,7 +131,7 @@ def meanwhile(queue: DiskQueue, ask: Any, change: Any) -> TestResponse:
 def test_page_of_a_job_has_its_body_which_stays_on_disk(queue: DiskQueue, client: FlaskClient) -> None:
     [id] = queue.put_away("mail", body(7))
     page = Page(client.get(f"/job?id={id}").text)
-    assert '"number": 7' in page.text and "JSON, on disk alone" in page.text
+    assert '"number": 7' in page.text and "JSON, only on disk" in page.text
     assert client.get(f"/job/body?id={id}").data == body(7)
     assert queue.job(id).body is None
 
@@ -146,7 +146,7 @@ def test_form_and_edit(queue: DiskQueue, client: FlaskClient) -> None:
     assert (queue.job(id).pri, queue.job(id).body) == (9, body(7))
     queue.send_away(id)
     again = post(client, "/job/edit", id=id, version=version, pri=10, ttr=60, body=body(7).decode())
-    assert "has changed since you began" in refused(again, 409)
+    assert "has changed since you opened the form" in refused(again, 409)
 
 
 def test_an_edit_without_a_change_is_none_and_one_of_the_body_alone_is_one(
@@ -194,9 +194,9 @@ def test_who_may_not_see_bodies_has_none_read(queue: DiskQueue) -> None:
 def test_job_that_goes_while_its_body_is_read(queue: DiskQueue, client: FlaskClient) -> None:
     one, two = queue.put_away("mail", body(1), body(2))
     gone = meanwhile(queue, lambda: client.get(f"/job?id={one}"), lambda: queue.broker.delete_job(one, queue.now))
-    assert "There is no job" in refused(gone, 404)
+    assert f"Job {one} does not exist" in refused(gone, 404)
     move = partial(post, client, "/job/move", id=two, tube="moved")
-    assert "There is no job" in refused(meanwhile(queue, move, lambda: queue.broker.delete_job(two, queue.now)), 404)
+    assert f"Job {two} does not exist" in refused(meanwhile(queue, move, lambda: queue.broker.delete_job(two, queue.now)), 404)
     assert b"moved" not in queue.broker.tubes
 
 
@@ -382,9 +382,9 @@ def test_lost_body_is_told_and_the_job_can_be_deleted(
         ["journal", f" the body of job {id} cannot be read back"]
     ]
     for path in ("/job/form", "/job/body"):
-        assert f"The body of job {id} is on disk alone" in refused(client.get(f"{path}?id={id}"), 500)
+        assert f"The body of job {id} is only on disk" in refused(client.get(f"{path}?id={id}"), 500)
     for path, form in (("/job/move", {"tube": "other"}), ("/job/copy", {"delay": 0}), ("/job/edit", {})):
-        assert f"The body of job {id} is on disk alone" in refused(post(client, path, id=id, **form), 500)
+        assert f"The body of job {id} is only on disk" in refused(post(client, path, id=id, **form), 500)
     assert "cannot be read back" in problem(program.ask("GET", f"/jobs/{id}/body"), 500)["detail"]
     assert "cannot be read back" in problem(program.ask("PATCH", f"/jobs/{id}", json={"pri": 1}), 500)["detail"]
     assert program.get(f"/jobs/{id}")["body"] is None
@@ -403,7 +403,7 @@ def test_many_jobs_of_which_the_bodies_of_some_are_lost(
     page = find(client, "number")
     assert ids(page) == [sound]
     state = client.get(f"/live?page=search&{task_id(page)}").json
-    assert state["fields"]["task-message"].startswith("It was not looked into 1 job")
+    assert state["fields"]["task-message"].startswith("1 job could not be searched")
     lines = [json.loads(line) for line in client.get("/export?format=jsonl&tube=mail").text.splitlines()]
     assert [(line["encoding"], line["body"]) for line in lines] == [(None, None), ("utf-8", body(2).decode())]
     rows = list(csv.DictReader(io.StringIO(client.get("/export?format=csv&tube=mail").text)))

@@ -149,7 +149,7 @@ def test_filter_as_it_is_typed_stands_in_the_address(chromium: Browser, daemon: 
         tab.page.wait_for_selector("#filtered-out")
         assert tab.page.is_hidden("#table")
         tab.screenshot("filtered-out")
-        tab.page.get_by_role("link", name="Show every tube").click()
+        tab.page.get_by_role("link", name="Show all tubes").click()
         wait_for_counts(tab, "thumbnails", "0 0 0 0 0 1 –")
         assert (tab.console, tab.elsewhere) == ([], [])
 

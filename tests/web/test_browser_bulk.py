@@ -76,12 +76,12 @@ def test_all_that_match_are_moved_and_those_held_are_left_out(tab: Tab, clients:
     clients.put(*[b"no route"] * 4, b"fine")
     held = clients.worker.reserve(timeout=0)
     tab.page.goto(clients.url)
-    tab.page.get_by_label("Only jobs that match").fill("size:8")
+    tab.page.get_by_label("Filter these jobs by a query").fill("size:8")
     press(tab, "Filter")
     assert boxes(tab).count() == 3
-    choose(tab, "Move to a tube")
+    choose(tab, "Move to another tube")
     tab.page.get_by_label("All ready jobs that match").check()
-    tab.page.get_by_label("To the tube").fill(f"{clients.tube}.retry")
+    tab.page.get_by_label("Destination tube").fill(f"{clients.tube}.retry")
     press(tab, "Preview")
     assert f"tube:{clients.tube} state:ready size:8" in tab.page.inner_text("main")
     press(tab, "Move 3 jobs")
@@ -99,7 +99,7 @@ def test_forced_kick_takes_a_job_from_its_worker(tab: Tab, clients: Clients) -> 
     choose(tab, "Kick")
     press(tab, "Preview")
     assert "1 job held by a client: left out, unless you force it below" in tab.page.inner_text("main")
-    tab.page.get_by_role("checkbox", name="Force it").check()
+    tab.page.get_by_role("checkbox", name="Force the change").check()
     tab.page.get_by_label("to confirm").fill(clients.tube)
     press(tab, "Kick by force")
     assert "1 kicked" in wait_done(tab)
@@ -123,7 +123,9 @@ def test_search_tells_what_is_wrong_and_how_to_ask(tab: Tab, daemon: Daemon) -> 
     tab.page.goto(f"{daemon.dashboard}search")
     tab.page.get_by_label("Jobs that match").fill("age:soon")
     press(tab, "Search")
-    assert "“age:soon” must compare with a number, as 30, 30s" in tab.page.get_by_role("alert").inner_text()
+    assert (
+        "“age:soon” must be a comparison with a number, such as 30, 30s" in tab.page.get_by_role("alert").inner_text()
+    )
     tab.console.clear()  # the browser notes the status 400
     assert "reserves:>3" in tab.page.inner_text(".query-words")
 
@@ -151,9 +153,9 @@ def test_shift_ticks_a_range_and_the_head_ticks_all(chromium: Browser, daemon: D
         boxes(tab).nth(2).click(modifiers=["Shift"])
         assert ticked(tab) == [1, 4, 5]
         assert tab.page.locator("#tick-all").evaluate("box => box.indeterminate")
-        tab.page.get_by_label("Tick all rows").click()
+        tab.page.get_by_label("Select all rows").click()
         assert ticked(tab) == list(range(8))
-        tab.page.get_by_label("Tick all rows").click()
+        tab.page.get_by_label("Select all rows").click()
         assert ticked(tab) == []
         boxes(tab).nth(6).focus()
         tab.page.keyboard.press("Space")
@@ -164,7 +166,7 @@ def test_shift_ticks_a_range_and_the_head_ticks_all(chromium: Browser, daemon: D
         assert ticked(tab) == [6, 7]
         tab.page.get_by_label("What", exact=True).select_option("Set the priority")
         assert tab.page.get_by_label("New value").is_visible()
-        assert not tab.page.get_by_label("To the tube").is_visible()
+        assert not tab.page.get_by_label("Destination tube").is_visible()
         assert (tab.console, tab.elsewhere) == ([], [])
 
 
@@ -227,9 +229,9 @@ def kept_busy(daemon: Daemon) -> Iterator[None]:
 def test_long_dry_run_goes_on_to_its_confirmation(tab: Tab, daemon: Daemon, clients: Clients) -> None:
     put_many(daemon, clients.tube, MANY)
     tab.page.goto(clients.url)
-    choose(tab, "Move to a tube")
+    choose(tab, "Move to another tube")
     tab.page.get_by_label("All ready jobs").check()
-    tab.page.get_by_label("To the tube").fill("archive")
+    tab.page.get_by_label("Destination tube").fill("archive")
     with kept_busy(daemon):
         press(tab, "Preview")
         assert "/task?id=" in tab.page.url, "it takes longer than the answer"
@@ -289,7 +291,7 @@ def test_page_of_a_change_names_what_is_changed_and_how(tab: Tab, daemon: Daemon
     assert shown == {"Query": which, "Tube": clients.tube, "New priority": "77"}
     assert "3 given another priority" in tab.page.inner_text(".task-counts")
     tab.page.goto(clients.url)
-    shown = start("Move to a tube", "To the tube", target, "Move 3 jobs")
+    shown = start("Move to another tube", "Destination tube", target, "Move 3 jobs")
     assert tab.page.inner_text("h1") == f"Move {which} to “{target}”"
     assert shown == {"Query": which, "Tube": clients.tube, "Target tube": target}
     assert "3 moved" in tab.page.inner_text(".task-counts")

@@ -62,7 +62,7 @@ def test_stale_edit_shows_both(tab: Tab, daemon: Daemon, clients: Clients) -> No
     tab.page.get_by_label("Body", exact=True).fill("mine")
     clients.worker.release(clients.worker.reserve(), priority=99)
     press(tab, "Save")
-    assert "has changed since you began" in tab.page.inner_text("[role=alert]")
+    assert "has changed since you opened the form" in tab.page.inner_text("[role=alert]")
     assert tab.page.input_value("#body") == "mine"
     assert tab.page.inner_text("pre.body") == "theirs"
     press(tab, "Save")
@@ -101,7 +101,7 @@ def test_move_and_copy(tab: Tab, daemon: Daemon, clients: Clients) -> None:
     target = f"{clients.tube}/;$(..)"
     tab.page.goto(f"{daemon.dashboard}job?id={id}")
     unfold(tab, "Move to another tube")
-    tab.page.get_by_label("To the tube").fill(target)
+    tab.page.get_by_label("Destination tube").fill(target)
     press(tab, "Move")
     assert said(tab) == f"Job {id} was moved."
     stats = clients.producer.stats_job(id)
@@ -125,7 +125,7 @@ def test_held_job_is_taken_only_on_purpose(tab: Tab, daemon: Daemon, clients: Cl
     assert clients.producer.stats_job(id)["state"] == "reserved"
     tab.page.locator("#confirm-release").check()
     press(tab, f"Release job {id}")
-    assert said(tab) == f"Job {id} was taken from its client: it is ready."
+    assert said(tab) == f"Job {id} was released from its client and is ready."
     with pytest.raises(greenstalk.NotFoundError):
         clients.worker.touch(held)
     assert clients.worker.reserve(timeout=0).id == id
@@ -154,7 +154,7 @@ def test_connection_is_found_and_closed(tab: Tab, daemon: Daemon, clients: Clien
     unfold(tab, "Close this connection")
     tab.page.get_by_label("Yes, close it").check()
     tab.page.get_by_role("button", name="Close connection").click()
-    assert "was closed. The jobs that it held are ready again." in said(tab)
+    assert "was closed. The jobs it held are ready again." in said(tab)
     with pytest.raises((ConnectionError, EOFError)):
         clients.worker.reserve(timeout=0)
     assert clients.producer.stats_job(id)["state"] == "ready"
@@ -165,7 +165,7 @@ def test_pages_follow_the_queue(chromium: Browser, daemon: Daemon, clients: Clie
     with chromium.tab(daemon.dashboard) as job, chromium.tab(daemon.dashboard) as list_of_all:
         job.page.goto(f"{daemon.dashboard}job?id={id}")
         list_of_all.page.goto(f"{daemon.dashboard}connections?q={clients.tube}")
-        job.page.wait_for_selector("text=No worker has reserved it yet.")
+        job.page.wait_for_selector("text=No worker has reserved this job yet.")
         held = clients.worker.reserve()
         job.page.wait_for_selector("text=Held by a client")
         list_of_all.page.wait_for_selector(f".connections td.holds a[href$='id={id}']")

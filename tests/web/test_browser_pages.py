@@ -64,7 +64,7 @@ def test_put_then_look_then_bury_kick_and_delete(tab: Tab, clients: Clients) -> 
     assert said(tab) == f"Job {id} was buried."
     assert clients.states() == (0, 0, 0, 1)
     press(tab, "Kick: make it ready")
-    assert said(tab) == f"Job {id} was kicked: it is ready."
+    assert said(tab) == f"Job {id} was kicked and is ready."
     assert clients.states() == (1, 0, 0, 0)
     tab.page.get_by_text("Delete", exact=True).click()
     press(tab, f"Delete job {id} for good")

@@ -275,7 +275,7 @@ def test_a_double_submit_runs_once(queue: Queue, client: FlaskClient, ids: list[
     queue.broker.bury_job(ids[0], queue.now)
     assert run(client, id) is first and run(client, first.id) is first
     assert states(queue, ids)[0] == BURIED
-    assert "This has been started already" in words(look(client, id))
+    assert "This change has already been started" in words(look(client, id))
 
 
 def test_two_submits_at_once_run_once(queue: Queue, client: FlaskClient) -> None:

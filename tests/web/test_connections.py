@@ -160,7 +160,7 @@ def test_filter(queue: Queue, client: FlaskClient, query: str, found: list[int])
 
 
 def test_nobody_is_connected(client: FlaskClient) -> None:
-    assert "Nobody is connected" in text(look(client))
+    assert "No client is connected" in text(look(client))
 
 
 def test_at_most_a_page_and_the_filter_finds_the_rest(queue: Queue, client: FlaskClient) -> None:
@@ -205,7 +205,7 @@ def test_connection_tells_all(queue: Queue, client: FlaskClient) -> None:
     for said in (
         f"Connection {worker.number}", "Connected for 20 s", "Holds 1 job", "Waiting –", "Watches 3 tubes",
         "Program worker.py, process 7", "Role worker", "Connected at 2027-01-15 08:00:00 UTC",
-        f"{id} 40 s 20 s 2000 4 b", "Its puts go to out.", "take from 3 tubes: default a b",
+        f"{id} 40 s 20 s 2000 4 b", "It puts jobs into out.", "reserves jobs from 3 tubes: default a b",
     ):  # fmt: skip
         assert "".join(said.split()) in shown, said
 
@@ -224,8 +224,8 @@ def test_connection_that_has_gone(queue: Queue, client: FlaskClient) -> None:
     worker = connect(queue, address="10.7.7.7:1")
     queue.broker.note_worker(worker)
     queue.broker.disconnect(worker, queue.now)
-    assert "it came from 10.7.7.7:1, and has ended" in refused(client.get(f"/connection?number={worker.number}"), 404)
-    assert "never was" in refused(client.get("/connection?number=99"), 404)
+    assert "it came from 10.7.7.7:1 and has ended" in refused(client.get(f"/connection?number={worker.number}"), 404)
+    assert "never existed" in refused(client.get("/connection?number=99"), 404)
     assert "“number” must be" in refused(client.get("/connection?number=x"), 400)
 
 
@@ -379,7 +379,7 @@ def test_addresses_are_right_and_a_close_ends_the_socket(kind: str, tmp_path: Pa
             assert "no timeout" in two
             assert "9 min 59 s" in one.replace(NBSP, " ")
             html = dashboard.post("connection/close", number=1, confirm=1)
-            assert "Connection 1 was closed. The jobs that it held are ready again." in text(html)
+            assert "Connection 1 was closed. The jobs it held are ready again." in text(html)
             assert len(rows(html)) == 1
             assert worker.recv(1) == b""
             dashboard.post("connection/close", number=2, confirm=2)
@@ -387,5 +387,5 @@ def test_addresses_are_right_and_a_close_ends_the_socket(kind: str, tmp_path: Pa
             with dial(address) as next_one:
                 say(next_one, b"reserve-with-timeout 0\r\n" * 2, b"RESERVED 2 1\r\ny\r\n")
                 assert "Last held" not in text(dashboard.get("job?id=1"))
-                assert "Given back: the connection ended by connection 1" in text(dashboard.get("job?id=1"))
+                assert "Returned on disconnect by connection 1" in text(dashboard.get("job?id=1"))
             dashboard.get("connection?number=1", 404)

@@ -171,7 +171,7 @@ def test_confirmation_is_for_one_reservation(queue: Queue, client: FlaskClient, 
     queue.broker.release(jobs.worker, job.id, job.pri, 0, queue.now)
     queue.broker.reserve_job(other, job.id, queue.now)
     said = refused(post(client, f"/{action}", id=job.id, confirm=confirm, **FORCED[action]), 409)
-    assert "another client has reserved it since" in said
+    assert "another client has since reserved it" in said
     assert job.holder is other
 
 
@@ -286,7 +286,7 @@ def test_job_that_is_done_before_the_page_comes(queue: Queue, jobs: Jobs, visit:
 
     response = post(visit(commit=commit), "/job/kick", id=jobs["buried"].id)
     assert done(response, "/") == ("kicked-job", jobs.ids["buried"])
-    assert client_sees(visit(), response) == f"Job {jobs.ids['buried']} was kicked: it is ready."
+    assert client_sees(visit(), response) == f"Job {jobs.ids['buried']} was kicked and is ready."
 
 
 def client_sees(client: FlaskClient, response: TestResponse) -> str:
@@ -324,7 +324,7 @@ def test_edit_of_the_delay(queue: Queue, client: FlaskClient, jobs: Jobs, state:
 def test_delay_is_refused_where_it_would_do_nothing(client: FlaskClient, jobs: Jobs, state: str) -> None:
     before = jobs.look()
     assert "delay" not in load(client, jobs[state].id)
-    assert "“delay” can be given" in refused(edit(client, jobs[state].id, delay="5", confirm="1"), 400)
+    assert "“delay” can be changed" in refused(edit(client, jobs[state].id, delay="5", confirm="1"), 400)
     assert jobs.look() == before
 
 
@@ -349,7 +349,7 @@ def test_stale_edit_is_refused_and_shows_both(queue: Queue, client: FlaskClient,
     before = jobs.look()
     response = client.post("/job/edit", data=form, headers=OURS)
     said = refused(response, 409)
-    assert "has changed since you began" in said
+    assert "has changed since you opened the form" in said
     assert jobs.look() == before
     again = form_of(response.text)
     assert (again["body"], again["pri"]) == ("mine <b>", "77")

@@ -10,7 +10,7 @@ from flask.testing import FlaskClient
 from greenstalk_server.core import job_history
 from greenstalk_server.core.broker import PARTED_AT_MOST
 from greenstalk_server.core.job import SECOND
-from greenstalk_server.web.pages.details import BY_HAND, EVENTS
+from greenstalk_server.web.pages.details import ADMIN_EVENTS, EVENTS
 
 from .conftest import Queue
 from .table import Page
@@ -71,8 +71,8 @@ def test_reservations_that_their_workers_did_not_end(queue: Queue, client: Flask
     queue.broker.note_worker(gone)
     queue.broker.disconnect(gone, queue.now)
     said = moments(client, id)
-    assert said[2].startswith(f"Timed out: its time to run was up by connection {slow.number} , {slow.address} ")
-    assert said[4].startswith(f"Given back: the connection ended by connection {gone.number}, disconnected, from 10.")
+    assert said[2].startswith(f"Timed out while held by connection {slow.number} , {slow.address} ")
+    assert said[4].startswith(f"Returned on disconnect by connection {gone.number}, disconnected, from 10.")
     for _ in range(PARTED_AT_MOST + 1):  # so many others come and go that its address is not kept any more
         other = queue.connect()
         queue.broker.note_worker(other)
@@ -93,13 +93,13 @@ def test_what_is_forgotten_is_counted(queue: Queue, client: FlaskClient) -> None
     said = moments(client, id)
     assert said[1].startswith("Besides, it was reserved 20 times, released 20 times")
     assert len(said) == 2
-    assert "Who held it last is not known any more" in client.get(f"/job?id={id}").text
+    assert "The last holder is no longer known" in client.get(f"/job?id={id}").text
 
 
 def test_nothing_is_forgotten_of_a_new_job(queue: Queue, client: FlaskClient) -> None:
     (id,) = queue.put("mail")
     assert [said.split()[0] for said in moments(client, id)] == ["Put"]
-    assert "No worker has reserved it yet." in client.get(f"/job?id={id}").text
+    assert "No worker has reserved this job yet." in client.get(f"/job?id={id}").text
 
 
 def test_live_life_and_the_hint_at_an_edit(queue: Queue, client: FlaskClient) -> None:
@@ -117,4 +117,4 @@ def test_live_life_and_the_hint_at_an_edit(queue: Queue, client: FlaskClient) ->
 
 def test_every_kind_of_event_has_its_words() -> None:
     assert set(EVENTS) == set(range(1, len(job_history.KINDS)))
-    assert set(EVENTS) > BY_HAND
+    assert set(EVENTS) > ADMIN_EVENTS

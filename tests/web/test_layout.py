@@ -121,7 +121,7 @@ def test_overview_fits(chromium: Browser, aged: str, width: int) -> None:
         assert tab.page.evaluate(SCROLLED) == []
         assert tab.page.evaluate(CUT) == []
         assert not is_too_wide(tab)
-        tab.page.evaluate("live.textContent = 'No answer, retrying'")  # the longest that it says
+        tab.page.evaluate("live.textContent = 'No response, retrying'")  # the longest that it says
         assert not is_too_wide(tab)
         pause = tab.page.locator("[data-key='users.delete'] td.pause")
         assert pause.inner_text().endswith("29\xa0d 23\xa0h")

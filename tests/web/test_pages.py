@@ -121,7 +121,7 @@ def test_pages_end_at_the_deepest(queue: Queue, client: FlaskClient, state: str)
         seen += ids(shown)
         link = next_page(shown)
     assert seen == put[:MAX_LISTED]
-    assert "No more than these are listed" in shown.text
+    assert "The list ends here" in shown.text
 
 
 def test_reserved_jobs_are_looked_for_within_bounds(queue: Queue) -> None:
@@ -230,7 +230,7 @@ def test_job_tells_who_holds_it(queue: Queue, client: FlaskClient) -> None:
     assert squeezed("Holds 1 job") in text
     assert squeezed("tube-8 and 6 other tubes") in text
     assert squeezed("TTR left 39 s of 1 min") in text
-    assert squeezed("another worker may get it while this one is still at it") in text
+    assert squeezed("Another worker may get it while the first is still processing it") in text
 
 
 @pytest.mark.parametrize(
@@ -294,8 +294,8 @@ def test_bad_parameter_is_named(client: FlaskClient, path: str, field: str) -> N
 
 
 def test_what_is_not_there_is_said(queue: Queue, client: FlaskClient) -> None:
-    assert "it comes back with the next put" in refusal(client, "/tube?tube=nowhere", 404)
-    assert "the next gets 1" in refusal(client, "/job?id=7", 404)
+    assert "the next put creates it again" in refusal(client, "/tube?tube=nowhere", 404)
+    assert "the next put gets 1" in refusal(client, "/job?id=7", 404)
     (id,) = queue.put("mail")
     queue.broker.delete(None, id, queue.now)
     for path in (f"/job?id={id}", f"/job/body?id={id}"):
@@ -307,8 +307,8 @@ def test_what_is_not_there_is_said(queue: Queue, client: FlaskClient) -> None:
     [
         ("notice=kicked&n=1", "1 job kicked."), ("notice=kicked&n=1234", "1,234 jobs kicked."),
         ("notice=paused&n=90", "Paused for 1\xa0min 30\xa0s."),
-        ("notice=cleared&n=0", "There was no such job to delete."),
-        ("notice=deleted-job&n=5&late=1", "It is not on disk yet"), ("notice=put&n=5", "Job 5 was put."),
+        ("notice=cleared&n=0", "No job was deleted: none was in this state."),
+        ("notice=deleted-job&n=5&late=1", "The change is not on disk yet"), ("notice=put&n=5", "Job 5 was put."),
     ],
 )  # fmt: skip
 def test_notice(client: FlaskClient, query: str, said: str) -> None:

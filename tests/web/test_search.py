@@ -142,7 +142,7 @@ def test_a_task_that_is_no_search_is_none(queue: Queue, app: Flask, client: Flas
         headers={"Sec-Fetch-Site": "same-origin"},
     )
     task = preview.headers["Location"].partition("task=")[2]
-    assert "no search" in refused(client.get(f"/search?task={task}"), 404)
+    assert "not a search" in refused(client.get(f"/search?task={task}"), 404)
     assert "no such task" in refused(client.get("/search?task=0"), 404)
 
 
@@ -158,7 +158,7 @@ def test_bodies_that_are_hidden_are_not_searched(queue: Queue, visit: Callable[.
         "/tube?tube=mail&q=body:hunter2",
         "/export?format=csv&q=~x",
     ):
-        assert "cannot be searched" in refused(client.get(path), 403)
+        assert "cannot search them" in refused(client.get(path), 403)
     for path in ("/search?q=size:7", "/tube?tube=mail&q=size:7", "/tube?tube=mail"):
         response = client.get(path)
         assert ids(Page(response.text)) == [id]
@@ -196,7 +196,7 @@ def test_list_of_a_tube_is_looked_through_so_far_and_says_so(queue: Queue, clien
 def test_list_of_a_tube_tells_what_is_wrong_with_the_filter(queue: Queue, client: FlaskClient) -> None:
     [id] = queue.put("mail")
     page = Page(client.get("/tube?tube=mail&q=pri:x").text)
-    assert ids(page) == [id] and "“pri:x” must compare" in page.text and page.attribute("q", "value") == "pri:x"
+    assert ids(page) == [id] and "“pri:x” must be a comparison" in page.text and page.attribute("q", "value") == "pri:x"
 
 
 def test_filtered_list_of_reserved_jobs(queue: Queue, client: FlaskClient) -> None:
@@ -286,10 +286,10 @@ def test_search_that_takes_long_shows_what_it_has_and_how_to_go_on(
     task = app.extensions["dashboard"].tasks.running(lambda _: True)
     until(lambda: task.matched >= PAGE_SIZE)
     page = Page(client.get(f"/search?{args}").text)
-    assert "running" in page.text and ids(page) == found[:PAGE_SIZE] and "Go on" in page.text
+    assert "running" in page.text and ids(page) == found[:PAGE_SIZE] and "Refresh" in page.text
     until(lambda: not task.is_running)
     page = Page(client.get(f"/search?{args}").text)
-    assert "Go on" not in page.text
+    assert "Refresh" not in page.text
     assert "scanned 60,000 of 60,000 jobs, 60,000 match" in " ".join(page.text.split()).replace(" ,", ",")
     assert urlencode({"task": args}) not in page.text
 

@@ -297,8 +297,8 @@ def test_a_sample_that_is_not_there_leaves_the_form_as_it_is(queue: Queue, clien
     ("form", "status", "said"),
     [
         ({"name": ""}, 400, "“name” is missing"),
-        ({"name": "x" * 61}, 400, "“name” must have at most 60 characters, and has 61."),
-        ({"tube": "no tube"}, 400, "“tube” must be the name of a tube"),
+        ({"name": "x" * 61}, 400, "“name” must have at most 60 characters, but has 61."),
+        ({"tube": "no tube"}, 400, "“tube” must be a tube name"),
         ({"ttr": "0"}, 400, "“ttr” must be"),
         ({"pri": ""}, 400, "“pri” must be"),
         ({"body": "x" * (LARGEST_SAMPLE + 1)}, 409, "The template was not saved: its body has more than 65,536 bytes."),
@@ -399,5 +399,5 @@ def test_a_reason_that_is_too_long_is_refused(queue: Queue, client: FlaskClient)
     queue.put("mail")
     response = post(client, "/tube/pause", tube="mail", seconds=90, reason="x" * 201)
     assert response.status_code == 400
-    assert "“reason” must have at most 200 characters, and has 201." in response.text
+    assert "“reason” must have at most 200 characters, but has 201." in response.text
     assert not queue.broker.tubes[b"mail"].paused_until

@@ -39,7 +39,7 @@ class BodyLost(InternalServerError):
     def __init__(self, job: Job) -> None:
         super().__init__(
             f"The body of job {job.id} is only on disk, and cannot be read back from the journal. Nothing was changed."
-            " See the server's log for the reason. If the disk works and this persists, delete the job and put it again."
+            " See the server's log for the reason. If this persists on a working disk, delete the job and put it again."
         )
 
 

@@ -21,8 +21,8 @@ EVENTS: Final[dict[int, tuple[str, str]]] = {
     job_history.RELEASED: ("Released", "ready"),
     job_history.BURIED: ("Buried", "buried"),
     job_history.KICKED: ("Kicked", "ready"),
-    job_history.TIMED_OUT: ("Timed out: its time to run ended", "ready"),
-    job_history.RETURNED: ("Returned: the connection closed", "ready"),
+    job_history.TIMED_OUT: ("Timed out while held", "ready"),
+    job_history.RETURNED: ("Returned on disconnect", "ready"),
     job_history.EDITED: ("Edited", ""),
     job_history.MOVED: ("Moved to another tube", ""),
 }

@@ -293,8 +293,8 @@ def test_it_shows_under_connections_and_can_be_closed_there(queue: Queue, client
     assert '<bdi class="program">&lt;b&gt;mailer&lt;/b&gt;, HTTP</bdi>' in listed
     assert "1 connection" in listed
     page = client.get(f"/connection?number={holder.number}").text
-    assert "a request to reserve, over HTTP" in page
-    assert "what it says of them later is refused" in page
+    assert "HTTP reserve request" in page
+    assert "later requests about them are refused" in page
     assert f'number={holder.number}">' in client.get(f"/job?id={id}").text
     ours = {"Sec-Fetch-Site": "same-origin"}
     form = {"number": holder.number, "confirm": holder.number}
