@@ -25,7 +25,7 @@ from greenstalk_server.web.pages import audit as audit_pages
 from .conftest import Queue
 from .table import Page
 from .test_guard import basic
-from .turns import Turns, until
+from .turns import LoopIterations, until
 
 OURS = {"Sec-Fetch-Site": "same-origin"}
 
@@ -594,7 +594,7 @@ def test_an_empty_export(client: FlaskClient) -> None:
 def test_an_export_is_streamed_and_lets_others_run(queue: Queue, tmp_path: Path, short_steps: None) -> None:
     fill(Audit(queue.clock, str(tmp_path)), 3000)
     client = queue.app(directory=str(tmp_path)).test_client()
-    with Turns() as turns:
+    with LoopIterations() as turns:
         response = client.get("/audit/export?format=jsonl")
         parts = list(response.iter_encoded())
     assert len(parts) > 10

@@ -1,4 +1,4 @@
-"""Searching and changing many jobs: a real browser, a real daemon, real clients, with and without a script."""
+"""Searches and bulk changes in a real browser, with a real daemon and clients, with and without scripts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from playwright.sync_api import expect
 from tests.daemon import PATIENCE, Daemon
 
 from .browser import Browser, Tab
-from .visit import AXE, FOUND, Clients, is_too_wide, press
+from .visit import AXE, AXE_VIOLATIONS, Clients, is_too_wide, press
 
 MANY = 60_000
 HOSTILE = b"</td><script>document.title = 1</script>"
@@ -39,12 +39,12 @@ def choose(tab: Tab, label: str) -> None:
 
 
 def wait_done(tab: Tab) -> str:
-    """What the page of a task says, once that has ended; without a script the browser asks again by itself."""
+    """Wait until the task has ended, and return the state on its page; without scripts the page reloads itself."""
     tab.page.locator("[data-task-state]", has_text=re.compile("done|cancelled|failed")).wait_for()
     return tab.page.inner_text("main")
 
 
-def test_ticked_jobs_are_deleted_after_a_dry_run_and_the_name(tab: Tab, clients: Clients) -> None:
+def test_selected_jobs_are_deleted_after_dry_run_and_confirmation(tab: Tab, clients: Clients) -> None:
     ids = clients.put(*[HOSTILE] * 6)
     tab.page.goto(clients.url)
     for at in (1, 3):
@@ -58,7 +58,7 @@ def test_ticked_jobs_are_deleted_after_a_dry_run_and_the_name(tab: Tab, clients:
     tab.page.get_by_label("to confirm").fill("something")
     press(tab, "Delete 2 jobs")
     assert "Nothing was changed" in tab.page.inner_text("main")
-    tab.console.clear()  # the browser notes the status 400
+    tab.console.clear()  # the browser logs the status 400
     tab.page.go_back()
     tab.page.get_by_label("to confirm").fill(clients.tube)
     press(tab, "Delete 2 jobs")
@@ -72,7 +72,7 @@ def test_ticked_jobs_are_deleted_after_a_dry_run_and_the_name(tab: Tab, clients:
     assert tab.page.inner_text("h1") == clients.tube
 
 
-def test_all_that_match_are_moved_and_those_held_are_left_out(tab: Tab, clients: Clients) -> None:
+def test_all_matches_except_held_jobs_are_moved(tab: Tab, clients: Clients) -> None:
     clients.put(*[b"no route"] * 4, b"fine")
     held = clients.worker.reserve(timeout=0)
     tab.page.goto(clients.url)
@@ -108,7 +108,7 @@ def test_forced_kick_takes_a_job_from_its_worker(tab: Tab, clients: Clients) -> 
         clients.worker.touch(held)
 
 
-def test_search_finds_follows_and_leads_to_the_job(tab: Tab, clients: Clients) -> None:
+def test_search_lists_updates_and_links_to_jobs(tab: Tab, clients: Clients) -> None:
     [one, _, three] = clients.put(b"order 17", b"other", b"ORDER 18")
     tab.page.goto(clients.url.replace("tube?", "search?"))
     tab.page.get_by_label("Jobs that match").fill(f"tube:{clients.tube} ~order")
@@ -119,18 +119,18 @@ def test_search_finds_follows_and_leads_to_the_job(tab: Tab, clients: Clients) -
     assert tab.page.inner_text("h1") == f"Job {one}"
 
 
-def test_search_tells_what_is_wrong_and_how_to_ask(tab: Tab, daemon: Daemon) -> None:
+def test_search_explains_errors_and_syntax(tab: Tab, daemon: Daemon) -> None:
     tab.page.goto(f"{daemon.dashboard}search")
     tab.page.get_by_label("Jobs that match").fill("age:soon")
     press(tab, "Search")
     assert (
         "“age:soon” must be a comparison with a number, such as 30, 30s" in tab.page.get_by_role("alert").inner_text()
     )
-    tab.console.clear()  # the browser notes the status 400
+    tab.console.clear()  # the browser logs the status 400
     assert "reserves:>3" in tab.page.inner_text(".query-words")
 
 
-def test_export_saves_all_that_match(tab: Tab, clients: Clients) -> None:
+def test_export_saves_all_matches(tab: Tab, clients: Clients) -> None:
     ids = clients.put(*[HOSTILE] * 130)
     tab.page.goto(f"{clients.url}&q=script")
     with tab.page.expect_download() as download:
@@ -140,7 +140,7 @@ def test_export_saves_all_that_match(tab: Tab, clients: Clients) -> None:
     assert [line["id"] for line in lines] == ids and {line["body"] for line in lines} == {HOSTILE.decode()}
 
 
-def test_shift_ticks_a_range_and_the_head_ticks_all(chromium: Browser, daemon: Daemon, clients: Clients) -> None:
+def test_shift_selects_a_range_and_the_header_selects_all(chromium: Browser, daemon: Daemon, clients: Clients) -> None:
     clients.put(*[b"x"] * 8)
     with chromium.tab(daemon.dashboard) as tab:
         tab.page.goto(clients.url)
@@ -170,7 +170,7 @@ def test_shift_ticks_a_range_and_the_head_ticks_all(chromium: Browser, daemon: D
         assert (tab.console, tab.elsewhere) == ([], [])
 
 
-def test_ticks_outlast_what_goes_on_in_the_queue(chromium: Browser, daemon: Daemon, clients: Clients) -> None:
+def test_selection_survives_live_updates(chromium: Browser, daemon: Daemon, clients: Clients) -> None:
     ids = clients.put(*[b"x"] * 5, priority=10)
     with chromium.tab(daemon.dashboard) as tab:
         tab.page.goto(clients.url)
@@ -192,7 +192,7 @@ def test_ticks_outlast_what_goes_on_in_the_queue(chromium: Browser, daemon: Daem
 
 
 def put_many(daemon: Daemon, tube: str, count: int) -> None:
-    """Put *count* jobs, and wait for none of them but the last."""
+    """Put *count* jobs, pipelined."""
     with socket.create_connection(("127.0.0.1", daemon.port)) as sock, sock.makefile("rb") as replies:
         sock.sendall(f"use {tube}\r\n".encode() + b"put 5 0 60 1\r\nx\r\n" * count)
         assert replies.readline() == f"USING {tube}\r\n".encode()
@@ -201,7 +201,7 @@ def put_many(daemon: Daemon, tube: str, count: int) -> None:
 
 @contextmanager
 def kept_busy(daemon: Daemon) -> Iterator[None]:
-    """Keep the server busy with commands, so that long work on it yields to them most of the time.
+    """Keep the server busy with commands, so that long work yields to them most of the time.
 
     Thousands are always on their way, so that it is busy even while this thread has no CPU.
     """
@@ -226,7 +226,7 @@ def kept_busy(daemon: Daemon) -> Iterator[None]:
         asking.join()
 
 
-def test_long_dry_run_goes_on_to_its_confirmation(tab: Tab, daemon: Daemon, clients: Clients) -> None:
+def test_long_dry_run_opens_its_confirmation(tab: Tab, daemon: Daemon, clients: Clients) -> None:
     put_many(daemon, clients.tube, MANY)
     tab.page.goto(clients.url)
     choose(tab, "Move to another tube")
@@ -240,9 +240,7 @@ def test_long_dry_run_goes_on_to_its_confirmation(tab: Tab, daemon: Daemon, clie
     assert tab.page.inner_text("h1") == f"Move {MANY:,} jobs to “archive”?"
 
 
-def test_way_back_from_a_confirmation_leads_past_its_dry_run(
-    chromium: Browser, daemon: Daemon, clients: Clients
-) -> None:
+def test_back_from_a_confirmation_skips_the_dry_run(chromium: Browser, daemon: Daemon, clients: Clients) -> None:
     put_many(daemon, clients.tube, MANY)
     with chromium.tab(daemon.dashboard) as tab:
         tab.page.goto(clients.url)
@@ -257,7 +255,7 @@ def test_way_back_from_a_confirmation_leads_past_its_dry_run(
         assert (tab.console, tab.elsewhere) == ([], [])
 
 
-def test_cancelled_dry_run_says_so(chromium: Browser, daemon: Daemon, clients: Clients) -> None:
+def test_cancelled_dry_run_is_reported(chromium: Browser, daemon: Daemon, clients: Clients) -> None:
     put_many(daemon, clients.tube, MANY)
     with chromium.tab(daemon.dashboard) as tab:
         tab.page.goto(clients.url)
@@ -270,7 +268,7 @@ def test_cancelled_dry_run_says_so(chromium: Browser, daemon: Daemon, clients: C
         assert (tab.console, tab.elsewhere) == ([], [])
 
 
-def test_page_of_a_change_names_what_is_changed_and_how(tab: Tab, daemon: Daemon, clients: Clients) -> None:
+def test_task_page_describes_the_change(tab: Tab, daemon: Daemon, clients: Clients) -> None:
     clients.put(*[b"x"] * 3)
     target = f"{clients.tube}.archive"
 
@@ -300,9 +298,7 @@ def test_page_of_a_change_names_what_is_changed_and_how(tab: Tab, daemon: Daemon
     assert tab.page.locator(".jobs tbody tr").count() == 3
 
 
-def test_progress_is_live_and_cancel_ends_it_while_workers_go_on(
-    chromium: Browser, daemon: Daemon, clients: Clients
-) -> None:
+def test_live_progress_and_cancel_while_workers_continue(chromium: Browser, daemon: Daemon, clients: Clients) -> None:
     put_many(daemon, clients.tube, MANY)
     with chromium.tab(daemon.dashboard) as tab, chromium.tab(daemon.dashboard) as other:
         tab.page.goto(clients.url)
@@ -354,11 +350,11 @@ def test_pages_fit(chromium: Browser, daemon: Daemon, clients: Clients, width: i
         press(tab, "Delete 4 jobs")
         wait_done(tab)
         check(tab, f"task-{width}-{theme}")
-        assert (tab.console[1:], tab.elsewhere) == ([], [])  # the browser notes the status 400
+        assert (tab.console[1:], tab.elsewhere) == ([], [])  # the browser logs the status 400
 
 
 def check(tab: Tab, name: str) -> None:
     tab.page.evaluate("document.querySelectorAll('#bulk-panel, #how').forEach((one) => { one.open = true; })")
     tab.screenshot(name)
     assert not is_too_wide(tab), name
-    assert tab.page.evaluate(f"{AXE};{FOUND}") == [], name
+    assert tab.page.evaluate(f"{AXE};{AXE_VIOLATIONS}") == [], name

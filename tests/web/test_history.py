@@ -18,7 +18,7 @@ from greenstalk_server.web.metrics.history import ITEMS_A_STEP, TUBES_AT_MOST, H
 from greenstalk_server.web.metrics.rings import DAY, DEPTHS, HOUR, RATES, SERIES, Calendar, Points, quantile
 
 from .conftest import Queue
-from .turns import Turns, until
+from .turns import LoopIterations, until
 
 CODE = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType)
 
@@ -447,7 +447,7 @@ def test_a_look_at_many_tubes_lets_others_run(watched: Watched, short_steps: Non
     clients = [watched.worker(f"t{at}") for at in range(10_000)]
     for client in clients:
         watched.put(client)
-    with Turns() as turns:
+    with LoopIterations() as turns:
         watched.go_on(10, step=2)
     assert turns.count >= 5 * 10_000 // ITEMS_A_STEP
     assert watched.last(None, "put") == [1000]

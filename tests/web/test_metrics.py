@@ -31,7 +31,7 @@ from tests.daemon import PATIENCE, REPOSITORY, Daemon, environment
 
 from .conftest import Queue
 from .test_guard import basic
-from .turns import Turns
+from .turns import LoopIterations
 
 DOCS = REPOSITORY / "docs"
 
@@ -541,7 +541,7 @@ def test_a_scrape_of_two_thousand_tubes_goes_in_slices(queue: Queue, short_steps
         put(queue, client)
         finish(queue, client)
     client = queue.app().test_client()
-    with Turns() as turns:
+    with LoopIterations() as turns:
         samples = client.get("/metrics").data.count(b"\ngreenstalk_tube_")
     looked_at, told = 2000 // TUBES_A_STEP, samples // SAMPLES_A_STEP
     made = (samples - 3 * LABELS_AT_MOST) // SAMPLES_A_STEP  # those of the four states are made together

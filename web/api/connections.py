@@ -62,9 +62,7 @@ class Connection(Told):
     uses: Annotated[TubeName, Meta(description="The tube that it puts into.")]
     watches: Annotated[
         list[TubeName],
-        Meta(
-            description=f"Tubes that it reserves from: the first {MAX_TUBES_IN_ROW}, or {MAX_TUBES_LISTED} of one alone."
-        ),
+        Meta(description=f"Tubes that it watches: the first {MAX_TUBES_IN_ROW}, or {MAX_TUBES_LISTED} of one alone."),
     ]
     watched: Annotated[Count, Meta(description="How many tubes it watches.")]
     held: Annotated[Count, Meta(description="How many jobs it holds.")]
