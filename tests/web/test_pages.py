@@ -102,7 +102,7 @@ def test_next_page_continues_after_jobs_are_deleted(queue: Queue, client: FlaskC
     for id in put:
         queue.broker.delete(None, id, queue.now)
     queue.broker.tube(b"mail").using = 1
-    assert "There are no more ready jobs after those you saw." in page(client, link).text
+    assert "No ready jobs follow the previous page." in page(client, link).text
 
 
 @pytest.mark.parametrize("state", ["ready", "delayed", "buried", "reserved"])
@@ -166,10 +166,10 @@ def test_first_page_costs_the_same_for_few_and_many_jobs(
 @pytest.mark.parametrize(
     ("state", "said"),
     [
-        ("ready", "Put one with the form on this page"),
+        ("ready", "Put a job with the form on this page"),
         ("reserved", "No worker holds a job of this tube"),
         ("delayed", "when it is put or released with a delay"),
-        ("buried", "until somebody kicks or deletes it"),
+        ("buried", "until it is kicked or deleted"),
     ],
 )
 def test_empty_list_explains_the_state(client: FlaskClient, state: str, said: str) -> None:

@@ -178,7 +178,7 @@ def test_job_list_can_be_filtered(queue: Queue, client: FlaskClient) -> None:
     assert "2 that match among all 3" in page.text and low not in ids(page)
     live = client.get("/live?page=tube&tube=mail&state=ready&q=needle").json
     assert [row[0] for row in live["rows"]["jobs"]] == [str(first), str(high)]
-    assert "Of the jobs looked at, none matches" in Page(client.get("/tube?tube=mail&q=nothing").text).text
+    assert "No match among the jobs scanned" in Page(client.get("/tube?tube=mail&q=nothing").text).text
 
 
 def test_filtered_list_says_how_many_jobs_it_scanned(queue: Queue, client: FlaskClient) -> None:
