@@ -21,7 +21,7 @@ import gevent
 from gevent.event import Event
 
 from greenstalk_server import __version__
-from greenstalk_server.cluster.role import Role
+from greenstalk_server.cluster.status import ClusterStatus
 from greenstalk_server.config import show
 from greenstalk_server.config.command_line import (
     CheckConfig,
@@ -38,7 +38,7 @@ from greenstalk_server.config.options import DEFINITIONS, PROGRAM, Options, Usag
 from greenstalk_server.core.body_cache import Bodies
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.journal import Journal, NullJournal
-from greenstalk_server.core.limits import Limited, Limits, bounds
+from greenstalk_server.core.limits import LimitCounters, Limits, job_quotas
 from greenstalk_server.journal.check import check
 from greenstalk_server.journal.files import Directory
 from greenstalk_server.journal.lock import DirectoryLock
@@ -53,24 +53,24 @@ from greenstalk_server.net.server import Server
 from greenstalk_server.net.tls import Certificates
 from greenstalk_server.preflight import (
     check_start,
+    importing_psycopg,
     refuse_rules_for_nobody,
-    shared_module,
     warn_of_writers,
     with_password,
 )
 from greenstalk_server.runtime import logs
 from greenstalk_server.runtime.clock import Clock, steady_clock
-from greenstalk_server.runtime.exit_codes import EXIT_BINLOG, EXIT_OK, MORE_MEMORY, StartError
-from greenstalk_server.runtime.gc_tuning import collect_nothing, keep_collections_short, resident
+from greenstalk_server.runtime.exit_codes import EXIT_BINLOG, EXIT_OK, MEMORY_ADVICE, StartError
+from greenstalk_server.runtime.gc_tuning import pause_gc, resident_bytes, tune_gc
 from greenstalk_server.runtime.process import (
     READY,
     STOPPING,
     drop_privileges,
     hide_secrets,
+    notify_manager,
     raise_file_limit,
-    refuse_unreadable,
+    require_readable_code,
     server_facts,
-    tell_manager,
 )
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def _answer_within_memory(command: Command) -> int:
                 what = f"import: {source or 'stdin'}: not enough memory to read it; nothing was imported"
             case _:
                 raise
-        raise StartError(f"journal {what}; {MORE_MEMORY}", EXIT_BINLOG) from None
+        raise StartError(f"journal {what}; {MEMORY_ADVICE}", EXIT_BINLOG) from None
 
 
 def _shown(where: str) -> str:
@@ -154,20 +154,26 @@ def _answer(command: Command) -> int:
         case CheckConfig(checked, problems):
             return check_start(checked, problems, os.environ)
         case Handover(options):
-            return int(shared_module("leadership").hand_over(options))
+            with importing_psycopg():
+                from greenstalk_server.cluster.leadership import hand_over  # noqa: PLC0415  optional dependency
+            return hand_over(options)
         case JournalCheck(where):
             if is_database(where):
                 message = "it looks at directories alone; `journal export` reads all of a database"
                 raise UsageError(f"journal check: {message}")
             return check(where)
         case JournalExport(where, target, is_quiet):
-            collect_nothing()
+            pause_gc()
             if is_database(where):
-                return int(shared_module("shared_backup").export_shared(where, _journal_name(), target, is_quiet))
+                with importing_psycopg():
+                    from greenstalk_server.journal.postgresql.transfer import export_shared  # noqa: PLC0415
+                return export_shared(where, _journal_name(), target, is_quiet)
             return export_journal(where, target, is_quiet)
         case JournalImport(where, source):
             if is_database(where):
-                return int(shared_module("shared_backup").import_shared(where, _journal_name(), source))
+                with importing_psycopg():
+                    from greenstalk_server.journal.postgresql.transfer import import_shared  # noqa: PLC0415
+                return import_shared(where, _journal_name(), source)
             return import_journal(where, source)
     return EXIT_OK
 
@@ -198,7 +204,7 @@ def _run(options: Options, environ: Mapping[str, str]) -> None:
         if options.user is not None:
             drop_privileges(options.user)
             if dashboard is not None:
-                refuse_unreadable(options.user)
+                require_readable_code(options.user)
         if options.binlog_dir is not None:
             at_exit.callback(DirectoryLock(options.binlog_dir).close)
             warn_of_writers(options.binlog_dir)
@@ -230,11 +236,11 @@ class _Place:
 
 def _serve(options: Options, environ: Mapping[str, str], place: _Place) -> None:
     """Serve on sockets that are bound, until SIGTERM or SIGINT; then stop in order."""
-    collect_nothing()
+    pause_gc()
     clock = steady_clock()
     limits = _limits(options)
     broker, committer = _queue(options, clock, limits)
-    files = Files(place.most_files, broker.limited)
+    files = Files(place.most_files, broker.limit_counters)
     server = _server(options, limits, place, broker, clock, committer, files)
     web_server: WebServer | None = None
     dashboard: Dashboard | None = None
@@ -243,14 +249,14 @@ def _serve(options: Options, environ: Mapping[str, str], place: _Place) -> None:
         web_server = place.dashboard.create_server(dashboard.app, files)
     stopping = Event()
     _handle_signals(server.drain, stopping.set, options, place.certificates)
-    keep_collections_short()
+    tune_gc()
     server.start()
     if web_server is not None:
         web_server.start()
     _announce(options, place)
-    tell_manager(READY, environ)
+    notify_manager(READY, environ)
     stopping.wait()
-    tell_manager(STOPPING, environ)
+    notify_manager(STOPPING, environ)
     _stop(server, web_server, dashboard)
 
 
@@ -278,41 +284,42 @@ def _server(
 
 def _serve_in_turn(options: Options, environ: Mapping[str, str], place: _Place) -> None:
     """The same with a journal that others may lead: stand by until this server does."""
-    collect_nothing()
-    leadership = shared_module("leadership")
+    pause_gc()
+    with importing_psycopg():
+        from greenstalk_server.cluster import leadership  # noqa: PLC0415  optional dependency
     limits = _limits(options)
     seat = leadership.seat(options, describe(place.listeners[0].sock))
     candidate = leadership.Candidate(seat, partial(_Shared, options, limits, place.dashboard), options.strict_recovery)
     turn = leadership.Turn(candidate)
     web_server: WebServer | None = None
     if place.dashboard is not None:
-        waiting = place.dashboard.create_standby_app(candidate.role, os.uname().nodename, steady_clock())
-        web_server = place.dashboard.create_server(waiting, Files(place.most_files, Limited()))
+        waiting = place.dashboard.create_standby_app(candidate.status, os.uname().nodename, steady_clock())
+        web_server = place.dashboard.create_server(waiting, Files(place.most_files, LimitCounters()))
         web_server.start()
     _handle_signals(turn.drain, turn.end, options, place.certificates)
     _announce(options, place)
-    tell_manager(READY, environ)
+    notify_manager(READY, environ)
     if not turn.begin():
-        tell_manager(STOPPING, environ)
+        notify_manager(STOPPING, environ)
         if web_server is not None:
             web_server.stop(timeout=WEB_STOP_TIMEOUT)
         return
     shared = candidate.queue
-    files = Files(place.most_files, shared.broker.limited)
+    files = Files(place.most_files, shared.broker.limit_counters)
     server = _server(options, limits, place, shared.broker, candidate.clock, shared.committer, files)
     turn.server_drain = server.drain
-    keep_collections_short()
+    tune_gc()
     for listener in place.listeners:
         listener.listen()
     server.start()
     if web_server is not None:
-        shared.prepare(candidate.role)
+        shared.prepare(candidate.status)
         assert shared.dashboard is not None
         files.open, web_server.files = files.open + web_server.files.open, files
         web_server.application = shared.dashboard.app
     turn.stopping.wait()
     if turn.is_last:
-        tell_manager(STOPPING, environ)
+        notify_manager(STOPPING, environ)
     _stop(server, web_server, shared.dashboard, turn.release)
     if not turn.is_last:
         turn.begin_anew()
@@ -383,7 +390,7 @@ def _queue(options: Options, clock: Clock, limits: Limits) -> tuple[Broker, Comm
 def _broker(options: Options, clock: Clock, limits: Limits, journal: Journal, *, can_let_go: bool) -> Broker:
     """A broker, new and empty, within its limits; *can_let_go*: bodies can be read back from *journal*."""
     broker = Broker(server_facts(started_at=clock()), journal, options.max_job_size)
-    broker.bounds = bounds(limits, broker.limited)
+    broker.quotas = job_quotas(limits)
     broker.max_watched = limits.watched
     if options.memory_limit:
         broker.bodies = Bodies(_memory_for_jobs(options.memory_limit), can_let_go)
@@ -393,7 +400,7 @@ def _broker(options: Options, clock: Clock, limits: Limits, journal: Journal, *,
 @cache
 def _memory_for_jobs(limit: int) -> int:
     """What jobs may take of *limit*, once and for all: what the process takes before there is one is not for them."""
-    return max(0, limit - resident())
+    return max(0, limit - resident_bytes())
 
 
 class _Shared:
@@ -403,16 +410,17 @@ class _Shared:
         self, options: Options, limits: Limits, factory: DashboardFactory | None, rows: Rows, clock: Clock
     ) -> None:
         """A broker, new and empty, whose journal is in *rows*."""
+        from greenstalk_server.journal.postgresql.database import SharedBinlog  # noqa: PLC0415  optional dependency
+
         self.rows: Rows = rows
-        leadership = shared_module("leadership")
-        self.binlog: SharedBinlog = leadership.SharedBinlog(rows, options.binlog_max_size, 0, os.urandom)
+        self.binlog: SharedBinlog = SharedBinlog(rows, options.binlog_max_size, 0, os.urandom)
         self.broker: Broker = _broker(options, clock, limits, self.binlog, can_let_go=False)
         self.committer: Committer = Committer(self.binlog)
         self.dashboard: Dashboard | None = None
         self._factory: DashboardFactory | None = factory
         self._clock: Clock = clock
 
-    def prepare(self, role: Callable[[], Role]) -> None:
+    def prepare(self, role: Callable[[], ClusterStatus]) -> None:
         """Make the dashboard unless it exists: a takeover should not take up to 0.3 s for it."""
         if self.dashboard is None and self._factory is not None:
             self.dashboard = self._factory.start_dashboard(self.broker, self._clock, self.committer, role)

@@ -13,11 +13,9 @@ import ssl
 import stat
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import Final, ParamSpec
 
 from greenstalk_server.config.options import PROGRAM, Options, UsageError, refuse_equal_passwords, shown
@@ -29,7 +27,7 @@ from greenstalk_server.journal.startup import LATER_VERSION
 from greenstalk_server.net.listeners import PLAIN_PREFIX, of_dashboard, try_listening
 from greenstalk_server.net.tls import load_certificate, load_client_ca
 from greenstalk_server.runtime.exit_codes import EXIT_BINLOG, EXIT_OK, EXIT_USAGE, StartError
-from greenstalk_server.runtime.process import acting_as, refuse_unreadable
+from greenstalk_server.runtime.process import acting_as, require_readable_code
 
 LONGEST_PASSWORD: Final = 1000
 """Bytes of a password in a file."""
@@ -102,10 +100,11 @@ def refuse_rules_for_nobody(options: Options, names: Sequence[str] | None) -> No
             raise UsageError(f"{options.named('access')}: listener {shown(rule.listener)}: must be one of {known}")
 
 
-def shared_module(name: str) -> ModuleType:
-    """Import our module *name*, which needs the driver of PostgreSQL; raise StartError if there is no driver."""
+@contextmanager
+def importing_psycopg() -> Iterator[None]:
+    """Import modules that need psycopg, PostgreSQL's driver, in the block; raise StartError if it is not installed."""
     try:
-        return import_module(f"greenstalk_server.{name}")
+        yield
     except ImportError as error:
         message = f"{error}; install the driver of PostgreSQL: pip install 'psycopg[binary]'"
         raise StartError(message, EXIT_USAGE) from error
@@ -168,7 +167,7 @@ def _about_journal(options: Options) -> Iterator[StartError | str]:
     try:
         with acting_as(options.user) if options.user is not None else nullcontext():
             if options.user is not None and options.web_enabled:
-                yield from _attempt(refuse_unreadable, options.user)
+                yield from _attempt(require_readable_code, options.user)
             if options.binlog_dir is not None:
                 yield from _about_directory(options.binlog_dir)
     except StartError as error:
@@ -178,7 +177,9 @@ def _about_journal(options: Options) -> Iterator[StartError | str]:
 
 
 def _read_address(url: str, name: str) -> None:
-    shared_module("leadership").conninfo_of(url, name)
+    with importing_psycopg():
+        from greenstalk_server.journal.postgresql.link import conninfo_of  # noqa: PLC0415  optional dependency
+    conninfo_of(url, name)
 
 
 def _about_directory(directory: str) -> Iterator[StartError | str]:

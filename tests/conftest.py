@@ -8,7 +8,7 @@ import pytest
 from hypothesis import settings
 
 from greenstalk_server.core.broker import Broker
-from greenstalk_server.core.stats import ServerFacts
+from greenstalk_server.core.counters import ServerFacts
 from tests.core.world import make_broker
 from tests.daemon import Daemon
 from tests.postgresql.cluster import Cluster

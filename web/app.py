@@ -17,7 +17,7 @@ from typing import Any
 from flask import Flask, request
 from jinja2 import StrictUndefined
 
-from greenstalk_server.cluster.role import Role
+from greenstalk_server.cluster.status import ClusterStatus
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web import api, text
@@ -99,7 +99,7 @@ def create_dashboard(
     options: WebOptions | None = None,
     *,
     commit: Callable[[], bool] | None = None,
-    role: Callable[[], Role] | None = None,
+    role: Callable[[], ClusterStatus] | None = None,
 ) -> Dashboard:
     """Return the dashboard of *broker*, not started. Its app holds it as `extensions["dashboard"]`.
 

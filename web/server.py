@@ -12,7 +12,7 @@ from typing import Final
 
 from flask import Flask
 
-from greenstalk_server.cluster.role import Role
+from greenstalk_server.cluster.status import ClusterStatus
 from greenstalk_server.config.options import Options
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.net.acceptor import Files, WebServer
@@ -55,7 +55,7 @@ class DashboardFactory:
         )
 
     def start_dashboard(
-        self, broker: Broker, clock: Clock, committer: Committer | None, role: Callable[[], Role] | None = None
+        self, broker: Broker, clock: Clock, committer: Committer | None, role: Callable[[], ClusterStatus] | None = None
     ) -> Dashboard:
         """Return a started dashboard of *broker*, whose journal has *committer*, if any.
 
@@ -66,7 +66,7 @@ class DashboardFactory:
         dashboard.start()
         return dashboard
 
-    def create_standby_app(self, role: Callable[[], Role], hostname: str, clock: Clock) -> Flask:
+    def create_standby_app(self, role: Callable[[], ClusterStatus], hostname: str, clock: Clock) -> Flask:
         """Return the app that shows a standby's role and lag."""
         return create_standby_app(role, hostname, clock, self._options)
 

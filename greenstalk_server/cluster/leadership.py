@@ -21,15 +21,13 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from math import inf
 from typing import Any, Final, Generic, NoReturn, Protocol, TypeVar
 
 import gevent
-from gevent import get_hub
 from gevent.event import Event
 
-from greenstalk_server.cluster.role import Role
+from greenstalk_server.cluster.status import ClusterStatus
 from greenstalk_server.config.options import Options
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job import SECOND
@@ -49,6 +47,8 @@ from greenstalk_server.journal.startup import go_on, refuse_unfit
 from greenstalk_server.protocol.session import TURN
 from greenstalk_server.runtime.clock import Clock, steady_clock
 from greenstalk_server.runtime.exit_codes import EXIT_BINLOG, EXIT_OK, StartError
+from greenstalk_server.runtime.process import FIRST_INHERITED_FD
+from greenstalk_server.runtime.threads import run_in_thread
 
 log = logging.getLogger(__name__)
 
@@ -86,11 +86,6 @@ LEAVING_PATIENCE: Final = 1.0
 HANDOVER_PATIENCE: Final = 30
 """Seconds."""
 
-INHERITED_FD: Final = 3
-"""SD_LISTEN_FDS_START of sd_listen_fds(3)."""
-
-T = TypeVar("T")
-
 
 class Queue(Protocol):
     """What a leader serves."""
@@ -99,7 +94,7 @@ class Queue(Protocol):
     binlog: SharedBinlog
     rows: Rows
 
-    def prepare(self, role: Callable[[], Role]) -> None:
+    def prepare(self, role: Callable[[], ClusterStatus]) -> None:
         """Do what takes long and can be done before; once."""
 
 
@@ -206,12 +201,14 @@ class Candidate(Generic[Q]):
             found += [self._follower.link, self.queue.rows.link]
         return found
 
-    def role(self) -> Role:
+    def status(self) -> ClusterStatus:
         """How it stands."""
         seat, standing, lead = self.seat, self._standing, self.lead
         if lead is not None:
-            return Role(True, seat.journal_name, seat.name, seat.name, lead.epoch, 0.0, lead.warning, lead.standbys)
-        return Role(
+            return ClusterStatus(
+                True, seat.journal_name, seat.name, seat.name, lead.epoch, 0.0, lead.warning, lead.standbys
+            )
+        return ClusterStatus(
             False,
             seat.journal_name,
             seat.name,
@@ -249,30 +246,30 @@ class Candidate(Generic[Q]):
             stopping.wait(POLL_EVERY)
         if self._follower is not None:
             with suppress(OSError):
-                _in_thread(self.seat.leave)
+                run_in_thread(self.seat.leave)
         return None
 
     def _step(self) -> Lead | None:
         """Read what there is, and lead if nobody does. Switches."""
         if self._follower is None:
-            self.clock = steady_clock(_in_thread(self.seat.open))
-            if risk := _in_thread(self.seat.risk):
+            self.clock = steady_clock(run_in_thread(self.seat.open))
+            if risk := run_in_thread(self.seat.risk):
                 log.warning("PostgreSQL: %s", risk)
             self._begin()
         self._read()
         assert self._follower is not None
         refuse_unfit(self._follower.recovery, is_strict=False)  # before it leads what it cannot serve
-        self._standing = _in_thread(self.seat.look)
+        self._standing = run_in_thread(self.seat.look)
         self._note_well()
         if not self.may_lead(self._standing):
             if not self._is_following:
                 log.info("standby: %s is active", self._standing.leader)
-                gc.enable()  # what was read at first is read: see memory.collect_nothing
+                gc.enable()  # what was read at first is read: see memory.pause_gc
             self._is_following = True
             if time.monotonic() > self._noted_at + self.seat.pulse and not self._note:
                 self._noted_at = time.monotonic()
                 self._note = gevent.spawn(self._report, lambda: self.seat.follow(self._behind() or 0.0))
-            self.queue.prepare(self.role)
+            self.queue.prepare(self.status)
             return None
         return self._take_over(self._standing)
 
@@ -289,7 +286,7 @@ class Candidate(Generic[Q]):
     def _report(self, report: Callable[[], None]) -> None:
         """Have the other servers know whether this one follows. Nothing depends on that. Switches."""
         with suppress(OSError):
-            _in_thread(report)
+            run_in_thread(report)
 
     def _begin(self) -> None:
         """Forget all, to read it from the start."""
@@ -307,7 +304,7 @@ class Candidate(Generic[Q]):
         assert follower is not None
         while True:
             asked_at = time.monotonic()
-            rows = _in_thread(follower.fetch)
+            rows = run_in_thread(follower.fetch)
             follower.replay(rows)
             self._forget_idle_tubes(follower.recovery)
             if len(rows) < FETCH_ROWS and _bytes_of(rows) < FETCH_BYTES:
@@ -333,7 +330,7 @@ class Candidate(Generic[Q]):
         Switches.
         """
         taken_at = lasting_time()
-        epoch = _in_thread(partial(self.seat.take, standing))
+        epoch = run_in_thread(self.seat.take, standing)
         if epoch is None:
             return None
         self.lead = Lead(self.seat, epoch, taken_at)
@@ -342,7 +339,7 @@ class Candidate(Generic[Q]):
             try:
                 self._read()
                 assert self._follower is not None
-                _in_thread(partial(self._follower.finish, epoch))
+                run_in_thread(self._follower.finish, epoch)
                 break
             except LostTrack:
                 self._begin()
@@ -418,7 +415,7 @@ class Turn:
         lead.stop()
         self._candidate.lead = None
         try:
-            _in_thread(seat.release)
+            run_in_thread(seat.release)
         except OSError as error:
             log.warning("the lead could not be given up, and ends by itself: %s", error)
 
@@ -465,7 +462,7 @@ class Turn:
 def _inherited_fds() -> range:
     """The sockets that systemd has handed over (see listeners)."""
     is_ours = os.environ.get("LISTEN_PID") == str(os.getpid())
-    return range(INHERITED_FD, INHERITED_FD + int(os.environ.get("LISTEN_FDS", "0") if is_ours else 0))
+    return range(FIRST_INHERITED_FD, FIRST_INHERITED_FD + int(os.environ.get("LISTEN_FDS", "0") if is_ours else 0))
 
 
 def _nothing_to_drain() -> None:
@@ -524,21 +521,3 @@ def lasting_time() -> float:
 
 def _bytes_of(rows: list[Row]) -> int:
     return sum([len(row[3]) for row in rows])
-
-
-def _in_thread(function: Callable[[], T]) -> T:
-    """Return what *function*, which blocks, gives, or raise what it raises. Switches."""
-    found: list[T] = []
-    error = get_hub().threadpool.apply(_run, (function, found))
-    if error is not None:
-        raise error
-    return found[0]
-
-
-def _run(function: Callable[[], T], found: list[T]) -> BaseException | None:
-    """Put into *found* what *function* gives; return what it raises, which the pool would write to the log."""
-    try:
-        found.append(function())
-    except BaseException as error:  # noqa: BLE001  it is raised where it was asked for
-        return error
-    return None

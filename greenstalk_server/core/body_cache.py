@@ -72,13 +72,19 @@ class Bodies:
         """Whether bodies are to be let go: some time before the limit."""
         return self.can_let_go and self.taken > self.limit - self.margin
 
-    def have_room(self, size: int) -> bool:
-        """Whether a job with a body of *size* bytes may come."""
-        taken = self.taken + size + JOB_COST + BODY_COST
-        if taken <= self.limit:
+    def has_room(self, size: int) -> bool:
+        """Whether a job with a body of *size* bytes fits: now, or soon, since bodies can still be evicted."""
+        needed = self.taken + size + JOB_COST + BODY_COST
+        if needed <= self.limit:
+            return True
+        return self.can_let_go and not self.is_exhausted and needed <= self.limit + (self.limit >> 2)
+
+    def admit(self, size: int) -> bool:
+        """As `has_room`, for a job that is added next. If it fits now, `is_exhausted` ends."""
+        if self.taken + size + JOB_COST + BODY_COST <= self.limit:
             self.is_exhausted = False
             return True
-        return self.can_let_go and not self.is_exhausted and taken <= self.limit + (self.limit >> 2)
+        return self.has_room(size)
 
     def came(self, job: Job) -> None:
         """Count *job*, new."""

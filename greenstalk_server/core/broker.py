@@ -14,9 +14,8 @@ Invariants, which `check` verifies:
 - A tube exists while it is used, watched or holds a job, and `default` always.
 - Every deadline ahead of us has an armed timer at or before it.
 
-Four things are the caller's to provide: `Client.wake`, which ends a wait; `Broker.alarm`, called with a time when
-`tick` is now wanted earlier than its last return value said; `Broker.farewell`, called with a tube that goes,
-for who keeps its counters; and `Broker.timed_out`, called with a client and the job that it has held too long.
+The caller provides `Client.wake`, which ends a wait. What else the broker has to report goes to the listeners that
+have subscribed (see greenstalk_server.core.listener).
 """
 
 from __future__ import annotations
@@ -29,6 +28,7 @@ from typing import Final
 from greenstalk_server.core import job_history
 from greenstalk_server.core.body_cache import Bodies
 from greenstalk_server.core.client import Client
+from greenstalk_server.core.counters import Counters, ServerFacts
 from greenstalk_server.core.job import (
     BURIED,
     DELAYED,
@@ -43,10 +43,10 @@ from greenstalk_server.core.job import (
 )
 from greenstalk_server.core.job_table import JobTable
 from greenstalk_server.core.journal import Journal, NullJournal
-from greenstalk_server.core.limits import Bounds, Limited
+from greenstalk_server.core.limits import LIMIT_NAMES, JobQuotas, LimitCounters, Refusal
+from greenstalk_server.core.listener import BrokerListener
+from greenstalk_server.core.name_list import NameBudget, NameList
 from greenstalk_server.core.ready_queue import is_before
-from greenstalk_server.core.stats import Counters, ServerFacts
-from greenstalk_server.core.streams import Listings, NameList
 from greenstalk_server.core.timers import Timers
 from greenstalk_server.core.tube import Totals, Tube
 from greenstalk_server.core.tube_set import AT_MOST, FEW, Watch
@@ -83,18 +83,6 @@ def _nobody() -> None:
     """Stand in for `Client.wake` where there is no client."""
 
 
-def _no_alarm(when: int) -> None:
-    """Stand in for `Broker.alarm` where the caller ticks often enough by itself."""
-
-
-def _no_farewell(tube: Tube) -> None:
-    """Stand in for `Broker.farewell` where nobody keeps counters."""
-
-
-def _no_complaint(client: Client, job: Job) -> None:
-    """Stand in for `Broker.timed_out` where nobody keeps a log."""
-
-
 class Broker:
     """All jobs, tubes and clients of one server.
 
@@ -107,16 +95,17 @@ class Broker:
     bodies          which bodies are in memory; None if all are, and may be. To be set before `restore`.
     is_draining     puts are refused.
     is_stopping     jobs of clients that disconnect stay reserved; the next start returns them.
-    limited         counts what was refused or held up because of a limit, here and by whoever sees to others.
-    listings        how many names are being sent in lists.
+    limit_counters  how often each limit was hit, here, in the server and in sessions.
+    listed_names    budget of the names in lists that are being sent.
     max_watched     tubes that a client may watch; 0 for any number.
-    bounds          limits of jobs and tubes; None without any. To be set before `restore`.
+    quotas          limits of jobs and tubes; None without any. Set it before `restore`.
     """
 
     def __init__(
         self, facts: ServerFacts, journal: Journal | None = None, max_job_size: int = DEFAULT_MAX_JOB_SIZE
     ) -> None:
         """*max_job_size* is the most bytes of a body."""
+        self._listeners: list[BrokerListener] = []
         self.facts: ServerFacts = facts
         self.journal: Journal = journal if journal is not None else NullJournal()
         self.max_job_size: int = max_job_size
@@ -130,17 +119,14 @@ class Broker:
         self.bodies: Bodies | None = None
         self.is_draining: bool = False
         self.is_stopping: bool = False
-        self.limited: Limited = Limited()
-        self.bounds: Bounds | None = None
-        self.listings: Listings = Listings()
+        self.limit_counters: LimitCounters = LimitCounters(self._listeners)
+        self.quotas: JobQuotas | None = None
+        self.listed_names: NameBudget = NameBudget()
         self.max_watched: int = 0
         self.next_id: int = 1
         self.producer_count: int = 0
         self.worker_count: int = 0
         self.waiting_count: int = 0
-        self.alarm: Callable[[int], None] = _no_alarm
-        self.farewell: Callable[[Tube], None] = _no_farewell
-        self.timed_out: Callable[[Client, Job], None] = _no_complaint
         self._names: NameList | None = None
         self._leaving: dict[Client, None] = {}  # closed, with jobs or watches that later ticks end, or the stop
         self._burials: int = 0
@@ -148,6 +134,10 @@ class Broker:
         self._last_client: int = 0
         self._timers: Timers = Timers()
         self._default: Tube = self.tube(DEFAULT_TUBE)
+
+    def subscribe(self, listener: BrokerListener) -> None:
+        """Notify *listener* from now on."""
+        self._listeners.append(listener)
 
     def restore(self, next_id: int) -> None:
         """Take in what a journal has recovered, before any client connects.
@@ -169,8 +159,8 @@ class Broker:
             else:
                 job.tube.add_buried(job)
                 self._burials = job.deadline
-        if self.bounds is not None:
-            self.bounds.body_bytes = sum(tube.body_bytes for tube in self.tubes.values())
+        if self.quotas is not None:
+            self.quotas.body_bytes = sum(tube.body_bytes for tube in self.tubes.values())
         for tube in list(self.tubes.values()):
             if tube.paused_until:
                 self._arm(tube, tube.paused_until)
@@ -222,8 +212,8 @@ class Broker:
             self.worker_count += 1
 
     def use(self, client: Client, name: bytes) -> bool:
-        """Have *client*'s puts go to the tube *name*, which is created if need be; False if there may be no more."""
-        if self.bounds is not None and not self._may_need(name, client):
+        """Have *client*'s puts go to the tube *name*, which is created if need be; False if a limit forbids that."""
+        if self.quotas is not None and self._refuse_tube(name, client):
             return False
         tube = self.tube(name)
         tube.using += 1
@@ -233,10 +223,11 @@ class Broker:
         return True
 
     def watch(self, client: Client, name: bytes) -> int:
-        """Have *client*'s reserves take from the tube *name* too; return how many it watches, or 0 if it may not."""
+        """Have *client*'s reserves take from the tube *name* too; return how many it watches, or the Refusal."""
         if name not in client.watched:
-            if not self._may_watch(name, client):
-                return 0
+            refusal = self._refuse_watch(name, client)
+            if refusal:
+                return refusal
             tube = self.tube(name)
             tube.watching += 1
             client.watched[name] = tube
@@ -263,36 +254,37 @@ class Broker:
         self.next_id = id + 1
         return id
 
-    def put(self, client: Client, id: int, pri: int, delay: int, ttr: int, body: bytes, now: int) -> bool:
+    def put(self, client: Client, id: int, pri: int, delay: int, ttr: int, body: bytes, now: int) -> int:
         """Add a job, under an allocated *id*, to the tube that *client* uses.
 
-        *delay* and *ttr* in nanoseconds. Return False if memory or the journal has no room for it, or a limit is
-        reached: nothing has changed.
+        *delay* and *ttr* in nanoseconds. Return *id*; or the Refusal, which is negative, and nothing has changed.
         """
-        if self.bodies is not None and not self.bodies.have_room(len(body)):
-            return False
+        if self.bodies is not None and not self.bodies.admit(len(body)):
+            return Refusal.MEMORY
         tube = client.used
-        if self.bounds is not None and not self.bounds.have_room(tube, len(body), len(self.jobs), client.address):
-            return False
+        if self.quotas is not None:
+            refusal = self.quotas.refuse_job(tube, len(body), len(self.jobs))
+            if refusal:
+                return self._refuse(refusal, client, tube.name)
         job = Job(id, tube, body, pri, delay, ttr, now)
         if delay:
             job.state = DELAYED
             job.deadline = now + delay
         if not self.journal.put(job):
-            return False
+            return Refusal.JOURNAL
         self.jobs.set(job)
         if self.bodies is not None:
             self.bodies.came(job)
         tube.body_bytes += len(body)
         tube.total_jobs += 1
         self.counters.total_jobs += 1
-        if self.bounds is not None:
-            self.bounds.body_bytes += len(body)
+        if self.quotas is not None:
+            self.quotas.body_bytes += len(body)
         if delay:
             self._add_delayed(job)
         else:
             self._add_ready(job, now)
-        return True
+        return id
 
     # Workers
 
@@ -388,8 +380,8 @@ class Broker:
         if self.bodies is not None:
             self.bodies.went(job)
         tube.body_bytes -= job.size
-        if self.bounds is not None:
-            self.bounds.body_bytes -= job.size
+        if self.quotas is not None:
+            self.quotas.body_bytes -= job.size
         tube.cmd_delete += 1
         self.journal.delete(job)
         if not tube.using and not tube.watching:
@@ -521,18 +513,16 @@ class Broker:
         return DONE
 
     def put_into(self, name: bytes, pri: int, delay: int, ttr: int, body: bytes, now: int) -> int:
-        """Add a job, as `put` does, to the tube *name*; return its id, or 0 where `put` returns False.
-
-        Neither is there a job where the tube would be one more than there may be.
-        """
+        """Add a job, as `put` does, to the tube *name*; return its id, or the Refusal, which is negative."""
         client = Client(self._default, _nobody)
-        if not self._may_need(name, client):
-            return 0
+        refusal = self._refuse_tube(name, client)
+        if refusal:
+            return refusal
         client.used, id = self.tube(name), self.allocate_id()
-        if self.put(client, id, pri, delay, ttr, body, now):
-            return id
-        self._drop_if_unneeded(client.used)
-        return 0
+        result = self.put(client, id, pri, delay, ttr, body, now)
+        if result < 0:
+            self._drop_if_unneeded(client.used)
+        return result
 
     def clear(self, tube: Tube, state: int, bound: int, below: int, now: int) -> int:
         """Delete up to *bound* of the tube's jobs in *state*, READY, DELAYED or BURIED; return how many.
@@ -622,7 +612,8 @@ class Broker:
             job.timeouts += 1
             job.tube.total_timeouts += 1
             self.counters.job_timeouts += 1
-            self.timed_out(client, job)
+            for listener in self._listeners:
+                listener.on_reservation_timeout(client, job)
             self.journal.lapse(job)
             self._add_ready(job, now)
             job = client.soonest()
@@ -771,8 +762,8 @@ class Broker:
             self.bodies.came(new)
         old.tube.body_bytes -= old.size
         new.tube.body_bytes += new.size
-        if self.bounds is not None:
-            self.bounds.body_bytes += new.size - old.size
+        if self.quotas is not None:
+            self.quotas.body_bytes += new.size - old.size
         if new.holder is not None:
             old.holder = None
             new.holder.reserved[new.id] = new
@@ -816,7 +807,8 @@ class Broker:
 
     def _arm(self, target: Client | Tube, when: int) -> None:
         if self._timers.arm(target, when):
-            self.alarm(when)
+            for listener in self._listeners:
+                listener.on_alarm(when)
 
     # Tubes
 
@@ -852,27 +844,33 @@ class Broker:
     def name_list(self) -> NameList:
         """The names of all tubes, in the order of creation; the same list until a tube comes or goes."""
         if self._names is None:
-            self._names = NameList(self.tubes, self.listings)
+            self._names = NameList(self.tubes, self.listed_names)
         return self._names
 
-    def _may_need(self, name: bytes, client: Client) -> bool:
-        """Whether the tube *name* is there, or may be made for *client*."""
-        if name in self.tubes or self.bounds is None:
-            return True
-        return self.bounds.have_a_tube(len(self.tubes), name, client.address)
+    def _refuse_tube(self, name: bytes, client: Client) -> int:
+        """Return 0 if the tube *name* exists or may be created for *client*; else count and return the Refusal."""
+        if name in self.tubes or self.quotas is None:
+            return 0
+        refusal = self.quotas.refuse_tube(len(self.tubes))
+        return self._refuse(refusal, client, name) if refusal else 0
 
-    def _may_watch(self, name: bytes, client: Client) -> bool:
-        """Whether *client* may watch the tube *name* too."""
+    def _refuse_watch(self, name: bytes, client: Client) -> int:
+        """Return 0 if *client* may watch the tube *name* too; else count and return the Refusal."""
         if self.max_watched and len(client.watched) >= self.max_watched:
-            self.limited.note("watched", client.address, name.decode())
-            return False
-        return self._may_need(name, client)
+            return self._refuse(Refusal.WATCHED, client, name)
+        return self._refuse_tube(name, client)
+
+    def _refuse(self, refusal: int, client: Client, tube: bytes) -> int:
+        """Count that a limit was hit by *client*'s request for *tube*; return *refusal*."""
+        self.limit_counters.note(LIMIT_NAMES[refusal], client.address, tube.decode(errors="replace"))
+        return refusal
 
     def _drop_if_unneeded(self, tube: Tube) -> None:
         if tube.is_unneeded() and tube is not self._default and self.tubes.get(tube.name) is tube:
             del self.tubes[tube.name]
             self._names = None
-            self.farewell(tube)
+            for listener in self._listeners:
+                listener.on_tube_dropped(tube)
             self._timers.disarm(tube)
             if tube.paused_until:
                 tube.pause = tube.paused_until = 0
@@ -902,7 +900,7 @@ class Broker:
         for job in self.jobs.values():
             body_bytes[job.tube] += job.size
         assert all(tube.body_bytes == size for tube, size in body_bytes.items())
-        assert self.bounds is None or self.bounds.body_bytes == sum(body_bytes.values())
+        assert self.quotas is None or self.quotas.body_bytes == sum(body_bytes.values())
         if self.bodies is not None:
             assert self.bodies.jobs == len(self.jobs)
             assert self.bodies.held == sum(job.body is not None for job in self.jobs.values())

@@ -2,13 +2,47 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
-
-from greenstalk_server.core.stats import DEFAULT_BINLOG_SIZE, JournalStats
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
     from greenstalk_server.core.job import Job
     from greenstalk_server.core.tube import Tube
+
+DEFAULT_BINLOG_SIZE: Final = 10485760
+"""Bytes of a file of the journal."""
+
+
+@dataclass(frozen=True, slots=True)
+class JournalStats:
+    """The journal's figures as "stats" shows them, and more; the defaults are those of a server without one.
+
+    is_on_disk      jobs survive the process.
+    is_full         the disk has no room for a file ahead.
+    files           how many there are.
+    bytes_on_disk   what the files take.
+    bytes_recorded  what the records of files in use take.
+    bytes_live      those of them that hold a job.
+    synced_ago      seconds since it was last known that all records written before are on disk; None if never.
+    syncs           how many syncs of files there were since the start, by the bit length of what each took in
+                    nanoseconds; sync_time is the sum of that.
+    """
+
+    oldest_index: int = 0
+    current_index: int = 0
+    records_migrated: int = 0
+    records_written: int = 0
+    max_size: int = DEFAULT_BINLOG_SIZE
+    is_on_disk: bool = False
+    is_full: bool = False
+    files: int = 0
+    bytes_on_disk: int = 0
+    bytes_recorded: int = 0
+    bytes_live: int = 0
+    synced_ago: float | None = None
+    syncs: Mapping[int, int] = field(default_factory=dict)
+    sync_time: int = 0
 
 
 class Journal(Protocol):

@@ -1,27 +1,26 @@
-"""How much of everything there may be at most, and how often that was too little.
+"""Resource limits, and counters of how often each was hit.
 
-`Limits` is what the operator has set, `Limited` counts what was refused or held up and why, `Bounds` are those
-limits that concern jobs and tubes, and `Admission` those of who connects. Each is looked at by who owns
-the thing: the broker, the server, a session, a connection.
-
-Pure.
+`Limits` holds what the operator has set, `LimitCounters` counts what was refused or held up, and `JobQuotas` compares
+jobs and tubes with those limits that concern them. Each limit is checked by the owner of the resource: the broker, a
+session, a connection, or the server (see greenstalk_server.net.admission). Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from ipaddress import IPv6Address, ip_address, ip_network
 from typing import Final
 
+from greenstalk_server.core.listener import BrokerListener
 from greenstalk_server.core.tube import Tube
 
-LIMITED: Final = {
+LIMIT_DESCRIPTIONS: Final = {
     "access": "commands that the access rules refused",
     "connections": "connections closed at once, because there were as many as there may be (--max-connections)",
     "connections_per_address": "connections closed at once: too many of one address (--max-connections-per-address)",
     "handshake": "connections closed because TLS was not agreed on, in time or at all",
     "files": "times that accepting had to wait, because no file descriptor was left (ulimit -n)",
+    "epoll": "connections closed at once, because the system could not poll another one (fs.epoll.max_user_watches)",
     "jobs": "puts refused, because there were as many jobs as there may be (--max-jobs)",
     "bytes": "puts refused, because the bodies of all jobs were as large as they may be (--max-bytes)",
     "tube_jobs": "puts refused, because there were as many jobs in the tube as there may be (--max-tube-jobs)",
@@ -36,30 +35,47 @@ LIMITED: Final = {
     "dead_peer_timeout": "connections closed because the other side did not answer any more (--dead-peer-timeout)",
     "request_timeout": "HTTP connections closed because a request did not come, or its answer was not read, in time",
 }
-"""What is counted, by the name that every output has for it; and which option may be set."""
-
-Complaint = Callable[[str, str, str], None]
-"""Is told of a limit that was reached: which, the address of the client, and what it asked for."""
+"""What is counted, by the name of the limit in every output; with the option that sets it, if there is one."""
 
 
-def _silent(limit: str, address: str, what: str) -> None:
-    """Stand in for a Complaint where nobody keeps a log."""
+class Refusal:
+    """Why the broker refuses a request. Every value is negative, so a result can be a count, an id, or a refusal."""
+
+    MEMORY: Final = -1
+    JOURNAL: Final = -2
+    JOBS: Final = -3
+    BYTES: Final = -4
+    TUBE_JOBS: Final = -5
+    TUBE_BYTES: Final = -6
+    TUBES: Final = -7
+    WATCHED: Final = -8
+
+
+LIMIT_NAMES: Final = {
+    Refusal.JOBS: "jobs",
+    Refusal.BYTES: "bytes",
+    Refusal.TUBE_JOBS: "tube_jobs",
+    Refusal.TUBE_BYTES: "tube_bytes",
+    Refusal.TUBES: "tubes",
+    Refusal.WATCHED: "watched",
+}
+"""The name in LIMIT_DESCRIPTIONS of each refusal by a limit. MEMORY and JOURNAL are not limits of `Limits`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What may be at most; 0 is without limit.
+    """The maximum of each resource; 0 means no limit.
 
-    connections, connections_per_address   open ones of the beanstalk protocol.
-    jobs, bytes             of all tubes; bytes are those of bodies.
-    tube_jobs, tube_bytes   of one tube.
-    tubes                   that there are.
+    connections, connections_per_address   open connections of the beanstalk protocol.
+    jobs, bytes             jobs in all tubes, and bytes of their bodies.
+    tube_jobs, tube_bytes   jobs in one tube, and bytes of their bodies.
+    tubes                   tubes in existence.
     watched                 tubes that one connection watches.
-    rate                    commands of one connection in a second.
-    output                  bytes of replies to one connection that wait for the disk, before it is read no further.
-    idle_timeout            seconds since anything came from a connection that neither waits for a job nor holds one.
+    rate                    commands of one connection per second.
+    output                  bytes of replies to one connection that wait for the disk before reading from it pauses.
+    idle_timeout            seconds without input on a connection that neither waits for a job nor holds one.
     command_timeout         seconds from the first byte of a command to its last.
-    dead_peer_timeout       seconds without an answer to what TCP sends.
+    dead_peer_timeout       seconds without an acknowledgement of what TCP sent.
     """
 
     connections: int = 0
@@ -77,111 +93,66 @@ class Limits:
     dead_peer_timeout: int = 0
 
 
-class Limited:
-    """How often each limit was reached since the start, and who is told of it."""
+class LimitCounters:
+    """How often each limit was hit since the start."""
 
-    __slots__ = ("_counts", "complain")
+    __slots__ = ("_counts", "_listeners")
 
-    def __init__(self) -> None:
-        self._counts: dict[str, int] = dict.fromkeys(LIMITED, 0)
-        self.complain: Complaint = _silent
+    def __init__(self, listeners: Iterable[BrokerListener] = ()) -> None:
+        """*listeners* are notified of each hit; the list may grow."""
+        self._counts: dict[str, int] = dict.fromkeys(LIMIT_DESCRIPTIONS, 0)
+        self._listeners: Iterable[BrokerListener] = listeners
 
     def note(self, limit: str, address: str = "", what: str = "") -> None:
-        """Count *limit*, one of LIMITED, and tell of it."""
+        """Count a hit of *limit*, a name in LIMIT_DESCRIPTIONS, and notify the listeners."""
         self._counts[limit] += 1
-        self.complain(limit, address, what)
+        for listener in self._listeners:
+            listener.on_limit_hit(limit, address, what)
 
     def counts(self) -> dict[str, int]:
-        """How often, by LIMITED."""
+        """Return the number of hits by limit."""
         return dict(self._counts)
 
 
-class Bounds:
-    """What limits say of jobs and tubes.
+class JobQuotas:
+    """The limits of jobs and tubes. Its methods are queries: they count nothing.
 
-    body_bytes  of the bodies of all jobs; kept by the broker.
-    reached     the limit that refused what was asked for last; empty if none did.
+    body_bytes  size in bytes of the bodies of all jobs; the broker keeps it current.
     """
 
-    __slots__ = ("_limited", "_limits", "body_bytes", "reached")
-
-    def __init__(self, limits: Limits, limited: Limited) -> None:
-        self._limits: Limits = limits
-        self._limited: Limited = limited
-        self.body_bytes: int = 0
-        self.reached: str = ""
-
-    def have_room(self, tube: Tube, size: int, jobs: int, address: str) -> bool:
-        """Whether *tube* may have one more job, with a body of *size* bytes, while there are *jobs* in all."""
-        limits = self._limits
-        if limits.jobs and jobs >= limits.jobs:
-            return self._refuse("jobs", address, tube.name)
-        if limits.bytes and self.body_bytes + size > limits.bytes:
-            return self._refuse("bytes", address, tube.name)
-        if limits.tube_jobs and _jobs_of(tube) >= limits.tube_jobs:
-            return self._refuse("tube_jobs", address, tube.name)
-        if limits.tube_bytes and tube.body_bytes + size > limits.tube_bytes:
-            return self._refuse("tube_bytes", address, tube.name)
-        self.reached = ""
-        return True
-
-    def have_a_tube(self, tubes: int, name: bytes, address: str) -> bool:
-        """Whether the tube *name* may be made while there are *tubes*."""
-        return not self._limits.tubes or tubes < self._limits.tubes or self._refuse("tubes", address, name)
-
-    def _refuse(self, limit: str, address: str, name: bytes) -> bool:
-        self.reached = limit
-        self._limited.note(limit, address, name.decode(errors="replace"))
-        return False
-
-
-def _jobs_of(tube: Tube) -> int:
-    return tube.ready.count + tube.reserved_count + tube.delayed.count + len(tube.buried)
-
-
-def bounds(limits: Limits, limited: Limited) -> Bounds | None:
-    """The bounds that *limits* set to jobs and tubes; None if they set none, and nothing is to be looked at."""
-    is_any = limits.jobs or limits.bytes or limits.tube_jobs or limits.tube_bytes or limits.tubes
-    return Bounds(limits, limited) if is_any else None
-
-
-def counted_as(address: str) -> str:
-    """What *address* counts as: of IPv6, the network of 64 bits, all of which one host can have."""
-    if ":" not in address:
-        return address
-    try:
-        parsed = ip_address(address)
-    except ValueError:  # of a proxy with a notation of its own
-        return address
-    if not isinstance(parsed, IPv6Address):
-        return address
-    return str(parsed.ipv4_mapped or ip_network((parsed, 64), strict=False))
-
-
-class Admission:
-    """How many connections are open, in all and by address, and whether there may be one more."""
+    __slots__ = ("_limits", "body_bytes")
 
     def __init__(self, limits: Limits) -> None:
         self._limits: Limits = limits
-        self._count: int = 0
-        self._by_address: dict[str, int] = {}
+        self.body_bytes: int = 0
 
-    def enter(self, host: str) -> str | None:
-        """Count a connection from *host*, which is empty for a Unix socket; or return the limit that forbids it."""
-        host = counted_as(host)
-        limits, of_host = self._limits, self._by_address.get(host, 0)
-        if limits.connections and self._count >= limits.connections:
-            return "connections"
-        if limits.connections_per_address and host and of_host >= limits.connections_per_address:
-            return "connections_per_address"
-        self._count += 1
-        self._by_address[host] = of_host + 1
-        return None
+    def refuse_job(self, tube: Tube, size: int, jobs: int) -> int:
+        """Return why *tube* may not have one more job with a body of *size* bytes, or 0 if it may.
 
-    def leave(self, host: str) -> None:
-        """Undo an `enter` that let *host* in."""
-        host = counted_as(host)
-        self._count -= 1
-        self._by_address[host] -= 1
-        if not self._by_address[host]:
-            del self._by_address[host]
+        *jobs* is the number of jobs in all tubes.
+        """
+        limits = self._limits
+        if limits.jobs and jobs >= limits.jobs:
+            return Refusal.JOBS
+        if limits.bytes and self.body_bytes + size > limits.bytes:
+            return Refusal.BYTES
+        if limits.tube_jobs and _job_count(tube) >= limits.tube_jobs:
+            return Refusal.TUBE_JOBS
+        if limits.tube_bytes and tube.body_bytes + size > limits.tube_bytes:
+            return Refusal.TUBE_BYTES
+        return 0
+
+    def refuse_tube(self, tubes: int) -> int:
+        """Return why a tube may not be created while there are *tubes*, or 0 if it may."""
+        limit = self._limits.tubes
+        return Refusal.TUBES if limit and tubes >= limit else 0
+
+
+def job_quotas(limits: Limits) -> JobQuotas | None:
+    """Return the quotas that *limits* set for jobs and tubes, or None if they set none."""
+    is_any = limits.jobs or limits.bytes or limits.tube_jobs or limits.tube_bytes or limits.tubes
+    return JobQuotas(limits) if is_any else None
+
+
+def _job_count(tube: Tube) -> int:
+    return tube.ready.count + tube.reserved_count + tube.delayed.count + len(tube.buried)

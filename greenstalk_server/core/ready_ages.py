@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from greenstalk_server.core.gc_untrack import untrack
-from greenstalk_server.core.job import IN_RUN, READY, Job, JobHeap
+from greenstalk_server.core.job import IN_RUN, READY, Job
+from greenstalk_server.core.job_heap import JobHeap
 
 SLACK: Final = 64
 """Dead entries that are borne beyond as many as live ones."""

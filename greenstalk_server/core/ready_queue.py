@@ -15,7 +15,8 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from greenstalk_server.core.gc_untrack import untrack
-from greenstalk_server.core.job import IN_RUN, NO_KEY, Job, JobHeap, deadline_of
+from greenstalk_server.core.job import IN_RUN, NO_KEY, Job, deadline_of
+from greenstalk_server.core.job_heap import JobHeap
 from greenstalk_server.core.ready_ages import Arrivals
 
 RUNS: Final = 8

@@ -11,7 +11,8 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
-from greenstalk_server.core.job import BURIED, DELAYED, NO_KEY, READY, URGENT_BELOW, Job, JobHeap
+from greenstalk_server.core.job import BURIED, DELAYED, NO_KEY, READY, URGENT_BELOW, Job
+from greenstalk_server.core.job_heap import JobHeap
 from greenstalk_server.core.ready_queue import ReadyQueue
 
 if TYPE_CHECKING:

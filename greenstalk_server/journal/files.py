@@ -8,11 +8,16 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, Protocol
 
-MODE: Final = 0o600
+FILE_MODE: Final = 0o600
+"""Permissions of the files that the journal creates: jobs may hold secrets."""
+
+MAX_PIECES: Final = 1024
+"""Buffers that one pwritev takes (IOV_MAX)."""
 
 
 class Files(Protocol):
@@ -46,8 +51,8 @@ class Files(Protocol):
     def open(self, name: str) -> int:
         """Open the file *name* for writing."""
 
-    def write(self, handle: int, offset: int, data: bytes) -> None:
-        """Write all of *data* at *offset*."""
+    def write(self, handle: int, offset: int, pieces: Sequence[bytes]) -> None:
+        """Write all of *pieces*, one after another, at *offset*."""
 
     def truncate(self, handle: int, size: int) -> None:
         """Cut the file to *size* bytes."""
@@ -87,7 +92,7 @@ class Directory:
 
     def create(self, name: str, size: int) -> int:
         path = Path(self.path, name)
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, MODE)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
         try:
             os.posix_fallocate(handle, 0, size)
         except OSError as error:
@@ -107,10 +112,25 @@ class Directory:
     def open(self, name: str) -> int:
         return os.open(Path(self.path, name), os.O_RDWR | os.O_CLOEXEC)
 
-    def write(self, handle: int, offset: int, data: bytes) -> None:
-        written = os.pwrite(handle, data, offset)
-        while written < len(data):
-            written += os.pwrite(handle, memoryview(data)[written:], offset + written)
+    def write(self, handle: int, offset: int, pieces: Sequence[bytes]) -> None:
+        if len(pieces) == 1 and os.pwrite(handle, pieces[0], offset) == len(pieces[0]):
+            return
+        for first in range(0, len(pieces), MAX_PIECES):
+            together = pieces[first : first + MAX_PIECES]
+            size = sum(map(len, together))
+            written = os.pwritev(handle, together, offset)
+            if written < size:
+                self._write_rest(handle, offset, together, written)
+            offset += size
+
+    def _write_rest(self, handle: int, offset: int, pieces: Sequence[bytes], written: int) -> None:
+        """Write *pieces* at *offset*, of which the first *written* bytes are there."""
+        for piece in pieces:
+            skipped = min(written, len(piece))
+            written -= skipped
+            while skipped < len(piece):
+                skipped += os.pwrite(handle, memoryview(piece)[skipped:], offset + skipped)
+            offset += len(piece)
 
     def truncate(self, handle: int, size: int) -> None:
         os.ftruncate(handle, size)
@@ -137,7 +157,7 @@ class Directory:
 
 def open_regular(path: str | Path, flags: int) -> int:
     """Open *path* if it is a regular file: to open a FIFO waits until somebody opens its other end."""
-    handle = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, MODE)
+    handle = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, FILE_MODE)
     mode = os.fstat(handle).st_mode
     if stat.S_ISREG(mode):
         return handle

@@ -210,17 +210,36 @@ class Encoder:
         self._seed: int = seed_of(salt)
 
     def job(self, job: Job, sequence: int, events: bytes = b"") -> bytes:
-        """A JOB record of *job* as it is now, its body in memory, with *events*."""
-        name, body, kind = job.tube.name, held_body(job), JOB
+        """Return a JOB record of *job* as it is now, its body in memory, with *events*."""
+        name, body, fields = job.tube.name, held_body(job), self._job_fields(job, sequence, events)
+        if events:
+            return self._seal(b"%b%c%b%b%b" % (fields, len(events), name, events, body))
+        return self._seal(b"%b%b%b" % (fields, name, body))
+
+    def begin_job(self, job: Job, sequence: int, events: bytes = b"") -> bytes:
+        """Return what stands between the prefix and the body in the record that `job` returns; for `seal_job`."""
+        name, fields = job.tube.name, self._job_fields(job, sequence, events)
+        return b"%b%c%b%b" % (fields, len(events), name, events) if events else fields + name
+
+    def seal_job(self, start: bytes, body: bytes) -> bytes:
+        """Return the record without *body*, which follows it; *start* is what `begin_job` returned. Any thread.
+
+        It takes 0.3 ms of CPU for each megabyte of *body*, for which it releases the GIL.
+        """
+        return _PREFIX.pack(self._salt, crc32(body, crc32(start, self._seed))) + start
+
+    def _job_fields(self, job: Job, sequence: int, events: bytes) -> bytes:
+        """Return what stands between the prefix and the name of the tube in a JOB record."""
+        name, kind = job.tube.name, JOB
         state, deadline = job.state, job.deadline
         if job.past.former_state:
             state, deadline = job.past.former_state, job.past.former_deadline
-        length = JOB_FIELDS.size + len(name) + len(body)
+        length = JOB_FIELDS.size + len(name) + job.size
         if events:
             kind = JOB_WITH_EVENTS
             length += 1 + len(events)
         try:
-            fields = _JOB_RECORD.pack(
+            return _JOB_RECORD.pack(
                 length,
                 sequence,
                 kind,
@@ -240,10 +259,7 @@ class Encoder:
             )
         except struct.error:
             _clamp_counts(job)
-            return self.job(job, sequence, events)
-        if events:
-            return self._seal(b"%b%c%b%b%b" % (fields, len(events), name, events, body))
-        return self._seal(b"%b%b%b" % (fields, name, body))
+            return self._job_fields(job, sequence, events)
 
     def update(self, job: Job, sequence: int) -> bytes:
         """An UPDATE record of *job* as it is now, and of the last of its events."""
@@ -326,13 +342,17 @@ class Encoder:
         return _PREFIX.pack(self._salt, crc32(rest, self._seed)) + rest
 
 
-def is_job(data: bytes, size: int, id: int, seed: int) -> bool:
-    """Whether *data* is a sound JOB record of the job *id*, *size* bytes, in a segment whose CRCs start from *seed*."""
-    if len(data) != size:
+def is_job(start: bytes, body: bytes, size: int, id: int, seed: int) -> bool:
+    """Return whether *start*, then *body*, are a sound JOB record of the job *id*, of *size* bytes.
+
+    The CRCs of its segment start from *seed*.
+    """
+    if len(start) + len(body) != size:
         return False
-    _, crc, length, _, kind = HEADER.unpack_from(data)
+    _, crc, length, _, kind = HEADER.unpack_from(start)
     is_whole = kind in (JOB, JOB_WITH_EVENTS) and length == size - HEADER_SIZE
-    return is_whole and crc32(data[PREFIX_SIZE:], seed) == crc and DELETE_FIELDS.unpack_from(data, HEADER_SIZE) == (id,)
+    is_sound = is_whole and crc32(body, crc32(start[PREFIX_SIZE:], seed)) == crc
+    return is_sound and DELETE_FIELDS.unpack_from(start, HEADER_SIZE) == (id,)
 
 
 def seed_of(salt: bytes) -> int:

@@ -23,6 +23,36 @@ def numbers(names: list[str]) -> list[int]:
     return sorted([int(match[1]) for match in map(_FILE_NAME.fullmatch, names) if match is not None])
 
 
+class Unwritten:
+    """Records to be appended to a segment: `chunks` and `unsealed` as those of Segment."""
+
+    __slots__ = ("_chunks", "_encoder", "_unsealed")
+
+    def __init__(self, encoder: record.Encoder, chunks: list[bytes], unsealed: list[int]) -> None:
+        self._encoder: record.Encoder = encoder
+        self._chunks: list[bytes] = chunks
+        self._unsealed: list[int] = unsealed
+
+    def encode(self) -> list[bytes]:
+        """Return the bytes, in as few pieces as possible without a copy of a large body. Any thread; call once.
+
+        Checksums of large bodies are computed here.
+        """
+        chunks = self._chunks
+        if not self._unsealed:
+            return [b"".join(chunks)] if chunks else []
+        self._chunks = []  # else a batch that is kept would keep the bodies of jobs that were deleted
+        pieces, done = list[bytes](), 0
+        for at in self._unsealed:
+            chunks[at] = self._encoder.seal_job(chunks[at], chunks[at + 1])
+            pieces.append(b"".join(chunks[done : at + 1]))
+            pieces.append(chunks[at + 1])
+            done = at + 2
+        if done < len(chunks):
+            pieces.append(b"".join(chunks[done:]))
+        return pieces
+
+
 class Segment:
     """One segment.
 
@@ -33,7 +63,9 @@ class Segment:
     first_sequence  as in its header.
     used        bytes of its records, written or not.
     written     bytes that are in the file.
-    chunks      records not written yet, in order.
+    chunks      records not written yet, in order. A record with a large body is two chunks: its start, without the
+                prefix, and the body.
+    unsealed    places among `chunks` of the starts of such records, rising.
     ids         the jobs it has a JOB record of; `cursor` of them have been looked at by compaction.
     starts      where those records begin, if bodies may have to be read back.
     has_repeats it has two JOB records of one job.
@@ -70,6 +102,7 @@ class Segment:
         "starts",
         "touched",
         "touched_tubes",
+        "unsealed",
         "used",
         "written",
     )
@@ -85,6 +118,7 @@ class Segment:
         self.used: int = 0
         self.written: int = 0
         self.chunks: list[bytes] = []
+        self.unsealed: list[int] = []
         self.ids: array[int] = array("Q")
         self.starts: array[int] = array("Q")
         self.has_repeats: bool = False
@@ -119,6 +153,15 @@ class Segment:
         if self.touched is not None:
             self.touched.append(id)
 
+    def add_large(self, start: bytes, body: bytes, id: int) -> None:
+        """Have the JOB record of the job *id* written after all else; *start* is that of `Encoder.begin_job`."""
+        self.unsealed.append(len(self.chunks))
+        self.chunks.append(start)
+        self.chunks.append(body)
+        self.used += record.PREFIX_SIZE + len(start) + len(body)
+        if self.touched is not None:
+            self.touched.append(id)
+
     def add_bare(self, data: bytes) -> None:
         """Have *data*, about no job, written after all else."""
         self.chunks.append(data)
@@ -128,6 +171,12 @@ class Segment:
         """Have *data*, about the tube *name*, written after all else."""
         self.touched_tubes.add(name)
         self.add_bare(data)
+
+    def take(self) -> Unwritten:
+        """Return what is to be written, and forget it."""
+        unwritten = Unwritten(self.encoder, self.chunks, self.unsealed)
+        self.chunks, self.unsealed = [], []
+        return unwritten
 
     def __repr__(self) -> str:
         return f"<Segment {self.number} used={self.used} written={self.written} live={self.live_bytes}>"
@@ -142,6 +191,10 @@ class Limbo(Segment):
         super().__init__(0, LIMBO_CAPACITY)
 
     def add(self, data: bytes, id: int) -> None:
+        assert self.touched is not None
+        self.touched.append(id)
+
+    def add_large(self, start: bytes, body: bytes, id: int) -> None:
         assert self.touched is not None
         self.touched.append(id)
 

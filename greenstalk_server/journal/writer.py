@@ -30,6 +30,8 @@ Rewriting. `rewrite` records the present state of the jobs concerned from memory
 in steps, each on disk before the next: it first copies the jobs that have no JOB record on disk, then evacuates
 the oldest segments one by one, each removed before the next is copied. A step never needs more room than the
 invariant above keeps, and each evacuated segment takes its jobs off the list, so rewriting ends.
+A step is planned and encoded in slices, and commands run between two slices. `Limbo` notes the jobs that they change;
+these are rewritten by a later step. Invariant: the last step takes a single slice, so nothing changes during it.
 """
 
 from __future__ import annotations
@@ -41,19 +43,19 @@ import time
 from array import array
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Final
 
 from greenstalk_server.core import job_history
-from greenstalk_server.core.body_cache import SMALL, Bodies
+from greenstalk_server.core.body_cache import SMALL, Bodies, held_body
 from greenstalk_server.core.job import Job
-from greenstalk_server.core.stats import JournalStats
+from greenstalk_server.core.journal import JournalStats
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.journal import record
 from greenstalk_server.journal.files import Files
 from greenstalk_server.journal.recovery import Recovery
-from greenstalk_server.journal.segment import Limbo, Segment, name_of
+from greenstalk_server.journal.segment import Limbo, Segment, Unwritten, name_of
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +81,18 @@ READ_AT_ONCE: Final = 2**18
 """Bytes of a budget of compaction whose bodies are read back in one go."""
 
 REWRITE_BODIES: Final = 2**24
-"""Bytes of bodies of jobs on finished segments that are in memory for a rewrite."""
+"""Bytes of bodies of jobs on finished segments that a rewrite records whole; of further jobs it records the changes."""
+
+REWRITE_SLICE: Final = 2048
+GATHER_COST: Final = 64
+PLAN_COST: Final = 3
+ENCODE_COST: Final = 8
+BYTES_PER_COST: Final = 512
+"""Work after which a rewrite lets other greenlets run, about 1 ms, and its parts: GATHER_COST for each GATHERED ids,
+PLAN_COST for each time that a job is looked at, ENCODE_COST for a record and 1 for each BYTES_PER_COST of it."""
+
+GATHERED: Final = 1024
+"""Ids of jobs that a rewrite puts on its list at a time."""
 
 BLOCK: Final = 4096
 """Bytes that a file system allocates at a time."""
@@ -115,6 +128,9 @@ ID_BLOCK: Final = 32768
 """Ids set aside at once, unless each put is synced. A start after a crash skips those that were not used.
 
 Half a block lasts for 0.2 s at 80,000 puts a second, so the record of the next one is on disk in time."""
+
+LARGE_BODY: Final = 16384
+"""Bytes; a larger body is written from where it is, and its checksum is computed then. A smaller one is copied."""
 
 LOOK_COST: Final = 64
 """Bytes of a budget that compaction pays for looking at a job that has gone, which takes about a microsecond."""
@@ -152,7 +168,7 @@ class Batch:
     def __init__(
         self,
         files: Files,
-        parts: list[tuple[Segment, bytes, bool, int]],
+        parts: list[tuple[Segment, Unwritten, bool, int]],
         sequence: int,
         ids: set[int],
         is_synced: bool,
@@ -160,14 +176,15 @@ class Batch:
         next_id: int,
         kept: int,
         room_ahead: int,
+        size: int,
     ) -> None:
-        """*parts* are segments, the bytes to append, whether the segment is full then, and bytes of copies in them.
+        """*parts* are segments, the records to append, whether the segment is full then, and bytes of copies in them.
 
         *kept* is how many bytes, less these copies, must remain to be written elsewhere when a segment is begun: free
         ones of the disk, or the *room_ahead* in files that the batch does not use.
         """
         self._files: Files = files
-        self._parts: list[tuple[Segment, bytes, bool, int]] = parts
+        self._parts: list[tuple[Segment, Unwritten, bool, int]] = parts
         self._is_never_synced: bool = is_never_synced and not is_synced
         self._kept: int = kept
         self._room_ahead: int = room_ahead
@@ -175,7 +192,7 @@ class Batch:
         self.next_id: int = next_id
         self.sequence: int = sequence
         self.ids: set[int] = ids
-        self.size: int = sum([len(data) for _, data, _, _ in parts])
+        self.size: int = size
         self.sync_times: list[int] = []
         self.finished: list[Segment] = []
         self.is_short: bool = False
@@ -191,12 +208,12 @@ class Batch:
         A segment is on disk whole before the next one gets its first byte: so only the newest can be torn.
         """
         kept = self._kept
-        for index, (segment, data, is_full, copies) in enumerate(self._parts):
+        for index, (segment, records, is_full, copies) in enumerate(self._parts):
             kept -= copies
             try:
                 if not segment.is_begun:
                     self._allocate(segment, kept if index else 0)
-                self._write(segment, data)
+                self._write(segment, records.encode())
                 if is_full:
                     self._finish(segment)
                 elif self.is_synced and segment.handle is not None:
@@ -219,15 +236,15 @@ class Batch:
             segment.allocated = segment.capacity
         self.is_short = False
 
-    def _write(self, segment: Segment, data: bytes) -> None:
+    def _write(self, segment: Segment, pieces: list[bytes]) -> None:
         assert segment.handle is not None
         if not segment.is_listed and not self._is_never_synced:
             self._files.sync_directory()
             segment.is_listed = True
-        if data:
+        if pieces:
             segment.is_begun = True
-            self._files.write(segment.handle, segment.written, data)
-            segment.written += len(data)
+            self._files.write(segment.handle, segment.written, pieces)
+            segment.written += sum(map(len, pieces))
 
     def _finish(self, segment: Segment) -> None:
         assert segment.handle is not None
@@ -303,14 +320,25 @@ class Read:
 
     def _read(self, number: int, records: list[tuple[int, int, int, int]], seed: int) -> None:
         """Read *records*, which stand close together."""
-        begin = records[0][0]
-        data = self._files.read_at(name_of(number), begin, records[-1][0] + records[-1][1] - begin)
-        for start, size, body_size, id in records:
-            one = data[start - begin : start - begin + size]
-            if record.is_job(one, size, id, seed):
-                self.bodies[id] = one[size - body_size :]
-            else:
-                self.errors[id] = f"{name_of(number)}: the record at offset {start} is damaged"
+        name, begin = name_of(number), records[0][0]
+        _, size, body_size, id = records[0]
+        if body_size > LARGE_BODY and len(records) == 1:  # read without a copy, which would hold the GIL
+            start = self._files.read_at(name, begin, size - body_size)
+            body = self._files.read_at(name, begin + size - body_size, body_size)
+            self._take(start, body, size, id, seed, f"{name}: the record at offset {begin} is damaged")
+            return
+        data = self._files.read_at(name, begin, records[-1][0] + records[-1][1] - begin)
+        for at, size, body_size, id in records:
+            body_at, end = at + size - body_size - begin, at + size - begin
+            damage = f"{name}: the record at offset {at} is damaged"
+            self._take(data[at - begin : body_at], data[body_at:end], size, id, seed, damage)
+
+    def _take(self, start: bytes, body: bytes, size: int, id: int, seed: int, damage: str) -> None:
+        """Note *body* if it follows *start* in a sound record of *size*, else *damage*."""
+        if record.is_job(start, body, size, id, seed):
+            self.bodies[id] = body
+        else:
+            self.errors[id] = damage
 
 
 class Upkeep:
@@ -406,7 +434,7 @@ class Step:
     copies      jobs to be recorded whole.
     changes     jobs whose JOB record is on disk, of which the rest is recorded, and the last event.
     deletes     ids of jobs that were deleted.
-    is_last     nothing remains to be rewritten after it.
+    is_last     nothing remains to be rewritten after it, unless commands run meanwhile.
     """
 
     __slots__ = ("changes", "copies", "deletes", "is_last")
@@ -416,6 +444,28 @@ class Step:
         self.changes: list[Job] = changes
         self.deletes: list[int] = deletes
         self.is_last: bool = is_last
+
+
+class Meter:
+    """Counts the work of one attempt at a step of a rewrite.
+
+    is_sliced   other greenlets have run since the attempt began.
+    """
+
+    __slots__ = ("_left", "is_sliced")
+
+    def __init__(self) -> None:
+        self._left: int = REWRITE_SLICE
+        self.is_sliced: bool = False
+
+    def is_due(self, cost: int) -> bool:
+        """Count *cost*; return whether the slice ends here, and the caller must yield."""
+        self._left -= cost
+        if self._left > 0:
+            return False
+        self._left = REWRITE_SLICE
+        self.is_sliced = True
+        return True
 
 
 class Binlog:
@@ -485,10 +535,11 @@ class Binlog:
         self._full_at: float | None = None
         self._superseded: list[Segment] = []
         self._new_ids: set[int] = set()
-        self._to_rewrite: set[int] = set()
+        self._failed: deque[Segment] = deque()
+        self._to_rewrite: dict[int, None] = {}
         self._tubes_to_rewrite: set[bytes] = set()
         self._rewrite_from: int = 0
-        self._rewriting: list[int] = []
+        self._is_rewriting: bool = False
         self._steps_left: int = 0
         self._outstanding: int = 0
         self._known_free: int = 0
@@ -688,13 +739,13 @@ class Binlog:
 
         One batch at a time. That of a rewrite is always synced, since what it replaces is removed after it.
         """
-        parts, copies = [], 0
+        size, parts, copies = 0, [], 0
         for segment in self._unsafe:
             if segment.number:
-                parts.append((segment, b"".join(segment.chunks), segment is not self._current, segment.pending_copies))
+                parts.append((segment, segment.take(), segment is not self._current, segment.pending_copies))
+                size += segment.used - segment.written
                 copies += segment.pending_copies
                 segment.pending_copies = 0
-                segment.chunks.clear()
         return Batch(
             self._files,
             parts,
@@ -705,6 +756,7 @@ class Binlog:
             self._ids_end,
             self._compaction_room(copies) if len(parts) > 1 and not self.wants_rewrite else 0,
             sum([segment.capacity for segment in self._ahead]),
+            size,
         )
 
     def done(self, batch: Batch) -> None:
@@ -801,130 +853,183 @@ class Binlog:
         self._steps_left = len(self._segments)
         self._forget_outstanding()
         for segment in self._unsafe:
-            self._to_rewrite.update(segment.touched or ())
-            self._tubes_to_rewrite |= segment.touched_tubes
             if segment.is_begun:
                 self._highest_begun = segment.number
             if segment.number:
                 self._abandon(segment)
-        self._ahead = deque(sorted(self._ahead, key=_number_of))
+            self._failed.append(segment)
         self._newest = max([self._highest_begun, *self._segments])
-        self._unsafe.clear()
-        self._await_rewrite()
+        self._current = Limbo()
+        self._unsafe = [self._current]
 
     def _note_trouble(self, reason: str) -> None:
         if self.trouble is None:
             log.error("journal: %s; nothing is acknowledged, puts return OUT_OF_MEMORY; retried every second", reason)
         self.trouble = reason
 
-    def _await_rewrite(self) -> None:
-        """Have all records from now on noted for the next step of the rewrite."""
-        self._current = Limbo()
-        self._unsafe.append(self._current)
-
     def _abandon(self, segment: Segment) -> None:
-        """Leave *segment* as it is. Nothing was promised on one that no batch has worked on, which is removed."""
+        """Leave *segment* as it is. Nothing was promised on one that no batch has worked on, which is not kept."""
         if segment.is_proven:
-            segment.chunks.clear()
-            segment.touched = array("Q")
+            segment.take()
             self._rewrite_from = min(self._rewrite_from, segment.first_sequence)
             self._superseded.append(segment)
             segment.used = max(segment.used, segment.allocated)  # bytes of the disk that it takes, as it is not cut
             self._finished_bytes += segment.used
             return
         del self._segments[segment.number]
-        for id in segment.ids:
-            job = self._jobs.get(id)
-            if job is not None and job.segment == segment.number:
-                job.segment = 0  # another segment may get the number
-        if segment.handle is not None and not segment.is_begun:
-            self._ahead.append(segment.unused())
-        elif segment.has_file:
+        if segment.has_file and (segment.handle is None or segment.is_begun):
             self._litter.append(segment)
 
-    def read_for_rewrite(self) -> Read | None:
-        """Return what reads back the bodies that `rewrite` wants, to be run and reported before; None if none.
-
-        It omits some if there are many; of those jobs only the last event is rewritten.
-        """
-        ids = self._to_rewrite.union(self._current.touched or ()) - self._lost
-        jobs = [job for id in ids if (job := self._jobs.get(id)) is not None and self._is_finished(job.segment)]
-        size = sum([job.size for job in jobs if job.body is not None])
-        wanted = []
-        for job in jobs:
-            if job.body is None and size < REWRITE_BODIES:
-                wanted.append(job)
-                size += job.size
-        return self.read(wanted) if wanted else None
-
-    def rewrite(self) -> bool:
+    def rewrite(self) -> Generator[None, None, bool]:
         """Record the next step of the rewrite, for the next batch to write; return False if no step has room.
 
-        If `wants_bodies` is set then, the bodies are to be read back before another attempt.
+        It yields after each slice, and commands may run then; nothing else of the rewrite, and no batch. If
+        `wants_bodies` is set after it has returned False, the bodies are to be read back before another attempt.
         """
-        self._to_rewrite.update(self._current.touched or ())
-        self._tubes_to_rewrite |= self._current.touched_tubes
-        self._current.touched = array("Q")
-        self._free = self._measure_free()
-        step = self._next_step()
-        if step is None:
+        self._is_rewriting = True
+        try:
+            meter = Meter()
+            yield from self._gather(meter)
+            self._free = self._measure_free()
+            step = yield from self._next_step(meter)
+            if step is not None:
+                self._steps_left -= 1
+                yield from self._record(step, meter)
+                return True
             if not self._wants_read:
                 self._steps_left = len(self._segments)
                 self._note_trouble(str(no_spare()))
             return False
-        self._steps_left -= 1
+        finally:
+            self._is_rewriting = False
+
+    def _gather(self, meter: Meter) -> Generator[None, None, None]:
+        """List what is to be rewritten: all that the failed segments hold, and all that has changed since.
+
+        A failed segment without a byte in its file is used again.
+        """
+        while self._failed:
+            yield from self._gather_from(self._failed[0], meter)
+            segment = self._failed.popleft()
+            if not segment.is_proven and segment.handle is not None and not segment.is_begun:
+                yield from self._forget_number(segment, meter)
+                self._ahead = deque(sorted([*self._ahead, segment.unused()], key=_number_of))
+        yield from self._gather_from(self._current, meter)
+
+    def _gather_from(self, segment: Segment, meter: Meter) -> Generator[None, None, None]:
+        """List what *segment* has records of."""
+        touched, segment.touched = segment.touched or (), array("Q")
+        self._tubes_to_rewrite |= segment.touched_tubes
+        segment.touched_tubes = set()
+        for begin in range(0, len(touched), GATHERED):
+            self._to_rewrite.update(dict.fromkeys(touched[begin : begin + GATHERED]))
+            if meter.is_due(GATHER_COST):
+                yield
+
+    def _forget_number(self, segment: Segment, meter: Meter) -> Generator[None, None, None]:
+        """Note that *segment* holds no job: another one may get its number."""
+        for id in segment.ids:
+            job = self._jobs.get(id)
+            if job is not None and job.segment == segment.number:
+                job.segment = 0
+            if meter.is_due(PLAN_COST):
+                yield
+
+    def _record(self, step: Step, meter: Meter) -> Generator[None, None, None]:
+        """Record *step*. What commands change between two slices is noted by Limbo, and not numbered by the step."""
+        limbo, numbered = self._current, self._sequence
         self._unsafe.clear()
         self._begin_segment(0, self._rewrite_from)
+        for cost in self._records_of(step):
+            if meter.is_due(cost):
+                segment, sequence = self._current, self._sequence
+                self._current, self._sequence = limbo, numbered
+                self._unsafe.append(limbo)
+                yield
+                self._unsafe.remove(limbo)
+                numbered = self._sequence
+                self._current, self._sequence = segment, sequence
+        if meter.is_sliced or not step.is_last:
+            self._current.last_sequence = self._sequence
+            self._sequence = max(self._sequence, numbered)
+            self._current = limbo
+            self._unsafe.append(limbo)
+
+    def _records_of(self, step: Step) -> Iterator[int]:
+        """Add the records of *step*, and take what they are about off the list; yield the cost of each.
+
+        Jobs that were deleted since it was planned are left to a later step.
+        """
         for tube in self._tubes_of_rewrite():
             self._add_pause(tube, self._room(record.pause_size(tube)))
+            self._tubes_to_rewrite.discard(tube.name)
+            yield ENCODE_COST
         for id in step.deletes:
             segment = self._room(record.DELETE_SIZE)
             self._sequence += 1
             segment.add(segment.encoder.delete(id, self._sequence), id)
+            self._to_rewrite.pop(id, None)
+            yield ENCODE_COST
         for job in step.copies:
-            self._forget_copy(job)
-            self._add_copy(job)
+            self._to_rewrite.pop(job.id, None)
+            if self._jobs.get(job.id) is job:
+                self._forget_copy(job)
+                yield ENCODE_COST + self._add_copy(job) // BYTES_PER_COST
         for job in step.changes:
-            self._add_change(job)
-        if not step.is_last:
-            self._rewriting = [*step.deletes, *[job.id for job in step.copies]]
-            self._current.last_sequence = self._sequence
-            self._await_rewrite()
-        return True
+            self._to_rewrite.pop(job.id, None)
+            if self._jobs.get(job.id) is job:
+                self._add_change(job)
+                yield ENCODE_COST
 
-    def _next_step(self) -> Step | None:
+    def _next_step(self, meter: Meter) -> Generator[None, None, Step | None]:
         """Choose what to rewrite next; None if there is no room, or if bodies have to be read back."""
         kept = self._compaction_room()
-        jobs = [job for id in sorted(self._to_rewrite) if (job := self._jobs.get(id)) is not None]
-        deletes = sorted([id for id in self._to_rewrite if id not in self._jobs])
-        whole = [job for job in jobs if job.body is not None]
-        step = Step(whole, [job for job in jobs if job.body is None], deletes, is_last=True)
-        if self._fits(step, kept):
+        homeless: list[Job] = []  # without a JOB record on disk
+        whole: list[Job] = []
+        changed: list[Job] = []
+        wanted: list[Job] = []  # as `whole`, but without a body in memory
+        deletes: list[int] = []
+        size = 0
+        for id in self._to_rewrite:
+            job = self._jobs.get(id)
+            if job is None:
+                deletes.append(id)
+            elif not self._is_finished(job.segment):
+                homeless.append(job)
+            else:
+                is_whole = size < REWRITE_BODIES and id not in self._lost
+                size += job.size if is_whole else 0
+                (changed if not is_whole else whole if job.body is not None else wanted).append(job)
+            if meter.is_due(PLAN_COST):
+                yield
+        if wanted:
+            self._wants_read = wanted
+            return None
+        step = Step([*homeless, *whole], changed, deletes, is_last=True)
+        if (yield from self._fits(step, kept, meter)):
             return step
         self._note_full(no_spare())
-        homeless = [job for job in jobs if not self._is_finished(job.segment)]
-        changed = [job for job in jobs if self._is_finished(job.segment)]
-        smallest = Step(homeless, changed, deletes, is_last=True)
-        if self._fits(smallest, kept):
+        smallest = Step(homeless, [*whole, *changed], deletes, is_last=True)
+        if (yield from self._fits(smallest, kept, meter)):
             return smallest
         if homeless:
-            return self._fitting(homeless, deletes)
+            return (yield from self._fitting(homeless, deletes, meter))
         oldest = self._evacuable()
         if oldest is not None and self._steps_left > 0:
-            live = self._live_in(oldest)
+            live = yield from self._live_in(oldest, meter)
             self._wants_read = [job for job in live if job.body is None]
             if not self._wants_read:
-                return self._fitting(live, deletes)
-            if self._lost.isdisjoint(job.id for job in self._wants_read):
+                return (yield from self._fitting(live, deletes, meter))
+            if self._lost.isdisjoint([job.id for job in self._wants_read]):
                 return None
             self._wants_read = []
-        return smallest if self._fits(smallest, 0) else None
+        return smallest if (yield from self._fits(smallest, 0, meter)) else None
 
-    def _fitting(self, copies: list[Job], deletes: list[int]) -> Step | None:
+    def _fitting(self, copies: list[Job], deletes: list[int], meter: Meter) -> Generator[None, None, Step | None]:
         """A step that is not the last, of *copies* and, if they have room, *deletes*; None if it has no room."""
         for some in (deletes, []):
             step = Step(copies, [], some, is_last=False)
-            if self._fits(step, 0):
+            if (yield from self._fits(step, 0, meter)):
                 return step
         return None
 
@@ -933,41 +1038,56 @@ class Binlog:
         oldest = next(iter(self._segments.values()), None)
         return oldest if oldest is not None and oldest.touched is None else None
 
-    def _live_in(self, segment: Segment) -> list[Job]:
+    def _live_in(self, segment: Segment, meter: Meter) -> Generator[None, None, list[Job]]:
         """The jobs that have their newest JOB record in *segment*."""
-        found = [job for id in segment.ids if (job := self._jobs.get(id)) is not None and job.segment == segment.number]
-        return list({job.id: job for job in found}.values())
+        found: dict[int, Job] = {}
+        for id in segment.ids:
+            job = self._jobs.get(id)
+            if job is not None and job.segment == segment.number:
+                found[id] = job
+            if meter.is_due(PLAN_COST):
+                yield
+        return list(found.values())
 
-    def _fits(self, step: Step, kept: int) -> bool:
+    def _fits(self, step: Step, kept: int, meter: Meter) -> Generator[None, None, bool]:
         """Whether *step* has room, and *kept* bytes remain after it."""
-        sizes = [record.pause_size(tube) for tube in self._tubes_of_rewrite()]
-        sizes += [record.DELETE_SIZE] * len(step.deletes)
-        sizes += [record.job_size(job) + record.events_size(self._copied_events(job)) for job in step.copies]
-        sizes += [record.UPDATE_SIZE + record.RESERVE_SIZE] * len(step.changes)
         ahead, free, left = [segment.capacity for segment in self._ahead], self._free, -1
         header = self._header_size()
-        for size in sizes or [0]:
+        for size in self._sizes_of(step):
             if size > left:
                 planned = ahead.pop(0) if ahead else 0
                 capacity = _enlarged(planned or self._new_capacity(free), header, size)
                 free -= capacity - planned
                 left = capacity - header
             left -= size
+            if meter.is_due(PLAN_COST):
+                yield
         return free >= 0 and free + sum(ahead) >= kept
+
+    def _sizes_of(self, step: Step) -> Iterator[int]:
+        """The bytes of each record of *step*, after a 0 for the segment that it begins."""
+        yield 0
+        for tube in self._tubes_of_rewrite():
+            yield record.pause_size(tube)
+        for _ in step.deletes:
+            yield record.DELETE_SIZE
+        for job in step.copies:
+            yield record.job_size(job) + record.events_size(self._copied_events(job))
+        for _ in step.changes:
+            yield record.UPDATE_SIZE + record.RESERVE_SIZE
 
     def _tubes_of_rewrite(self) -> list[Tube]:
         """The tubes whose pause, or its end, is to be rewritten."""
         return [self._tubes.get(name) or Tube(name, self._jobs) for name in sorted(self._tubes_to_rewrite)]
 
     def _note_step(self) -> None:
-        """Note that a step of the rewrite, not the last one, is on disk; what it replaces may go."""
-        self._to_rewrite.difference_update(self._rewriting)
-        self._tubes_to_rewrite.clear()
-        ids = self._to_rewrite.union(self._current.touched or ())
-        if all(self._is_finished(job.segment) for id in ids if (job := self._jobs.get(id)) is not None):
-            self._restamp(self._on_disk)
-            while (oldest := self._evacuable()) is not None and not oldest.live_bytes and oldest.number != self._newest:
-                self._condemn(oldest, self._on_disk)
+        """Note that a step of the rewrite, not the last one, is on disk; what it replaces may go.
+
+        Invariant: each step copies all jobs that have no JOB record on disk, so every job has one after it.
+        """
+        self._restamp(self._on_disk)
+        while (oldest := self._evacuable()) is not None and not oldest.live_bytes and oldest.number != self._newest:
+            self._condemn(oldest, self._on_disk)
 
     def _end_rewrite(self, batch: Batch) -> None:
         """Note that all that was to be rewritten is on disk; what it replaces may go."""
@@ -976,8 +1096,6 @@ class Binlog:
             assert not segment.live_bytes
             self._condemn(segment, batch.sequence)
         self._superseded.clear()
-        self._to_rewrite.clear()
-        self._tubes_to_rewrite.clear()
         self._free, self._margin, self._rewrite_from = UNMEASURED, 0, 0
         self.wants_rewrite = False
         if self.trouble is not None:
@@ -1203,7 +1321,10 @@ class Binlog:
         self._sequence += 1
         if self._bodies is not None:
             segment.starts.append(segment.used)
-        segment.add(segment.encoder.job(job, self._sequence, events), job.id)
+        if job.size > LARGE_BODY:
+            segment.add_large(segment.encoder.begin_job(job, self._sequence, events), held_body(job), job.id)
+        else:
+            segment.add(segment.encoder.job(job, self._sequence, events), job.id)
         segment.ids.append(job.id)
         segment.live_bytes += size
         self._live_bytes += size
@@ -1237,7 +1358,7 @@ class Binlog:
         *at_most* jobs.
         """
         bodies = self._bodies
-        if bodies is None:
+        if bodies is None or self._is_rewriting:  # a rewrite has chosen jobs whose bodies are in memory
             return False
         while at_most > 0 and bodies.are_short():
             if bodies.back:

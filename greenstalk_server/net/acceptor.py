@@ -8,6 +8,7 @@ where the system has none, or no memory: nobody who is connected notices.
 from __future__ import annotations
 
 import errno
+import logging
 import socket
 from collections.abc import Callable
 from typing import Any, Final
@@ -16,9 +17,11 @@ import gevent
 from gevent.pywsgi import WSGIServer
 from gevent.server import StreamServer
 
-from greenstalk_server.core.limits import Limited
+from greenstalk_server.core.limits import LimitCounters
 from greenstalk_server.net.poller import BUDGET, Poller
 from greenstalk_server.net.scheduling import Turns
+
+log = logging.getLogger(__name__)
 
 KEPT_BACK: Final = 64
 """File descriptors for the journal, its locks and directories, and what is open from the start."""
@@ -35,10 +38,10 @@ _WITHOUT_MEANS: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, er
 class Files:
     """The file descriptors that connections take, of those there may be."""
 
-    def __init__(self, limit: int, limited: Limited) -> None:
+    def __init__(self, limit: int, limited: LimitCounters) -> None:
         """*limit* is how many the process may have open."""
         self._most: int = max(limit - KEPT_BACK, limit // 2)
-        self.limited: Limited = limited
+        self.limited: LimitCounters = limited
         self.open: int = 0
 
     def are_used_up(self) -> bool:
@@ -206,6 +209,11 @@ class Acceptor(_Patient, _Plain):
     def note_hang_up(self) -> None:
         """Accept when the poller calls `resume`: errors are those of `accept`."""
         self._poller.queue(self)
+
+    def fail(self, error: Exception) -> None:
+        """Log *error*, and accept again a little later."""
+        log.error("internal error: accepting pauses for %s s", LOOK_AGAIN, exc_info=error)
+        self._look_again()
 
 
 class WebServer(_Patient, WSGIServer):  # type: ignore[misc]

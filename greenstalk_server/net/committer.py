@@ -39,7 +39,8 @@ RETRY_EVERY: Final = 1.0
 
 COMPACTION_SHARE: Final = 3
 COMPACTION_AT_MOST: Final = 524288
-"""Compaction may copy so many bytes for each byte written or deleted, and in one turn this many at most."""
+"""Bytes that compaction copies for each byte written or deleted, and bytes at most in one turn; it copies the rest
+before the next batch."""
 
 COMPACTION_WHEN_FULL: Final = 65536
 """Or, on a full disk, so many bytes after each batch: releases must not overtake it."""
@@ -53,6 +54,9 @@ LONE_BATCHES: Final = 8
 QUICK_SYNC: Final = 0.001
 """After so many batches for one client alone, and while syncs take less than so many seconds on average, a sync
 runs in the loop itself: the way to a thread and back costs about as much as a good disk's sync."""
+
+WRITTEN_IN_LOOP: Final = 2**20
+"""Bytes, at most, of a batch that is written in the loop: half a millisecond if the system has room in its cache."""
 
 
 class Holder(Protocol):
@@ -79,6 +83,7 @@ class Committer:
         self._greenlets: list[gevent.Greenlet] = []
         self._copied: int = 0
         self._died: int = 0
+        self._owed: int = 0
         self._lone_holder: Holder | None = None
         self._lone_batches: int = 0
         self._sync_time: float = QUICK_SYNC
@@ -122,10 +127,12 @@ class Committer:
             self._lone_batches = 0
         self._lone_batches += 1
         is_quick = self._lone_batches > LONE_BATCHES and self._sync_time < QUICK_SYNC
-        if not is_quick or self._holders or self._disk.locked():
+        if not is_quick or self._owed or self._holders or self._disk.locked():
             return False
         binlog = self.binlog
         if binlog.sync_interval != 0 or binlog.is_remote or binlog.wants_rewrite or binlog.is_full:
+            return False
+        if binlog.pending_bytes > WRITTEN_IN_LOOP:
             return False
         return self._write(self._run_timed, is_synced=True)
 
@@ -155,11 +162,14 @@ class Committer:
         is_large = binlog.is_over_bound
         is_synced = binlog.sync_interval == 0 or (is_large and binlog.sync_interval is not None)
         self._await_room(is_large)
+        while self._owed > 0 and self._compact_slice(COMPACTION_SLICE):
+            gevent.sleep(TURN)
         if not binlog.wants_rewrite:
             if not binlog.has_records:  # a new segment's header waits for the first record
                 self._release(self._take_holders())
                 return True
-            if not is_synced and not is_large and not binlog.is_changing_files:
+            is_quick = not binlog.is_changing_files and binlog.pending_bytes <= WRITTEN_IN_LOOP
+            if not is_synced and not is_large and is_quick:
                 return self._write(Batch.run, is_synced)
         with self._disk:
             return self._rewrite() and self._write(self._run_in_thread, is_synced)
@@ -169,16 +179,23 @@ class Committer:
         binlog = self.binlog
         if not binlog.wants_rewrite:
             return True
-        while (read := binlog.read_for_rewrite()) is not None:
-            get_hub().threadpool.apply(read.run)
-            binlog.have_read(read)
-        while not binlog.rewrite():
+        while not self._rewrite_in_slices():
             read = binlog.read_for_compaction()
             if read is None:
                 return False
             get_hub().threadpool.apply(read.run)
             binlog.have_read(read)
         return True
+
+    def _rewrite_in_slices(self) -> bool:
+        """Attempt a step of a rewrite, and let other greenlets run between its slices; False if it has to wait."""
+        slices = self.binlog.rewrite()
+        while True:
+            try:
+                next(slices)
+            except StopIteration as end:
+                return bool(end.value)
+            gevent.sleep(TURN)
 
     def _write_all(self, run: Callable[[Batch], None]) -> bool:
         """Write and sync all there is, in as many steps as it takes; False if the disk fails. Only for `stop`."""
@@ -234,16 +251,26 @@ class Committer:
         return True
 
     def _compact(self, batch: Batch) -> bool:
-        """Copy in proportion to what *batch* has written and what was deleted since the last; return if more is due."""
+        """Copy in proportion to what *batch* has written and what was deleted since the last; return if more is due.
+
+        What exceeds COMPACTION_AT_MOST is owed: it is copied before the next batch, so that clients whose commands
+        come in large batches do not overtake compaction.
+        """
         binlog = self.binlog
         churned = batch.size - self._copied + binlog.bytes_died - self._died
-        budget = COMPACTION_WHEN_FULL if binlog.is_full else COMPACTION_SHARE * churned
+        self._copied, self._died = 0, binlog.bytes_died
+        self._owed = COMPACTION_WHEN_FULL if binlog.is_full else self._owed + COMPACTION_SHARE * churned
         if binlog.is_over_bound:
-            budget = COMPACTION_AT_MOST
-        before = binlog.pending_bytes
-        is_behind = binlog.compact(min(budget, COMPACTION_AT_MOST))
-        self._copied = binlog.pending_bytes - before  # they come with the next batch, and are not to count
-        self._died = binlog.bytes_died
+            self._owed = max(self._owed, COMPACTION_AT_MOST)
+        return self._compact_slice(COMPACTION_AT_MOST)
+
+    def _compact_slice(self, at_most: int) -> bool:
+        """Copy *at_most* bytes of what is owed; return if more is due. If none is, nothing is owed any longer."""
+        budget = min(self._owed, at_most)
+        before = self.binlog.pending_bytes
+        is_behind = self.binlog.compact(budget)
+        self._copied += self.binlog.pending_bytes - before  # they come with the next batch, and are not to count
+        self._owed = self._owed - budget if is_behind else 0
         return is_behind
 
     def _take_holders(self) -> list[Holder]:

@@ -30,7 +30,7 @@ from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.job import SECOND
 from greenstalk_server.core.journal import Journal
-from greenstalk_server.core.limits import Limited
+from greenstalk_server.core.limits import LimitCounters
 from greenstalk_server.net.committer import Committer
 from greenstalk_server.net.listeners import describe_peer
 from greenstalk_server.net.poller import PORTION, Poller
@@ -142,7 +142,7 @@ class Connection:
         self._greenlet: Any = None
         self._held: list[tuple[int, bytes]] = []
         self._held_size: int = 0
-        self._limited: Limited = broker.limited
+        self._limited: LimitCounters = broker.limit_counters
         self._output_limit: int = output_limit or NO_LIMIT
         self.failure: int = 0  # errno of what ended it, if that was the socket
         self._replies: list[bytes] | None = None  # of the portions served in this batch
@@ -162,7 +162,7 @@ class Connection:
         self._error: Exception | None = None
 
     def start(self) -> None:
-        """Have the poller serve the connection. Does not switch."""
+        """Have the poller serve the connection; raise OSError if it cannot. Does not switch."""
         self._poller.add(self._fd, self)
 
     def run(self) -> None:
@@ -232,16 +232,13 @@ class Connection:
         """Serve *data*, as `receive` returned it; return the replies that may leave now."""
         session, journal = self.session, self._journal
         promised = journal.promised if data or not session.is_woken else journal.safe  # as in `resume`, at the end
-        try:
-            if data:
-                out = session.receive(data, now, limit)
-            elif self._is_gone:
-                session.is_closing = True
-                out = b""
-            else:
-                out = session.receive_eof(now, limit)
-        except Exception as error:  # noqa: BLE001  it is raised in the greenlet
-            return self._fail(error)
+        if data:
+            out = session.receive(data, now, limit)
+        elif self._is_gone:
+            session.is_closing = True
+            out = b""
+        else:
+            out = session.receive_eof(now, limit)
         return self._settle(out, journal.promised != promised, now)
 
     def resume(self, now: int, limit: range) -> bytes:
@@ -257,10 +254,7 @@ class Connection:
             promised = journal.promised
         else:
             return self._serve_unread(now, limit)
-        try:
-            out = session.resume(now, limit)
-        except Exception as error:  # noqa: BLE001  it is raised in the greenlet
-            return self._fail(error)
+        out = session.resume(now, limit)
         has_promised, self._has_promised = self._has_promised or journal.promised != promised, False
         out = self._settle(out, has_promised, now)
         if not session.has_more and not self._is_busy:
@@ -275,18 +269,12 @@ class Connection:
         """Serve another portion of what has arrived, and keep the replies; return whether more is left."""
         session, journal = self.session, self._journal
         promised = journal.promised
-        try:
-            out = session.resume(now, PORTION)
-        except Exception as error:  # noqa: BLE001  it is raised in the greenlet
-            self._fail(error)
-            return False
+        out = session.resume(now, PORTION)
         self._note_slice(out, journal.promised != promised, now)
         return self._is_unfinished()
 
     def collect(self) -> bytes:
         """Return the replies of all portions, as far as they may leave now."""
-        if self._error is not None:
-            return b""
         session = self.session
         out = b"".join(self._replies) if self._replies else b""
         self._replies = None
@@ -315,6 +303,11 @@ class Connection:
             return
         if sent < len(out):
             self._need_greenlet(out[sent:])
+
+    def fail(self, error: Exception) -> None:
+        """Have the greenlet raise *error*, which ends the connection."""
+        self._error = error
+        self._need_greenlet(b"")
 
     def _serve_unread(self, now: int, limit: range) -> bytes:
         """Serve what was deferred, or receive and serve what was left unread."""
@@ -367,9 +360,11 @@ class Connection:
         """Have the broker disconnect the client, if it has not yet."""
         if not self._has_left:
             self._has_left = True
-            self.on_leave(self.client)
-            self.session.close(now)
-            self._poller.spend(self.session.cost)
+            try:
+                self.on_leave(self.client)
+            finally:
+                self.session.close(now)
+                self._poller.spend(self.session.cost)
 
     def _is_held(self, committer: Committer, out: bytes, has_promised: bool) -> bool:
         """Whether *out* has to wait for the journal: then *committer* has it sent."""
@@ -393,12 +388,6 @@ class Connection:
         self._is_paused = True
         self._unsent = unsent
         self._needed.set()
-
-    def _fail(self, error: Exception) -> bytes:
-        """Have *error* end the connection."""
-        self._error = error
-        self._need_greenlet(b"")
-        return b""
 
     def _proceed(self) -> None:
         """Read again, unless busy or enough is kept; have the poller continue what was left to be done meanwhile."""
@@ -459,10 +448,13 @@ class Connection:
         """Give the socket and the client back; call once, last. Does not switch."""
         self._is_busy = self._is_paused = True  # the poller may still have it queued
         self._poller.remove(self._fd)
-        self._needed.unlink(self._greenlet.switch)
+        if self._greenlet is not None:
+            self._needed.unlink(self._greenlet.switch)
         self._held = []  # the committer still comes to release them, and must not have it read again
-        self._leave(self._clock())
-        self._sock.close()
+        try:
+            self._leave(self._clock())
+        finally:
+            self._sock.close()
 
     def release(self, safe: int) -> None:
         """Send the replies that waited for records up to number *safe*. Run by the committer; does not switch."""
@@ -477,7 +469,10 @@ class Connection:
         if self._is_busy:
             self._unsent += out
         elif out:
-            self.send(out)
+            try:
+                self.send(out)
+            except Exception as error:  # noqa: BLE001  the greenlet raises it; the committer has others to release
+                self.fail(error)
         if self._released is not None:
             self._released.set()
         elif self._is_busy:

@@ -12,7 +12,8 @@ from typing import Final, Protocol
 
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.job import SECOND
-from greenstalk_server.core.limits import LIMITED, Limits
+from greenstalk_server.core.limits import LIMIT_DESCRIPTIONS, Limits
+from greenstalk_server.core.listener import BrokerListener
 from greenstalk_server.protocol.restricted_session import RestrictedSession
 from greenstalk_server.protocol.session import Session
 from greenstalk_server.runtime.clock import Clock
@@ -23,7 +24,7 @@ AGAIN_AFTER: Final = SECOND
 """Nanoseconds between two lines about the same limit."""
 
 
-class Complaints:
+class Complaints(BrokerListener):
     """Tells the log of limits that were reached."""
 
     def __init__(self, clock: Clock) -> None:
@@ -31,7 +32,7 @@ class Complaints:
         self._told_at: dict[str, int] = {}
         self._untold: dict[str, int] = {}
 
-    def __call__(self, limit: str, address: str, what: str) -> None:
+    def on_limit_hit(self, limit: str, address: str, what: str) -> None:
         """Tell that *limit* was reached by the client at *address*, which asked for *what*. Does not switch."""
         if self._is_soon(limit):
             self._untold[limit] = self._untold.get(limit, 0) + 1
@@ -51,7 +52,8 @@ class Complaints:
         limit = facts["limit"]
         self._told_at[limit] = self._clock()
         extra = facts | {"more": self._untold.pop(limit, 0)}
-        log.warning("%s: %s", limit, LIMITED[limit], extra={name: value for name, value in extra.items() if value})
+        shown = {name: value for name, value in extra.items() if value}
+        log.warning("%s: %s", limit, LIMIT_DESCRIPTIONS[limit], extra=shown)
 
 
 class Guest(Protocol):

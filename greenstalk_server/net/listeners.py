@@ -23,14 +23,12 @@ from typing import Any, Final, NamedTuple, Self
 
 from greenstalk_server.config.options import Options
 from greenstalk_server.runtime.exit_codes import EXIT_LISTEN, StartError
+from greenstalk_server.runtime.process import FIRST_INHERITED_FD
 
 BACKLOG: Final = 4096
 """Connections that may wait to be accepted; the kernel cuts it to net.core.somaxconn."""
 
 LAST_PORT: Final = 65535
-
-INHERITED_FD: Final = 3
-"""SD_LISTEN_FDS_START of sd_listen_fds(3)."""
 
 UNIX_PREFIX: Final = "unix:"
 PLAIN_PREFIX: Final = "plain:"
@@ -371,7 +369,7 @@ def _inherited(environ: Mapping[str, str]) -> list[tuple[socket.socket, str]]:
         raise StartError(f"LISTEN_FDS {count!r}: must be how many sockets are handed over, at least 1", EXIT_LISTEN)
     names = environ.get("LISTEN_FDNAMES", "").split(":")
     names += [""] * (int(count) - len(names))
-    return [(_adopt(INHERITED_FD + place), names[place]) for place in range(int(count))]
+    return [(_adopt(FIRST_INHERITED_FD + place), names[place]) for place in range(int(count))]
 
 
 def _adopt(fd: int) -> socket.socket:

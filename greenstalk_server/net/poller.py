@@ -53,7 +53,7 @@ NEXT_ITERATION: Final = 0.000001
 
 
 class Handler(Protocol):
-    """Serves one socket. No method may raise or switch."""
+    """Serves one socket. No method may switch; an exception from any but `fail` ends this handler alone."""
 
     def receive(self) -> bytes | None:
         """Return the bytes that have arrived, b"" at the end of the stream, or None if nothing is to be served."""
@@ -81,6 +81,9 @@ class Handler(Protocol):
 
     def note_hang_up(self) -> None:
         """As `note_unread`, until nothing is left or the stream ends: no event announces the rest again."""
+
+    def fail(self, error: Exception) -> None:
+        """Log *error*, which another method has raised, and close the socket, now or later. Must not raise."""
 
 
 class Poller:
@@ -118,10 +121,11 @@ class Poller:
     def add(self, fd: int, handler: Handler) -> None:
         """Serve *handler* whenever something arrives at the socket *fd*, or its peer closes.
 
-        A handler that leaves something unread has to call `queue` when it is to be served again.
+        Raise OSError, and change nothing, if the system cannot poll another socket. A handler that leaves something
+        unread has to call `queue` when it is to be served again.
         """
-        self._handlers[fd] = handler
         self._epoll.register(fd, EVENTS)
+        self._handlers[fd] = handler
 
     def remove(self, fd: int) -> None:
         """Undo `add`, if it was called; to be called before *fd* is closed."""
@@ -182,22 +186,36 @@ class Poller:
                 break
             handler = self._queue.popleft()
             self._is_queued.discard(handler)
-            out = handler.resume(now, limit)
+            try:
+                out = handler.resume(now, limit)
+            except Exception as error:  # noqa: BLE001  `fail` logs it
+                handler.fail(error)
+                continue
             if out:
                 replies.append((handler, out))
         for handler, data in received:
             if self._spent >= DEFER_ABOVE:
                 handler.defer(data)
                 continue
-            out = handler.serve(data, now, limit)
+            try:
+                out = handler.serve(data, now, limit)
+            except Exception as error:  # noqa: BLE001  `fail` logs it
+                handler.fail(error)
+                continue
             if out:
                 replies.append((handler, out))
         if self._late:
             self._queue_late()
         if self._unfinished:
             self._take_turns(now, replies)
+        self._send(replies)
+
+    def _send(self, replies: list[tuple[Handler, bytes]]) -> None:
         for handler, out in replies:
-            handler.send(out)
+            try:
+                handler.send(out)
+            except Exception as error:  # noqa: BLE001  `fail` logs it
+                handler.fail(error)
 
     def _receive(self, events: list[tuple[int, int]]) -> list[tuple[Handler, bytes]]:
         """Receive what *events* announce; leave out the handlers that are queued, so that a batch has each once."""
@@ -213,7 +231,11 @@ class Poller:
             if self._spent >= BUDGET:
                 self._late.append((handler, what))
                 continue
-            data = handler.receive()
+            try:
+                data = handler.receive()
+            except Exception as error:  # noqa: BLE001  `fail` logs it
+                handler.fail(error)
+                continue
             if data is not None:
                 received.append((handler, data))
             if what != select.EPOLLIN and data != b"":
@@ -232,10 +254,18 @@ class Poller:
         left = deque(served)
         while left and self._spent < BUDGET:
             handler = left.popleft()
-            if handler.serve_more(now):
-                left.append(handler)
+            try:
+                if handler.serve_more(now):
+                    left.append(handler)
+            except Exception as error:  # noqa: BLE001  `fail` logs it
+                served.remove(handler)
+                handler.fail(error)
         for handler in served:
-            out = handler.collect()
+            try:
+                out = handler.collect()
+            except Exception as error:  # noqa: BLE001  `fail` logs it
+                handler.fail(error)
+                continue
             if out:
                 replies.append((handler, out))
         for handler in left:

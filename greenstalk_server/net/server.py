@@ -23,8 +23,10 @@ from greenlet import GreenletExit, getcurrent
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.job import SECOND, Job
-from greenstalk_server.core.limits import Admission, Limits
+from greenstalk_server.core.limits import Limits
+from greenstalk_server.core.listener import BrokerListener
 from greenstalk_server.net.acceptor import Acceptor, Files
+from greenstalk_server.net.admission import Admission
 from greenstalk_server.net.committer import Committer
 from greenstalk_server.net.connection import Connection
 from greenstalk_server.net.idle import Complaints, Guest, overstayed, unanswered
@@ -92,6 +94,7 @@ class Server:
         self._certificates: Certificates | None = certificates
         self._admission: Admission = Admission(limits)
         self._handshakes: set[Any] = set()
+        self._is_stopping: bool = False
         for listener in listeners:
             notice_dead_peers(listener.sock, limits.dead_peer_timeout)
         self._poller: Poller = Poller(clock)
@@ -100,9 +103,10 @@ class Server:
             for listener in listeners
         ]
         self._ticker: Ticker = Ticker(broker, clock)
-        broker.timed_out = _on_time_out
         self._complaints: Complaints = Complaints(clock)
-        broker.limited.complain = self._complaints
+        broker.subscribe(self._complaints)
+        broker.subscribe(_TimeoutLog())
+        broker.subscribe(self._ticker)
         self._housekeeper: gevent.Greenlet | None = None
         self._is_stopped: Event = Event()
 
@@ -123,6 +127,7 @@ class Server:
 
     def stop(self) -> None:
         """Accept no more, let replies under way leave, close every connection. Switches; may be called again."""
+        self._is_stopping = True
         for acceptor in self._acceptors:
             acceptor.close()
         for greenlet in list(self._handshakes):
@@ -154,7 +159,7 @@ class Server:
             gevent.sleep(HOUSEKEEPING_EVERY)
             if not number % OLD_COLLECTED:
                 collect_old()
-            heap.give_back()
+            heap.trim()
             self._turn_out(number)
             self._complaints.tell_the_rest()
             for connection in [connection for connection in self.connections if connection.is_deaf]:
@@ -175,7 +180,7 @@ class Server:
         for begin in range(0, len(connections), LOOKED_AT_ONCE):
             still_there = [one for one in connections[begin : begin + LOOKED_AT_ONCE] if one in self.connections]
             for connection, limit in found(still_there, self._limits, self.clock()):
-                self.broker.limited.note(limit, connection.client.address)
+                self.broker.limit_counters.note(limit, connection.client.address)
                 connection.client.hang_up()
             gevent.sleep(TURN)
 
@@ -187,11 +192,12 @@ class Server:
         host = address[0] if isinstance(address, tuple) else ""
         limit = self._admission.enter(host)
         if limit is not None:
-            self.broker.limited.note(limit, describe_peer(sock, address)[0])
+            self.broker.limit_counters.note(limit, describe_peer(sock, address)[0])
             return None
         if listener.is_tls:
             return partial(self._serve_by_tls, listener, sock, address, host)
-        return partial(self._serve, self._connect(listener, sock, address, []), host)
+        connection = self._connect(listener, sock, address, host, [])
+        return None if connection is None else partial(self._serve, connection, host)
 
     def _serve_by_tls(self, listener: Listener, sock: socket.socket, address: object, host: str) -> None:
         """Complete the TLS handshake, and serve. Switches."""
@@ -200,9 +206,10 @@ class Server:
         self._handshakes.add(greenlet)
         secured: TlsSocket | None = None
         try:
-            secured = shake_hands(self._certificates, sock, HANDSHAKE_TIMEOUT)
+            if not self._is_stopping:  # `stop` has ended the handshakes in progress, but not those about to begin
+                secured = shake_hands(self._certificates, sock, HANDSHAKE_TIMEOUT)
         except OSError as error:
-            self.broker.limited.note("handshake", where, reason_of(error))
+            self.broker.limit_counters.note("handshake", where, reason_of(error))
         except GreenletExit:
             pass
         finally:
@@ -210,10 +217,17 @@ class Server:
             if secured is None:
                 self._admission.leave(host)
         if secured is not None:
-            self._serve(self._connect(listener, secured, address, secured.peer_names()), host)
+            connection = self._connect(listener, secured, address, host, secured.peer_names())
+            if connection is not None:
+                self._serve(connection, host)
 
-    def _connect(self, listener: Listener, sock: socket.socket, address: object, names: list[str]) -> Connection:
-        """Begin to serve a connection whose certificate has *names*. Does not switch."""
+    def _connect(
+        self, listener: Listener, sock: socket.socket, address: object, host: str, names: list[str]
+    ) -> Connection | None:
+        """Return a connection whose certificate has *names*; None, and close it, if it cannot be polled.
+
+        Does not switch.
+        """
         connection = Connection(
             self.broker,
             sock,
@@ -228,26 +242,34 @@ class Server:
         connection.on_leave = _on_leave
         if names:
             connection.client.name = names[0]
-        self.connections.add(connection)
         if log.isEnabledFor(logging.DEBUG):
             log.debug("connected", extra=_fields(connection.client))
-        connection.start()
+        try:
+            connection.start()
+        except OSError as error:
+            self.broker.limit_counters.note("epoll", connection.client.address, error.strerror or str(error))
+            connection.close()
+            self._admission.leave(host)
+            return None
+        self.connections.add(connection)
         return connection
 
     def _serve(self, connection: Connection, host: str) -> None:
         """Serve *connection*, from *host*, until it ends. Switches."""
         try:
-            connection.run()
+            try:
+                connection.run()
+            finally:
+                self.connections.discard(connection)
+                connection.close()
         except GreenletExit:
             pass
         except Exception:
             log.exception("internal error: the connection is closed", extra=_fields(connection.client))
         finally:
-            self.connections.discard(connection)
-            if connection.failure == errno.ETIMEDOUT:
-                self.broker.limited.note("dead_peer_timeout", connection.client.address)
-            connection.close()
             self._admission.leave(host)
+            if connection.failure == errno.ETIMEDOUT:
+                self.broker.limit_counters.note("dead_peer_timeout", connection.client.address)
 
     def _session_maker(self, listener: Listener, names: list[str]) -> Callable[[Broker, Callable[[], None]], Session]:
         """What makes the session of a connection: a plain one where nothing restricts it."""
@@ -284,14 +306,16 @@ def _on_refused(client: Client, command: bytes, reply: bytes) -> None:
         log.debug("refused: %s", reply.decode().rstrip(), extra=_fields(client) | facts)
 
 
-def _on_time_out(client: Client, job: Job) -> None:
-    """Note that *client* has held *job* for longer than its ttr. Does not switch."""
-    if log.isEnabledFor(logging.DEBUG):
-        tube = job.tube.name.decode(errors="replace")
-        log.debug("job timed out", extra=_fields(client) | {"job": job.id, "tube": tube})
+class _TimeoutLog(BrokerListener):
+    """Logs reservations that time out, at debug."""
+
+    def on_reservation_timeout(self, client: Client, job: Job) -> None:
+        if log.isEnabledFor(logging.DEBUG):
+            tube = job.tube.name.decode(errors="replace")
+            log.debug("job timed out", extra=_fields(client) | {"job": job.id, "tube": tube})
 
 
-class Ticker:
+class Ticker(BrokerListener):
     """The greenlet that calls the broker's tick when something falls due."""
 
     def __init__(self, broker: Broker, clock: Clock) -> None:
@@ -303,7 +327,6 @@ class Ticker:
 
     def start(self) -> None:
         """Begin. Does not switch."""
-        self._broker.alarm = self._on_alarm
         self._greenlet = gevent.spawn(self._run)
 
     def stop(self) -> None:
@@ -312,7 +335,7 @@ class Ticker:
             self._greenlet.kill()
             self._greenlet = None
 
-    def _on_alarm(self, when: int) -> None:
+    def on_alarm(self, when: int) -> None:
         if self._due is None or when < self._due:
             self._sooner.set()
 

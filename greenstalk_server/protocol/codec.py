@@ -22,8 +22,8 @@ from dataclasses import fields
 from typing import Any, ClassVar, Final, TypeAlias
 
 from greenstalk_server.core.job import SECOND
-from greenstalk_server.core.stats import JobStats, LimitedServerStats, ServerStats, TubeStats
 from greenstalk_server.core.tube import NAME, is_tube_name
+from greenstalk_server.protocol.stats import JobStats, LimitedServerStats, ServerStats, TubeStats
 
 Command: TypeAlias = tuple[Any, ...]
 

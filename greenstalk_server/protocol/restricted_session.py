@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from greenstalk_server.core.broker import DEFAULT_TUBE, Broker
 from greenstalk_server.core.job import SECOND, Job
-from greenstalk_server.core.streams import NameList
+from greenstalk_server.core.name_list import NameList
 from greenstalk_server.protocol import codec
 from greenstalk_server.protocol.access import Grants
 from greenstalk_server.protocol.codec import Command
@@ -93,7 +93,7 @@ class RestrictedSession(Session):
         if too_far > 0 and not (self.is_waiting or self.is_closing):
             self.has_more = True
             self.pause = too_far / SECOND
-            self._broker.limited.note("rate", self.client.address)
+            self._broker.limit_counters.note("rate", self.client.address)
 
     # What it may do
 
@@ -106,7 +106,7 @@ class RestrictedSession(Session):
         told = (b"%b %b" % (verb, what) if what else verb).decode(errors="replace")
         if self.client.name:
             told += f" by {self.client.name}"
-        self._broker.limited.note("access", self.client.address, told)
+        self._broker.limit_counters.note("access", self.client.address, told)
         return reply
 
     def _refuse_job(self, command: Command) -> bytes:
@@ -222,7 +222,7 @@ class _Listing(Work):
         self._allowed += [name for name in names if self._grants.may_something(name)]
         if end < len(self._names):
             return None
-        return session.list_names(NameList(self._allowed, broker.listings))
+        return session.list_names(NameList(self._allowed, broker.listed_names))
 
 
 _CHECKED: Final[dict[bytes, Any]] = {

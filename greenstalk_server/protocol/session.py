@@ -4,7 +4,7 @@ Where a session stands, one of:
 
 - at a command line: `_rest` holds the beginning of the line, if some of it has arrived;
 - in the body of a put: `_put` is the command, `_partial` what has come, `_missing` how many bytes have not;
-- in the body of a put that is too big, or not allowed: `_skip` bytes are still to be discarded;
+- in the body of a put that is refused: `_skip` bytes are still to be discarded, then `_refusal` is sent;
 - in a line that is too long: `_is_long_line`;
 - parked in a reserve: `is_waiting`; input that arrives meanwhile is kept in `_rest`, from `_position` on;
 - parked because the body of `_awaited` is on disk: `is_waiting` too;
@@ -24,14 +24,14 @@ from typing import Any, Final, TypeAlias
 
 from greenstalk_server.core import broker as outcomes
 from greenstalk_server.core import job as states
-from greenstalk_server.core import stats
 from greenstalk_server.core.broker import SLICE, Broker
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.job import Job
-from greenstalk_server.core.streams import BodyStream, NameList, Stream
+from greenstalk_server.core.name_list import NameList
 from greenstalk_server.core.tube import Tube
-from greenstalk_server.protocol import codec
+from greenstalk_server.protocol import codec, stats
 from greenstalk_server.protocol.codec import CRLF, MAX_LINE, Command
+from greenstalk_server.protocol.streams import BodyStream, NameStream, Stream
 
 INPUT_LIMIT: Final = 65536
 """Bytes kept unread while parked; the caller should read no further."""
@@ -44,6 +44,16 @@ COMMAND_SLICE: Final = range(500)
 
 COMMAND_WEIGHT: Final = OUTPUT_SLICE // len(COMMAND_SLICE)
 """Cost of a command, besides that of its reply."""
+
+GROWN_BODY: Final = 2**20
+"""Bytes; the buffer of a larger body is allocated whole when the put begins, as one that grows is copied: 15 ms for
+30 MB. The system provides the pages of so large a buffer when they are written, so a put without a body takes none."""
+
+TOO_BIG: Final = 0
+FORBIDDEN: Final = 1
+NO_MEMORY: Final = 2
+REFUSALS: Final = (codec.JOB_TOO_BIG, codec.UnknownCommand.reply, codec.OUT_OF_MEMORY)
+"""Replies to a put whose body is skipped."""
 
 FEW_NAMES: Final = 256
 """Names whose list is smaller than OUTPUT_SLICE, however long they are."""
@@ -80,7 +90,6 @@ class Session:
         "_handlers",
         "_is_body_here",
         "_is_eof",
-        "_is_forbidden",
         "_is_long_line",
         "_is_peek",
         "_largest",
@@ -89,6 +98,7 @@ class Session:
         "_position",
         "_put",
         "_put_id",
+        "_refusal",
         "_rest",
         "_skip",
         "_slice",
@@ -124,7 +134,7 @@ class Session:
         self._partial: BytesIO | None = None
         self._missing: int = 0
         self._skip: int = 0
-        self._is_forbidden: bool = False  # what is skipped is not too big, but may not be put
+        self._refusal: int = TOO_BIG  # of the put whose body is skipped; an index of REFUSALS
         self._largest: int = broker.max_job_size  # bytes of a body that is taken; less than 0 is none
         self._handlers: dict[bytes, _Handler] = HANDLERS
         self._work: Work | None = None
@@ -281,10 +291,8 @@ class Session:
         size: int = command[4]
         broker.counters.cmd_put += 1
         if size > self._largest:
-            self._skip = size + 2
-            self._is_forbidden = size <= broker.max_job_size
-            self.refused(self.client, b"put of %d bytes" % size, self._why_skipped())
-            return self._go_on_skipping(data, pos, out)
+            refusal = FORBIDDEN if size <= broker.max_job_size else TOO_BIG
+            return self._begin_to_skip(size, refusal, data, pos, out)
         if not command[5]:
             raise codec.BadFormat
         if not self.client.is_producer:
@@ -292,9 +300,12 @@ class Session:
         id = broker.allocate_id()
         end = pos + size
         if len(data) < end + 2:
+            try:
+                self._partial = BytesIO(bytes(size + 2)) if size > GROWN_BODY else BytesIO()
+            except MemoryError:
+                return self._begin_to_skip(size, NO_MEMORY, data, pos, out)
             self._put = command
             self._put_id = id
-            self._partial = BytesIO()
             self._partial.write(memoryview(data)[pos:])
             self._missing = end + 2 - len(data)
             return len(data)
@@ -322,18 +333,22 @@ class Session:
         if self._broker.is_draining:
             return codec.DRAINING
         _, pri, delay, ttr, _, _ = command
-        is_done = self._broker.put(self.client, id, pri, delay, ttr, body, now)
-        return codec.inserted(id) if is_done else codec.OUT_OF_MEMORY
+        result = self._broker.put(self.client, id, pri, delay, ttr, body, now)
+        return codec.inserted(id) if result > 0 else codec.OUT_OF_MEMORY
+
+    def _begin_to_skip(self, size: int, refusal: int, data: bytes, pos: int, out: list[bytes]) -> int:
+        """Discard the body of a put, *size* bytes from *pos* on, and then send *refusal*; return where to go on."""
+        self._skip = size + 2
+        self._refusal = refusal
+        self.refused(self.client, b"put of %d bytes" % size, REFUSALS[refusal])
+        return self._go_on_skipping(data, pos, out)
 
     def _go_on_skipping(self, data: bytes, pos: int, out: list[bytes]) -> int:
         skipped = min(self._skip, len(data) - pos)
         self._skip -= skipped
         if not self._skip:
-            out.append(self._why_skipped())
+            out.append(REFUSALS[self._refusal])
         return pos + skipped
-
-    def _why_skipped(self) -> bytes:
-        return codec.UnknownCommand.reply if self._is_forbidden else codec.JOB_TOO_BIG
 
     # Verbs: each returns its reply, or None if what follows it has to wait
 
@@ -487,7 +502,7 @@ class Session:
         self._weigh_new(command[1])
         count = self._broker.watch(self.client, command[1])
         self._weight = len(self.client.watched) // FEW_WATCHED * WATCHED_WEIGHT
-        return codec.watching(count) if count else codec.OUT_OF_MEMORY
+        return codec.watching(count) if count > 0 else codec.OUT_OF_MEMORY
 
     def _ignore(self, command: Command, now: int) -> bytes:
         self._broker.counters.cmd_ignore += 1
@@ -531,17 +546,17 @@ class Session:
         watched = self.client.watched
         if len(watched) <= FEW_NAMES:
             return self._sized(codec.name_list(watched))
-        return self.list_names(NameList(watched, self._broker.listings))
+        return self.list_names(NameList(watched, self._broker.listed_names))
 
     def list_names(self, names: NameList) -> bytes:
         """Return the reply that lists *names*, or its first line if it is a stream."""
         if names.size <= OUTPUT_SLICE:
             return self._sized(codec.name_list(names.names))
         self.cost += OUTPUT_SLICE + NAME_WEIGHT * len(names.names)
-        self.stream = names.open()
-        if self.stream is None:
-            self._broker.limited.note("listings", self.client.address)
+        if not names.acquire():
+            self._broker.limit_counters.note("listings", self.client.address)
             return codec.OUT_OF_MEMORY
+        self.stream = NameStream(names)
         return codec.ok_line(names.size)
 
     def _weigh_new(self, tube: bytes) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from greenstalk_server.core.broker import SLICE
 from greenstalk_server.core.job import BURIED, DELAYED, READY, SECOND
+from greenstalk_server.core.limits import Refusal
 from tests.core.world import FullJournal, World
 
 
@@ -57,7 +58,7 @@ def test_put_into_gives_the_job_to_who_waits(world: World) -> None:
 
 def test_put_into_without_room_leaves_nothing(world: World) -> None:
     world.broker.journal = FullJournal()
-    assert world.checked(world.broker.put_into(b"new", 7, 0, SECOND, b"", world.now)) == 0
+    assert world.checked(world.broker.put_into(b"new", 7, 0, SECOND, b"", world.now)) == Refusal.JOURNAL
     assert b"new" not in world.broker.tubes
 
 

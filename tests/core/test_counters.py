@@ -8,10 +8,10 @@ import pytest
 
 from greenstalk_server.core import job_history
 from greenstalk_server.core.broker import PARTED_AT_MOST, Broker
+from greenstalk_server.core.counters import ServerFacts
 from greenstalk_server.core.job import BURIED, READY, SECOND, Job
-from greenstalk_server.core.stats import ServerFacts
 from greenstalk_server.core.tube import Tube
-from tests.core.world import START, Actor, FullJournal, World
+from tests.core.world import START, Actor, DroppedTubes, FullJournal, World
 
 
 def lengths(*seconds: float) -> dict[int, int]:
@@ -214,44 +214,39 @@ def by_move(world: World, client: Actor) -> None:
 
 
 @pytest.mark.parametrize("how", [by_delete, by_clear, by_use, by_disconnect, by_move])
-def test_a_tube_that_goes_is_said_farewell_once_with_its_counts(
+def test_every_listener_gets_a_dropped_tube_once_with_its_counters(
     world: World, how: Callable[[World, Actor], None]
 ) -> None:
-    gone: list[tuple[bytes, int, bool]] = []
     client = world.client(use=b"going")
     client.delete(client.put())
-
-    def farewell(tube: Tube) -> None:
-        gone.append((tube.name, tube.cmd_delete, tube.name in world.broker.tubes))
-
-    world.broker.farewell = farewell
+    first, second = DroppedTubes(world.broker), DroppedTubes(world.broker)
     how(world, client)
     world.check()
-    assert gone == [(b"going", 1 + (how in (by_delete, by_clear)), False)]
+    deletes = 1 + (how in (by_delete, by_clear))
+    for dropped in (first, second):
+        assert [(tube.name, tube.cmd_delete) for tube in dropped.tubes] == [(b"going", deletes)]
+    assert b"going" not in world.broker.tubes
 
 
-def test_a_tube_that_was_made_for_an_edit_without_room_is_said_farewell(world: World) -> None:
-    """Whoever keeps counters by tube hears of it as of any other; they are all zero."""
-    gone: list[Tube] = []
-    world.broker.farewell = gone.append
+def test_listener_gets_a_tube_that_was_created_for_a_refused_edit(world: World) -> None:
+    dropped = DroppedTubes(world.broker)
     id = world.client().put()
     world.broker.journal = FullJournal()
     assert world.edit(id, tube=b"new") == "NO_ROOM"
-    assert [(each.name, each.total_jobs) for each in gone] == [(b"new", 0)]
+    assert [(tube.name, tube.total_jobs) for tube in dropped.tubes] == [(b"new", 0)]
 
 
-def test_a_restored_pause_that_ends_says_farewell(facts: ServerFacts) -> None:
+def test_listener_gets_a_tube_whose_restored_pause_ends(facts: ServerFacts) -> None:
     broker = Broker(facts)
-    gone: list[bytes] = []
-    broker.farewell = lambda tube: gone.append(tube.name)
+    dropped = DroppedTubes(broker)
     paused = broker.tube(b"paused")
     paused.paused_until, paused.pause = START + SECOND, SECOND
     broker.restore(1)
     broker.check()
-    assert gone == []
+    assert dropped.names == []
     broker.tick(START + SECOND)
     broker.check()
-    assert gone == [b"paused"]
+    assert dropped.names == [b"paused"]
 
 
 # Who has gone

@@ -10,7 +10,7 @@ from greenstalk_server.core import job_history
 from greenstalk_server.core.body_cache import held_body
 from greenstalk_server.core.broker import SLICE
 from greenstalk_server.core.job import BURIED, DELAYED, NO_KEY, SECOND, Job
-from tests.core.world import Actor, FullJournal, World, slots
+from tests.core.world import Actor, DroppedTubes, FullJournal, World, slots
 
 STATES = ("ready", "delayed", "buried", "reserved")
 
@@ -334,15 +334,14 @@ def test_a_buried_job_that_moves_comes_last_there(world: World) -> None:
 
 @pytest.mark.parametrize("state", ["ready", "delayed", "buried", "reserved"])
 def test_a_tube_goes_when_its_last_job_moves_away(world: World, state: str) -> None:
-    gone = []
-    world.broker.farewell = lambda tube: gone.append(tube.name)
+    dropped = DroppedTubes(world.broker)
     client = world.client(use=b"old")
     id = put_in(world, client, state)
     client.use(b"default")
     client.pause_tube(b"old", 60)
     assert world.edit(id, tube=b"new", is_forced=True) == "DONE"
     assert world.tubes() == [b"default", b"new"]
-    assert gone == [b"old"]
+    assert dropped.names == [b"old"]
     assert world.edit(id, tube=b"default", is_forced=True) == "DONE"
     assert world.tubes() == [b"default"]
     assert world.state(id) == state

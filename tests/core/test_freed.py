@@ -13,7 +13,8 @@ import pytest
 
 from greenstalk_server.core.broker import DONE, WAITING, Broker
 from greenstalk_server.core.client import Client
-from greenstalk_server.core.job import BURIED, DELAYED, SECOND, Job, JobHeap, Past
+from greenstalk_server.core.job import BURIED, DELAYED, SECOND, Job, Past
+from greenstalk_server.core.job_heap import JobHeap
 from greenstalk_server.core.ready_ages import Arrivals
 from greenstalk_server.core.ready_queue import ReadyQueue
 from greenstalk_server.core.tube import Tube
@@ -45,7 +46,7 @@ def connect(broker: Broker) -> Client:
 
 def put(broker: Broker, client: Client, pri: int = 0, delay: int = 0) -> int:
     id = broker.allocate_id()
-    assert broker.put(client, id, pri, delay * SECOND, TTR, b"body", START)
+    assert broker.put(client, id, pri, delay * SECOND, TTR, b"body", START) > 0
     return id
 
 

@@ -7,7 +7,8 @@ from itertools import islice
 from hypothesis import given
 from hypothesis import strategies as st
 
-from greenstalk_server.core.job import Job, JobHeap
+from greenstalk_server.core.job import Job
+from greenstalk_server.core.job_heap import JobHeap
 from greenstalk_server.core.tube import Tube
 
 

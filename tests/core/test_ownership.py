@@ -121,7 +121,7 @@ def test_invariants_hold_when_clients_leave_while_the_server_stops() -> None:
     broker.watch(worker, b"mail")
     broker.use(worker, b"mail")
     id = broker.allocate_id()
-    assert broker.put(worker, id, 0, 0, SECOND, b"body", START)
+    assert broker.put(worker, id, 0, 0, SECOND, b"body", START) > 0
     assert broker.reserve(worker, START) is not None
     broker.stop()
     broker.disconnect(worker, START)

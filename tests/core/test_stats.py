@@ -126,7 +126,7 @@ def test_a_journal_without_room_refuses_the_put_and_changes_nothing(world: World
     client = world.client()
     world.broker.journal = FullJournal()
     id = world.broker.allocate_id()
-    assert not world.broker.put(client.client, id, 0, 0, 60, b"", world.now)
+    assert world.broker.put(client.client, id, 0, 0, 60, b"", world.now) < 0
     world.broker.check()
     stats = world.stats()
     assert (stats.total_jobs, stats.current_jobs_ready, world.broker.jobs) == (0, 0, {})

@@ -12,17 +12,12 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 from greenstalk_server.core.broker import DEADLINE_SOON, DONE, HELD, NO_ROOM, NOT_FOUND, TIMED_OUT, WAITING, Broker
 from greenstalk_server.core.client import Client
+from greenstalk_server.core.counters import ServerFacts
 from greenstalk_server.core.job import SECOND, STATE_NAMES, Job
 from greenstalk_server.core.journal import NullJournal
-from greenstalk_server.core.stats import (
-    JobStats,
-    ServerFacts,
-    ServerStats,
-    TubeStats,
-    job_stats,
-    server_stats,
-    tube_stats,
-)
+from greenstalk_server.core.listener import BrokerListener
+from greenstalk_server.core.tube import Tube
+from greenstalk_server.protocol.stats import JobStats, ServerStats, TubeStats, job_stats, server_stats, tube_stats
 
 T = TypeVar("T")
 
@@ -75,12 +70,25 @@ class FullJournal(NullJournal):
         return False
 
 
-class World:
+class DroppedTubes(BrokerListener):
+    """Records the tubes that *broker* drops."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.tubes: list[Tube] = []
+        self.names: list[bytes] = []
+        broker.subscribe(self)
+
+    def on_tube_dropped(self, tube: Tube) -> None:
+        self.tubes.append(tube)
+        self.names.append(tube.name)
+
+
+class World(BrokerListener):
     """A broker, its clients, and the time."""
 
     def __init__(self) -> None:
         self.broker = make_broker()
-        self.broker.alarm = self._on_alarm
+        self.broker.subscribe(self)
         self.now = START
         self.due: int | None = None
         self._is_bulk = False
@@ -187,7 +195,7 @@ class World:
         """The reply to "stats-job"."""
         return job_stats(self.broker.jobs[id], self.now)
 
-    def _on_alarm(self, when: int) -> None:
+    def on_alarm(self, when: int) -> None:
         if self.due is None or when < self.due:
             self.due = when
 
@@ -229,7 +237,7 @@ class Actor:
         """Put a job and return its id."""
         id = self.broker.allocate_id()
         done = self.broker.put(self.client, id, pri, round(delay * SECOND), round(ttr * SECOND), body, self.world.now)
-        assert self.world.checked(done)
+        assert self.world.checked(done) == id
         return id
 
     def reserve(self, timeout: float | None = None) -> Outcome:

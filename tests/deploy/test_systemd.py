@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from greenstalk_server.config.options import DEFINITIONS
+from tests.cli.test_cli import PUT, handing_over
 from tests.daemon import COMMAND, PATIENCE, REPOSITORY, Daemon, ask, environment
-from tests.test_cli import PUT, handing_over
 
 SERVICE = REPOSITORY / "deploy" / "greenstalk-server.service"
 SOCKET = REPOSITORY / "deploy" / "greenstalk-server.socket"

@@ -21,7 +21,7 @@ import pytest
 from gevent.event import Event
 
 from greenstalk_server.cluster.leadership import Candidate, seat
-from greenstalk_server.cluster.role import Role
+from greenstalk_server.cluster.status import ClusterStatus
 from greenstalk_server.config.command_line import parse
 from greenstalk_server.config.options import Options
 from greenstalk_server.core.broker import Broker
@@ -88,7 +88,7 @@ class Kept:
         self.binlog: SharedBinlog = SharedBinlog(rows, 4096, 0, os.urandom)
         self.itself: Kept = self
 
-    def prepare(self, role: Callable[[], Role]) -> None:
+    def prepare(self, role: Callable[[], ClusterStatus]) -> None:
         pass
 
 
@@ -118,10 +118,10 @@ def test_a_standby_that_reads_anew_keeps_nothing_of_what_it_had_read(cluster: Cl
     gc.set_threshold(0)  # nothing is collected by the way
     standby = gevent.spawn(candidate.run, stopping)
     try:
-        wait_for(lambda: candidate.role().behind is not None)
+        wait_for(lambda: candidate.status().behind is not None)
         cluster.ask(f"UPDATE greenstalk_batch SET segment = segment + 1 WHERE journal = {leader.seat.journal}")  # noqa: S608
-        wait_for(lambda: len(made) == 2 and candidate.role().behind is not None)
-        wait_for(lambda: candidate.role().leader == "leader")
+        wait_for(lambda: len(made) == 2 and candidate.status().behind is not None)
+        wait_for(lambda: candidate.status().leader == "leader")
         assert [queue() is None for queue in made] == [True, False]
         assert tables() == before + 1
     finally:
@@ -149,7 +149,7 @@ def test_a_server_that_cannot_begin_anew_ends(tmp_path: Path) -> None:
     script = """
 import sys
 from types import SimpleNamespace
-from greenstalk_server.leadership import Turn
+from greenstalk_server.cluster.leadership import Turn
 sys.executable = "/nowhere/python"
 Turn(SimpleNamespace(lead=None, links=[], seat=SimpleNamespace(me="me"))).begin_anew()
 """

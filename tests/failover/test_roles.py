@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from greenstalk_server.cluster.role import Role
+from greenstalk_server.cluster.status import ClusterStatus
 from greenstalk_server.runtime.clock import steady_clock
 from greenstalk_server.web.app import WebOptions, create_standby_app
 from tests.daemon import ask
@@ -63,7 +63,7 @@ def test_a_standby_serves_nothing_and_says_so(nodes: Nodes) -> None:
 
 
 def test_metrics_of_a_standby_are_for_whoever_has_the_token() -> None:
-    role = Role(False, "default", "here", "there", 7, 0.25)
+    role = ClusterStatus(False, "default", "here", "there", 7, 0.25)
     app = create_standby_app(lambda: role, "here", steady_clock(), WebOptions(metrics_token=TOKEN, url_prefix="/queue"))
     client = app.test_client()
     assert client.get("/metrics", headers={"Authorization": "Bearer another"}).status_code == 401

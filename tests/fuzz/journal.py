@@ -288,7 +288,7 @@ def put_one(broker: Broker) -> None:
     client = broker.connect(lambda: None)
     id = broker.allocate_id()
     assert id not in broker.jobs
-    assert broker.put(client, id, 0, 0, SECOND, b"one more", LATER)
+    assert broker.put(client, id, 0, 0, SECOND, b"one more", LATER) > 0
     broker.disconnect(client, LATER)
     broker.check()
 

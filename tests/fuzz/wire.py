@@ -17,6 +17,7 @@ from typing import Final
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job import SECOND, STATE_NAMES, Job
+from greenstalk_server.core.listener import BrokerListener
 from greenstalk_server.net.connection import RECEIVE_SIZE
 from greenstalk_server.protocol import codec
 from greenstalk_server.protocol.codec import MAX_LINE
@@ -27,7 +28,7 @@ from tests.fuzz.oracle import Oracle
 from tests.fuzz.source import Source
 from tests.journal.disk import Chance, Disk, Fault, seeded
 from tests.journal.workload import Bench
-from tests.wire.talk import kept, stream_of
+from tests.protocol.talk import kept, stream_of
 
 CLIENTS: Final = 4
 SMALL_REPLY: Final = 230
@@ -98,7 +99,7 @@ class Talker:
         assert self.session.is_woken
 
 
-class Wire:
+class Wire(BrokerListener):
     """One run. Its first byte says what kind of run: see `__init__`."""
 
     def __init__(self, source: Source) -> None:
@@ -108,7 +109,7 @@ class Wire:
         self.bench = Queue(Disk(), seeded(kind), is_memory_short=bool(kind & 16)) if kind & 4 else None
         self.broker = self.bench.broker if self.bench is not None else make_broker()
         self.broker.max_job_size = 20 if kind & 8 else 65535
-        self.broker.alarm = self._on_alarm
+        self.broker.subscribe(self)
         self.now = START
         self.due: int | None = None
         self.sent = 0
@@ -258,7 +259,7 @@ class Wire:
                 return
         raise AssertionError("time stands still")
 
-    def _on_alarm(self, when: int) -> None:
+    def on_alarm(self, when: int) -> None:
         if self.due is None or when < self.due:
             self.due = when
 

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import gevent
 import pytest
 
-from greenstalk_server.core.limits import Limited
+from greenstalk_server.core.limits import LimitCounters
 from greenstalk_server.net import http
 from greenstalk_server.net.acceptor import Files, WebServer
 from greenstalk_server.net.http import LARGEST_HEAD, RequestHandler
@@ -107,7 +107,7 @@ class Served:
     """An app that says how much came, served by the handler in a thread of its own."""
 
     def __init__(self) -> None:
-        self.limited = Limited()
+        self.limited = LimitCounters()
         self.is_ready, self.is_over = threading.Event(), threading.Event()
         self.port = 0
         self._thread = threading.Thread(target=self._run)

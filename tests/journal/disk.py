@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import Final
 
@@ -142,8 +142,8 @@ class Disk:
         self._change("open")
         return self._open(self._names[name])
 
-    def write(self, handle: int, offset: int, data: bytes) -> None:
-        inode = self._handles[handle]
+    def write(self, handle: int, offset: int, pieces: Sequence[bytes]) -> None:
+        inode, data = self._handles[handle], b"".join(pieces)
         try:
             self._change("write")
         except OSError:

@@ -68,7 +68,7 @@ class Yard(Bench):
         """Put a job of *size* bytes; return its id."""
         id = self.broker.allocate_id()
         self.now += 1
-        assert self.broker.put(self.client, id, pri, delay * SECOND, 60 * SECOND, bytes(size), self.now)
+        assert self.broker.put(self.client, id, pri, delay * SECOND, 60 * SECOND, bytes(size), self.now) > 0
         return id
 
     def take_any(self) -> int:
@@ -280,7 +280,7 @@ def fill(yard: Yard, size: int) -> None:
     """Put jobs until one is refused for want of room."""
     for _ in range(10_000):
         id = yard.broker.allocate_id()
-        if not yard.broker.put(yard.client, id, 10, 0, 60 * SECOND, bytes(size), yard.now):
+        if yard.broker.put(yard.client, id, 10, 0, 60 * SECOND, bytes(size), yard.now) < 0:
             assert yard.binlog.is_full
             return
         yard.tend_full()
@@ -322,7 +322,7 @@ def test_a_large_job_leaves_the_deletes_their_room() -> None:
     disk = Disk()
     disk.capacity = 20 * SEGMENT
     yard = Yard(disk)
-    while yard.broker.put(yard.client, yard.broker.allocate_id(), 0, 0, SECOND, bytes(3 * SEGMENT), yard.now):
+    while yard.broker.put(yard.client, yard.broker.allocate_id(), 0, 0, SECOND, bytes(3 * SEGMENT), yard.now) > 0:
         fill(yard, 0) if len(yard.broker.jobs) > 3 else yard.tend_full()
     yard.delete_all()
     assert yard.commit()
@@ -396,7 +396,7 @@ def test_a_blank_file_that_a_failed_allocation_leaves_is_removed_and_no_damage()
     for turn in range(40):
         disk.code = errno.EIO if turn in (5, 6, 7, 20) else 0
         id = yard.broker.allocate_id()
-        if yard.broker.put(yard.client, id, 1, 0, SECOND, bytes(1500), yard.now):
+        if yard.broker.put(yard.client, id, 1, 0, SECOND, bytes(1500), yard.now) > 0:
             assert yard.broker.delete(None, id, yard.now)
         yard.commit()
         yard.binlog.compact(SMALL)
@@ -420,7 +420,7 @@ def test_an_error_of_upkeep_is_reported_once_as_what_it_is(
     yard.disk.before = Fault(1, errno.EIO, is_lasting=True, calls=(call,))
     for _ in range(6):
         id = yard.broker.allocate_id()
-        if yard.broker.put(yard.client, id, 1, 0, SECOND, bytes(1500), yard.now):
+        if yard.broker.put(yard.client, id, 1, 0, SECOND, bytes(1500), yard.now) > 0:
             assert yard.broker.delete(None, id, yard.now)
         yard.commit()
         yard.binlog.compact(SMALL)

@@ -42,7 +42,7 @@ def filled(jobs: int, size: int = 900) -> Bench:
     client = bench.clients[0]
     for _ in range(jobs):
         id = bench.broker.allocate_id()
-        assert bench.broker.put(client, id, 0, 0, SECOND, b"%d:" % id + bytes(size), bench.now)
+        assert bench.broker.put(client, id, 0, 0, SECOND, b"%d:" % id + bytes(size), bench.now) > 0
         bench.commit()
         bench.keep_up()
     bench.binlog.let_go(10 * jobs)
@@ -287,7 +287,7 @@ def test_a_failure_reads_back_no_more_than_memory_bears(monkeypatch: pytest.Monk
     bench = filled(0)
     bench.binlog._max_size = 2**20
     for _ in range(60):
-        assert bench.broker.put(bench.clients[0], bench.broker.allocate_id(), 0, 9 * SECOND, SECOND, bytes(900), 1)
+        assert bench.broker.put(bench.clients[0], bench.broker.allocate_id(), 0, 9 * SECOND, SECOND, bytes(900), 1) > 0
         bench.commit()
     bench.binlog._begin_segment(0)
     bench.commit()
@@ -332,7 +332,7 @@ def test_compaction_passes_by_those_gone_in_one_look_each() -> None:
     bench = filled(0)
     bench.binlog._begin_segment(2**21)
     for _ in range(3000):
-        assert bench.broker.put(bench.clients[0], bench.broker.allocate_id(), 0, 0, SECOND, bytes(100), 1)
+        assert bench.broker.put(bench.clients[0], bench.broker.allocate_id(), 0, 0, SECOND, bytes(100), 1) > 0
     bench.commit()
     bench.binlog._begin_segment(0)
     bench.commit()
@@ -380,7 +380,9 @@ def test_puts_are_refused_once_there_is_nothing_more_to_let_go() -> None:
     bench.broker.bodies = bench.binlog._bodies = bodies
     bodies.margin = 0
     done = 0
-    while done < 2000 and bench.broker.put(bench.clients[0], bench.broker.allocate_id(), 0, 0, SECOND, bytes(900), 1):
+    while (
+        done < 2000 and bench.broker.put(bench.clients[0], bench.broker.allocate_id(), 0, 0, SECOND, bytes(900), 1) > 0
+    ):
         done += 1
         bench.commit()
         bench.keep_up()
@@ -395,7 +397,7 @@ def test_without_a_disk_puts_are_refused_at_the_limit() -> None:
     broker = make_broker()
     broker.bodies = Bodies(10_000, can_let_go=False)
     client = broker.connect(lambda: None)
-    sizes = [broker.put(client, broker.allocate_id(), 0, 0, SECOND, bytes(1000), 1) for _ in range(10)]
+    sizes = [broker.put(client, broker.allocate_id(), 0, 0, SECOND, bytes(1000), 1) > 0 for _ in range(10)]
     assert sizes == [True] * 7 + [False] * 3
-    assert broker.delete(client, 1, 2) and broker.put(client, broker.allocate_id(), 0, 0, SECOND, bytes(1000), 3)
+    assert broker.delete(client, 1, 2) and broker.put(client, broker.allocate_id(), 0, 0, SECOND, bytes(1000), 3) > 0
     broker.check()

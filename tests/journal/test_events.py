@@ -289,7 +289,7 @@ def test_on_a_full_disk_jobs_do_not_grow_by_their_events() -> None:
     disk.capacity = 20 * 16384
     yard = Yard(disk)
     ids = []
-    while yard.broker.put(yard.client, yard.broker.allocate_id(), 10, 0, 60 * SECOND, b"", yard.now):
+    while yard.broker.put(yard.client, yard.broker.allocate_id(), 10, 0, 60 * SECOND, b"", yard.now) > 0:
         ids.append(yard.broker.next_id - 1)
         yard.tend_full()
     assert yard.binlog.is_full

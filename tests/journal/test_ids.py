@@ -74,15 +74,7 @@ def test_power_lost_on_a_full_disk_gives_no_id_again(seed: int, sync_interval: i
 
     disk.before = check
     for turn in range(4):
-        while bench.put(200, 0):
-            assert bench.commit()
-            bench.keep_up()
-        for id in list(bench.broker.jobs):
-            client = random.choice(bench.clients)
-            bench.broker.cancel_wait(client)
-            if bench.broker.reserve_job(client, id, bench.now):
-                assert bench.broker.release(client, id, turn, 0, bench.now)
-        assert bench.commit(30)
+        bench.fill_and_release(200, turn)
         for id in list(bench.broker.jobs)[::3]:
             assert bench.broker.delete(None, id, bench.now) or bench.broker.jobs[id].holder is not None
         for _ in range(8):
@@ -186,7 +178,7 @@ def test_a_put_is_refused_rather_than_lost_when_there_are_no_more_ids(sync_inter
     accepted = []
     for _ in range(4):
         id = broker.allocate_id()
-        if broker.put(client, id, 0, 0, SECOND, b"body", START):
+        if broker.put(client, id, 0, 0, SECOND, b"body", START) > 0:
             accepted.append(id)
     assert accepted == [record.ID_LIMIT - 2, record.ID_LIMIT - 1]
     batch = journal.take(is_synced=True)

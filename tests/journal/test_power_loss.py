@@ -157,15 +157,7 @@ def test_power_lost_on_a_full_disk_loses_nothing_acknowledged(seed: int, sync_in
     disk.capacity = (12, 20, 30)[seed] * SEGMENT
     bench = Bench(disk, random, sync_interval=sync_interval, max_size=SEGMENT)
     for turn in range(8):
-        while bench.put(50, 0):
-            assert bench.commit()
-            bench.keep_up()
-        for id in list(bench.broker.jobs):
-            client = random.choice(bench.clients)
-            bench.broker.cancel_wait(client)
-            if bench.broker.reserve_job(client, id, bench.now):
-                assert bench.broker.release(client, id, turn, 0, bench.now)
-        assert bench.commit(30)
+        bench.fill_and_release(50, turn)
         for _ in range(3):
             bench.compact()
             bench.keep_up()

@@ -130,6 +130,14 @@ def test_a_job_is_read_as_it_was_written(salt: bytes, job: Job) -> None:
     assert recovery.next_id == job.id + 1
 
 
+@given(SALTS, jobs())
+def test_a_record_made_in_two_parts_has_the_same_bytes(salt: bytes, job: Job) -> None:
+    encoder, body = Encoder(salt), job.body
+    assert body is not None
+    start = encoder.seal_job(encoder.begin_job(job, 1, job.events), body)
+    assert start + body == encoder.job(job, 1, job.events)
+
+
 @given(SALTS, jobs(), U64, U32)
 def test_a_reserved_job_is_read_with_the_reservation_as_its_last_event(
     salt: bytes, job: Job, at: int, client: int

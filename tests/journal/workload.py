@@ -8,6 +8,7 @@ so what a restart shows can be held against every state that was ever recorded, 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Final, TypeVar
@@ -273,7 +274,7 @@ class Bench:
 
     def commit(self, commands: int = 0) -> bool:
         """Write and sync all there is, with so many *commands* meanwhile; False if the disk failed."""
-        if self.binlog.wants_rewrite and not self._rewrite():
+        if self.binlog.wants_rewrite and not self._rewrite(commands):
             return False
         batch = self.binlog.take(is_synced=self.binlog.sync_interval == 0)
         self.work(commands)
@@ -292,11 +293,9 @@ class Bench:
             self.safe = batch.sequence
         return True
 
-    def _rewrite(self) -> bool:
-        """Record the next step of a rewrite; False if there is no room for it."""
-        while (read := self.binlog.read_for_rewrite()) is not None:
-            self.take_in(read)
-        while not self.binlog.rewrite():
+    def _rewrite(self, commands: int) -> bool:
+        """Record the next step of a rewrite, with so many *commands* between its slices; False if it has no room."""
+        while not rewrite_step(self.binlog, lambda: self.work(commands)):
             if (read := self.binlog.read_for_compaction()) is None:
                 return False
             self.take_in(read)
@@ -314,6 +313,18 @@ class Bench:
             self.binlog.synced(sync)
             self.safe = max(self.safe, sync.sequence)
         return True
+
+    def fill_and_release(self, size: int, pri: int) -> None:
+        """Put bodies of *size* bytes until one is refused, release each job with priority *pri*, and commit."""
+        while self.put(size, 0):
+            assert self.commit()
+            self.keep_up()
+        for id in list(self.broker.jobs):
+            client = self.random.choice(self.clients)
+            self.broker.cancel_wait(client)
+            if self.broker.reserve_job(client, id, self.now):
+                assert self.broker.release(client, id, pri, 0, self.now)
+        assert self.commit(30)
 
     def compact(self) -> None:
         """Copy a slice, as the committer does after each batch."""
@@ -396,7 +407,7 @@ class Bench:
         id = self.broker.allocate_id()
         body = b"%d:" % id + random.randbytes(size)
         pri, ttr = random.choice((0, 10, 2**32 - 1)), random.choice((1, 30, 2**32 - 1))
-        if self.broker.put(client, id, pri, delay * SECOND, ttr * SECOND, body, self.now):
+        if self.broker.put(client, id, pri, delay * SECOND, ttr * SECOND, body, self.now) > 0:
             return id
         self.refused += 1
         return 0
@@ -559,6 +570,17 @@ class Bench:
 
     def _any_id(self) -> int:
         return self.random.choice(list(self.broker.jobs))
+
+
+def rewrite_step(binlog: Binlog, meanwhile: Callable[[], None] = lambda: None) -> bool:
+    """Have *binlog* record a step of a rewrite, and call *meanwhile* between slices; False if it has no room."""
+    slices = binlog.rewrite()
+    while True:
+        try:
+            next(slices)
+        except StopIteration as end:
+            return bool(end.value)
+        meanwhile()
 
 
 def short_of_memory() -> Bodies:

@@ -20,6 +20,7 @@ from greenstalk_server.journal.startup import write_out
 from tests.daemon import PATIENCE
 from tests.failover.nodes import wait_until
 from tests.failover.test_process import Kept
+from tests.journal.workload import rewrite_step
 from tests.postgresql.cluster import Cluster
 from tests.postgresql.test_journal import Member, bodies, take_over
 
@@ -46,6 +47,10 @@ def insert(connection: psycopg.Connection, member: Member, segment: int) -> None
     connection.execute(query, (member.seat.journal, segment))
 
 
+def expire_lease(cluster: Cluster, member: Member) -> None:
+    cluster.ask(f"UPDATE greenstalk_journal SET lease_until = 'epoch' WHERE id = {member.seat.journal}")  # noqa: S608
+
+
 def in_thread(function: Callable[[], None]) -> threading.Thread:
     thread = threading.Thread(target=function, daemon=True)
     thread.start()
@@ -60,7 +65,7 @@ def test_a_batch_that_the_former_leader_left_half_sent_keeps_nobody_from_leading
     one.lead()
     one.put(b"a")
     one.commit()
-    cluster.ask(f"UPDATE greenstalk_journal SET lease_until = 'epoch' WHERE id = {one.seat.journal}")  # noqa: S608
+    expire_lease(cluster, one)
     with session_of(one, cluster) as left:
         insert(left, one, 2)
         left.execute("SELECT 1 FROM greenstalk_journal WHERE id = %s FOR SHARE", (one.seat.journal,))
@@ -149,7 +154,7 @@ def test_a_renewal_that_comes_after_the_end_of_the_lease_does_nothing(
 ) -> None:
     one, two = members
     one.lead()
-    cluster.ask(f"UPDATE greenstalk_journal SET lease_until = 'epoch' WHERE id = {one.seat.journal}")  # noqa: S608
+    expire_lease(cluster, one)
     with pytest.raises(NotLeader, match="the lease was over before it could be renewed"):
         one.seat.renew()
     assert two.seat.look().is_free
@@ -188,7 +193,7 @@ def test_nothing_is_appended_or_removed_while_an_append_is_in_doubt_and_the_epoc
         assert [str(error) for error in refused] == ["PostgreSQL: not now"]
         remover = in_thread(lambda: one.rows.remove(name_of(9)))
         one.binlog.failed(refused[0])
-        assert one.binlog.rewrite()
+        assert rewrite_step(one.binlog)
         with pytest.raises(Refused, match="not now"):
             write_out(one.binlog)
         remover.join(0.3)
@@ -196,7 +201,7 @@ def test_nothing_is_appended_or_removed_while_an_append_is_in_doubt_and_the_epoc
     finally:
         cluster.ask("DROP FUNCTION refuse CASCADE")
     one.binlog.failed(refused[0])
-    assert one.binlog.rewrite()
+    assert rewrite_step(one.binlog)
     one.commit()
     remover.join(PATIENCE)
     assert not remover.is_alive()

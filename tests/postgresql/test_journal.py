@@ -58,7 +58,7 @@ class Member:
     def put(self, body: bytes) -> int:
         """Put a job; it is committed with the next batch."""
         id = self.broker.allocate_id()
-        assert self.broker.put(self.client, id, 0, 0, 60 * 10**9, body, START)
+        assert self.broker.put(self.client, id, 0, 0, 60 * 10**9, body, START) > 0
         return id
 
     def commit(self) -> None:

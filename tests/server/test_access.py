@@ -19,8 +19,8 @@ from greenstalk_server.protocol.restricted_session import _CHECKED, _NEED_NO_GRA
 from greenstalk_server.protocol.session import HANDLERS
 from tests.core.world import START, make_broker
 from tests.daemon import PATIENCE, Daemon, environment, run
+from tests.protocol.talk import CUTS, Talk
 from tests.server.secured import PAGE, connect, context, make_certificates
-from tests.wire.talk import CUTS, Talk
 
 REFUSED = b"UNKNOWN_COMMAND\r\n"
 NOT_FOUND = b"NOT_FOUND\r\n"
@@ -47,7 +47,7 @@ def broker() -> Broker:
 
 
 def refusals(broker: Broker) -> int:
-    return broker.limited.counts()["access"]
+    return broker.limit_counters.counts()["access"]
 
 
 # Each command, by a client that has no grant for the tube, and by one that has just the one that it takes

@@ -12,7 +12,7 @@ import pytest
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job import SECOND, Job
 from greenstalk_server.runtime import gc_tuning
-from greenstalk_server.runtime.gc_tuning import OLD_AT_MOST, collect_old, keep_collections_short
+from greenstalk_server.runtime.gc_tuning import MAX_UNFROZEN, collect_old, tune_gc
 from greenstalk_server.runtime.process import server_facts
 
 JOBS = 10_000
@@ -42,7 +42,7 @@ class Knot:
 @pytest.fixture
 def settled() -> Iterator[None]:
     before, callbacks = gc.get_threshold(), list(gc.callbacks)
-    keep_collections_short()
+    tune_gc()
     gc.collect(1)
     yield
     gc.callbacks[:] = callbacks
@@ -71,13 +71,13 @@ def test_what_was_in_use_for_long_is_freed_in_the_end() -> None:
 
 @pytest.mark.usefixtures("settled")
 def test_what_is_old_and_much_is_looked_at_no_more() -> None:
-    knots = [Knot() for _ in range(OLD_AT_MOST // 4)]
+    knots = [Knot() for _ in range(MAX_UNFROZEN // 4)]
     grow_old()
     assert sum(type(one) is Knot for one in gc.get_objects(2)) == len(knots)
-    knots += [Knot() for _ in range(OLD_AT_MOST)]
+    knots += [Knot() for _ in range(MAX_UNFROZEN)]
     grow_old()
     assert sum(type(one) is Knot for one in gc.get_objects()) < len(knots)
-    assert len(gc.get_objects(2)) <= OLD_AT_MOST
+    assert len(gc.get_objects(2)) <= MAX_UNFROZEN
 
 
 @pytest.mark.usefixtures("settled")
@@ -86,7 +86,7 @@ def test_garbage_is_freed_before_old_objects_are_frozen() -> None:
     seen = weakref.ref(knot)
     grow_old()
     del knot
-    knots = [Knot() for _ in range(OLD_AT_MOST + 1)]
+    knots = [Knot() for _ in range(MAX_UNFROZEN + 1)]
     grow_old()
     assert seen() is None
     assert sum(type(one) is Knot for one in gc.get_objects()) < len(knots)
@@ -95,9 +95,9 @@ def test_garbage_is_freed_before_old_objects_are_frozen() -> None:
 @pytest.mark.usefixtures("settled")
 def test_what_takes_long_to_look_at_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     knot = Knot()
-    monkeypatch.setattr(gc_tuning, "LONG", 60.0)
+    monkeypatch.setattr(gc_tuning, "SLOW_COLLECTION", 60.0)
     collect_old()
     assert any(one is knot for one in gc.get_objects(2))
-    monkeypatch.setattr(gc_tuning, "LONG", 0.0)
+    monkeypatch.setattr(gc_tuning, "SLOW_COLLECTION", 0.0)
     collect_old()
     assert not any(one is knot for one in gc.get_objects(2))

@@ -20,15 +20,15 @@ import pytest
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job import SECOND
-from greenstalk_server.core.limits import LIMITED, Limits, bounds
+from greenstalk_server.core.limits import LIMIT_DESCRIPTIONS, Limits, job_quotas
 from greenstalk_server.net.idle import Complaints
 from greenstalk_server.protocol.restricted_session import RestrictedSession
 from greenstalk_server.web.pages.overview import LIMIT_LABELS
 from tests.core.world import START, make_broker
 from tests.daemon import COMMAND, PATIENCE, Daemon, ask
-from tests.server.peer import Peer, eventually
+from tests.protocol.talk import Talk
+from tests.server.peer import Peer, eventually, open_files
 from tests.server.secured import PAGE
-from tests.wire.talk import Talk
 
 FULL = b"OUT_OF_MEMORY\r\n"
 
@@ -37,20 +37,20 @@ LOOPBACK = ("-l", "127.0.0.1", "-p", "0", "--web-port", "0")
 
 def limited_talk(**limits: int) -> Talk:
     broker = make_broker()
-    broker.bounds = bounds(Limits(**limits), broker.limited)
+    broker.quotas = job_quotas(Limits(**limits))
     broker.max_watched = Limits(**limits).watched
     return Talk(broker)
 
 
 def counted(broker: Broker) -> dict[str, int]:
-    return {name: count for name, count in broker.limited.counts().items() if count}
+    return {name: count for name, count in broker.limit_counters.counts().items() if count}
 
 
 # Jobs and tubes
 
 
 def test_without_a_limit_nothing_is_looked_at() -> None:
-    assert bounds(Limits(connections=1, rate=1, idle_timeout=1), make_broker().limited) is None
+    assert job_quotas(Limits(connections=1, rate=1, idle_timeout=1)) is None
 
 
 def test_as_many_jobs_as_there_may_be() -> None:
@@ -85,13 +85,13 @@ def test_bytes_are_right_after_edits_moves_and_a_restart() -> None:
     talk.broker.edit_job(1, START, body=b"x" * 40)
     talk.broker.edit_job(1, START, tube=b"other")
     talk.broker.check()
-    assert talk.broker.bounds is not None and talk.broker.bounds.body_bytes == 40
+    assert talk.broker.quotas is not None and talk.broker.quotas.body_bytes == 40
     again = make_broker()
-    again.bounds = bounds(Limits(bytes=100), again.limited)
+    again.quotas = job_quotas(Limits(bytes=100))
     tube = again.tube(b"other")
     again.jobs[1] = talk.broker.jobs[1].twin(tube, b"x" * 40)
     again.restore(2)
-    assert again.bounds is not None and again.bounds.body_bytes == 40
+    assert again.quotas is not None and again.quotas.body_bytes == 40
 
 
 def test_as_many_tubes_as_there_may_be() -> None:
@@ -218,7 +218,7 @@ def limits_of(server: Daemon) -> dict[str, int]:
         told: dict[str, int] = json.load(answer)["limited"]
     with urlopen(f"{server.dashboard}metrics", timeout=PATIENCE) as answer:  # noqa: S310
         lines = re.findall(r'^greenstalk_limited_total\{limit="(\w+)"\} (\S+)$', answer.read().decode(), re.MULTILINE)
-    assert {name for name, _ in lines} == set(told) == set(LIMITED) == set(LIMIT_LABELS)
+    assert {name for name, _ in lines} == set(told) == set(LIMIT_DESCRIPTIONS) == set(LIMIT_LABELS)
     assert all(float(count) >= told[name] for name, count in lines)
     return told
 
@@ -247,11 +247,38 @@ def test_as_many_connections_as_there_may_be() -> None:
     assert at_most_one_a_second(said, "WARNING connections: ")
 
 
+def test_a_connection_that_the_system_cannot_poll_is_closed_and_leaves_nothing() -> None:
+    """epoll_ctl fails for descriptors from 60 on, and each refused connection has the same one."""
+    command = (sys.executable, "tests/server/few_watches.py", "60", *COMMAND)
+    with Daemon(*LOOPBACK, command=command) as server, Peer(server) as watcher:
+        assert is_served(watcher)
+        with ExitStack() as stack:
+            peers = [stack.enter_context(Peer(server)) for _ in range(60)]
+            served = [peer for peer in peers if is_served(peer)]
+            refused = len(peers) - len(served)
+            assert served and refused
+            before = open_files(server)
+            for _ in range(50):
+                with Peer(server) as peer:
+                    assert not is_served(peer)
+            assert open_files(server) == before
+            facts = watcher.stats()
+            assert facts["current-connections"] == str(len(served) + 1)
+            assert facts["total-connections"] == str(len(peers) + 51)
+        eventually(lambda: watcher.stats()["current-connections"] == "1", "they have left")
+        assert can_connect(server)
+        assert limits_of(server)["epoll"] == refused + 50
+        _, said = server.stop()
+    assert "WARNING epoll: connections closed at once" in said and "No space left on device" in said
+    assert "Traceback" not in said
+    assert at_most_one_a_second(said, "WARNING epoll: ")
+
+
 def test_how_often_a_limit_was_reached_is_told_when_it_is_no_more(caplog: pytest.LogCaptureFixture) -> None:
     now = START
     complaints = Complaints(lambda: now)
     for _ in range(5):
-        complaints("jobs", "10.0.0.1:5", "mail")
+        complaints.on_limit_hit("jobs", "10.0.0.1:5", "mail")
     complaints.tell_the_rest()
     assert "(--max-jobs)" in caplog.text and len(caplog.records) == 1
     now += SECOND
@@ -495,10 +522,11 @@ def test_a_connection_whose_replies_wait_is_read_no_further_and_gets_all(tmp_pat
 
 def test_what_is_counted_can_be_read_by_itself() -> None:
     """In a line of the log it stands alone."""
-    assert all(re.match("(commands|connections|HTTP|puts|times|uses|watches) ", told) for told in LIMITED.values())
+    nouns = re.compile("(commands|connections|HTTP|puts|times|uses|watches) ")
+    assert all(nouns.match(description) for description in LIMIT_DESCRIPTIONS.values())
 
 
 def test_the_page_has_every_limit() -> None:
     table = PAGE.read_text().partition("## Limits")[2].partition("## ")[0]
     last_cells = " ".join(line.split("|")[4] for line in table.splitlines() if line.startswith("| "))
-    assert set(re.findall("`([a-z_]+)`", last_cells)) == set(LIMITED) - {"access"}
+    assert set(re.findall("`([a-z_]+)`", last_cells)) == set(LIMIT_DESCRIPTIONS) - {"access"}

@@ -38,6 +38,7 @@ class Handler:
         self.left = 0
         self.is_unread = False
         self.deferred: bytes | None = None
+        self.raises_in = ""
 
     def add(self) -> None:
         self.poller.add(self.near.fileno(), self)
@@ -86,6 +87,7 @@ class Handler:
         return self.left > 0
 
     def collect(self) -> bytes:
+        self._record("collect")
         return b"reply"
 
     def send(self, out: bytes) -> None:
@@ -103,8 +105,13 @@ class Handler:
     def note_hang_up(self) -> None:
         self.note_unread()
 
+    def fail(self, error: Exception) -> None:
+        self.calls.append(("fail", self.number))
+
     def _record(self, call: str) -> None:
         self.calls.append((call, self.number))
+        if call == self.raises_in:
+            raise RuntimeError(call)
 
 
 class Stage:
@@ -201,6 +208,29 @@ def test_a_handler_that_is_queued_is_not_served_twice_in_a_batch(stage: Stage) -
     stage.handlers[0].note_unread()
     stage.wait_for("serve", 1)
     assert stage.calls[-3:] == [("receive", 0), ("serve", 0), ("send", 0)]
+
+
+@pytest.mark.parametrize("call", ["receive", "serve", "more", "collect", "send"])
+def test_an_exception_ends_its_handler_and_loses_no_event_of_the_others(stage: Stage, call: str) -> None:
+    """The kernel reports each event once: a handler whose event is lost would wait without end."""
+    stage.add_all()
+    bad = stage.handlers[3]
+    bad.raises_in = call
+    for handler in stage.handlers:
+        handler.left = 1 if handler.number % 2 else 0
+        handler.send_from_peer()
+    numbers = set(range(3 * BATCH_SIZE))
+    sent = stage.wait_for("send", len(numbers) - (call != "send"))
+    assert set(sent) | {bad.number} == numbers
+    assert stage.numbers("fail") == [bad.number]
+
+
+def test_an_exception_of_a_queued_handler_ends_it_alone(stage: Stage) -> None:
+    stage.handlers[1].raises_in = "resume"
+    for handler in stage.handlers[:3]:
+        stage.poller.queue(handler)
+    assert stage.wait_for("send", 2) == [0, 2]
+    assert stage.numbers("fail") == [1]
 
 
 def test_a_handler_that_was_removed_is_not_served(stage: Stage) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +12,13 @@ from urllib.parse import urlsplit
 
 from playwright.sync_api import Page, sync_playwright
 
-CHROMIUM = "/usr/bin/chromium"
+BROWSERS = ("chromium-headless-shell", "chromium")
+"""Commands, also Debian's packages, the first installed one of which is used.
+
+Both have the same engine. The shell draws no window for it: a visit to two pages in a new tab takes 1.1 s of CPU
+instead of 2.2.
+"""
+
 FLAGS = (
     "--no-sandbox",
     "--headless",
@@ -72,9 +79,10 @@ class Browser:
 @contextmanager
 def browser() -> Iterator[Browser]:
     """Run Chromium; fail if it is not installed."""
-    assert Path(CHROMIUM).exists(), f"{CHROMIUM} is missing: install the Debian package `chromium`"
+    command = next(filter(None, map(shutil.which, BROWSERS)), None)
+    assert command is not None, f"Chromium is missing: install one of the Debian packages {' and '.join(BROWSERS)}"
     with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
+        chromium = playwright.chromium.launch(executable_path=command, args=list(FLAGS))
         try:
             yield Browser(chromium)
         finally:

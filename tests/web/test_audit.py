@@ -18,7 +18,7 @@ from flask.testing import FlaskClient
 
 from greenstalk_server.core.job import SECOND
 from greenstalk_server.web.operations import audit_files
-from greenstalk_server.web.operations.audit import KEPT, REFUSALS, Audit
+from greenstalk_server.web.operations.audit import MAX_ENTRIES, MAX_REFUSALS, Audit
 from greenstalk_server.web.operations.audit_files import BLOCK
 from greenstalk_server.web.pages import audit as audit_pages
 
@@ -101,12 +101,12 @@ def test_refusals_are_noted(queue: Queue) -> None:
 def test_a_flood_of_refusals_is_counted_and_drives_no_change_out(queue: Queue) -> None:
     audit = Audit(queue.clock)
     audit.note("tube/pause")
-    for _ in range(5 * KEPT):
+    for _ in range(5 * MAX_ENTRIES):
         audit.note_refusal("login/failed")
-    assert [entry.what for entry in audit.entries] == ["tube/pause"] + ["login/failed"] * REFUSALS
+    assert [entry.what for entry in audit.entries] == ["tube/pause"] + ["login/failed"] * MAX_REFUSALS
     queue.now += 60 * SECOND
     audit.note_refusal("login/failed")
-    assert audit.entries[-1].details == {"omitted": 5 * KEPT - REFUSALS}
+    assert audit.entries[-1].details == {"omitted": 5 * MAX_ENTRIES - MAX_REFUSALS}
     audit.note_refusal("login/failed")
     assert audit.entries[-1].details == {}
 
@@ -119,8 +119,8 @@ def test_long_texts_are_cut(queue: Queue) -> None:
 
 def test_in_memory_the_latest_are_kept(queue: Queue) -> None:
     audit = Audit(queue.clock)
-    fill(audit, KEPT + 5)
-    assert numbers(audit) == list(range(KEPT + 5, 5, -1))
+    fill(audit, MAX_ENTRIES + 5)
+    assert numbers(audit) == list(range(MAX_ENTRIES + 5, 5, -1))
     assert numbers(audit, 8) == [7, 6]
     assert not audit.is_kept
 
@@ -273,7 +273,7 @@ def test_what_a_failing_disk_has_lost_is_told(
     audit: Audit, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with failing(monkeypatch, "fsync", no_space):
-        for _ in range(KEPT + 5):
+        for _ in range(MAX_ENTRIES + 5):
             audit.note("tube/pause")
         until(lambda: audit.trouble)
     audit.flush()
@@ -325,11 +325,11 @@ def test_symbolic_link_in_the_place_of_the_file_is_not_written_through(queue: Qu
 def test_the_end_comes_soon_though_the_disk_fails(
     audit: Audit, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("greenstalk_server.web.operations.audit.LAST_CHANCE", 0.1)
+    monkeypatch.setattr("greenstalk_server.web.operations.audit.FLUSH_TIMEOUT", 0.1)
     with failing(monkeypatch, "fsync", no_space):
         audit.note("tube/pause")
         audit.flush()
-    assert caplog.records[-1].getMessage() == "audit log: stopped with entries that are not on disk"
+    assert caplog.records[-1].getMessage() == "audit log: stopped; the last entries are not on disk"
 
 
 # The page

@@ -22,7 +22,6 @@ from werkzeug.test import TestResponse
 from greenstalk_server.core.body_cache import Bodies
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job import BURIED, READY, SECOND, Job
-from greenstalk_server.core.stats import server_stats
 from greenstalk_server.journal.files import Directory
 from greenstalk_server.journal.segment import name_of
 from greenstalk_server.journal.startup import recover
@@ -30,6 +29,7 @@ from greenstalk_server.journal.writer import Binlog
 from greenstalk_server.net.body_loader import Loader
 from greenstalk_server.net.committer import Committer
 from greenstalk_server.protocol.codec import stats as as_reply
+from greenstalk_server.protocol.stats import server_stats
 from greenstalk_server.web.fields import MAX_PUT
 from greenstalk_server.web.jobs.bodies import BATCH_BYTES, BATCH_SIZE, ON_DISK
 from greenstalk_server.web.pages.export import LARGE_BODY

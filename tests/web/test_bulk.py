@@ -140,10 +140,10 @@ def test_page_shows_the_query_and_the_effects(queue: Queue, client: FlaskClient,
     page = look(client, preview(client, tube="mail", q="age:>=0", action="move", to="new"))
     said = words(page)
     assert "Query: tube:mail age:>=0" in said
-    assert "3 jobs would be moved: each goes to the tube “new”, in its state" in said
+    assert "3 jobs would be moved: each moves to the tube “new” in its current state" in said
     assert "Sample of affected jobs" in said and "Nothing has been changed yet" in said
     page = look(client, preview(client, tube="mail", state="buried", action="kick"))
-    assert "1 job would be kicked: each turns ready" in words(page) and "held" not in words(page)
+    assert "1 job would be kicked: each becomes ready" in words(page) and "held" not in words(page)
     page = look(client, preview(client, q="pri:5", action="kick"))
     assert "0 jobs would be kicked" in words(page) and not any(
         tag == "form" and "bulk" in str(a.get("action")) for tag, a in page.elements
@@ -343,7 +343,7 @@ def test_run_stops_when_the_journal_has_no_room(queue: Queue, client: FlaskClien
     done = run(client, id)
     assert (done.state, done.done) == (FAILED, 4)
     page = Page(client.get(f"/task?id={done.id}").text)
-    assert "The journal has no room for more. 4 jobs were changed before that." in page.text
+    assert "The journal has no room for more records. 4 jobs were changed before that." in page.text
     queue.broker.check()
 
 
@@ -435,7 +435,7 @@ def test_cancelled_dry_run_cannot_be_run(queue: Queue, client: FlaskClient, monk
     page = look(client, id)
     assert "The dry run was cancelled" in words(page) and page.text.count("Type the tube") == 0
     said = refused(client.post("/bulk/run", data={"task": id, "confirm": "mail"}, headers=OURS), 409)
-    assert "did not come to its end" in said and len(queue.broker.jobs) == 50_000
+    assert "did not finish" in said and len(queue.broker.jobs) == 50_000
 
 
 def test_waiting_workers_get_kicked_jobs(queue: Queue, client: FlaskClient) -> None:

@@ -299,7 +299,7 @@ def test_refused_close_is_not_reported_as_done(queue: Queue, client: FlaskClient
     worker = connect(queue)
     worker.hang_up = lambda: None
     said = refused(post(client, "/connection/close", number=worker.number, confirm=worker.number), 503)
-    assert "was told to close, and has not yet" in said
+    assert "was asked to close and is still open" in said
 
 
 def test_viewer_cannot_close(queue: Queue, visit: Callable[..., FlaskClient]) -> None:

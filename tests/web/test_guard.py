@@ -15,7 +15,7 @@ import pytest
 from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
-from greenstalk_server.cluster.role import Role
+from greenstalk_server.cluster.status import ClusterStatus
 from greenstalk_server.runtime.clock import steady_clock
 from greenstalk_server.web.app import WebOptions, create_standby_app
 from greenstalk_server.web.assets import static_folder
@@ -142,7 +142,7 @@ def test_with_a_password_a_host_that_no_name_can_be_will_do_too(visit: Callable[
 
 
 def test_a_standby_takes_a_host_that_no_name_can_be_for_a_foreign_one() -> None:
-    role = Role(False, "default", "here", "there", 7, 0.25)
+    role = ClusterStatus(False, "default", "here", "there", 7, 0.25)
     client = create_standby_app(lambda: role, "here", steady_clock(), WebOptions()).test_client()
     statuses = {"/": 421, "/metrics": 421, "/elsewhere": 421, "/healthz": 200, "/readyz": 503}
     for host, path in product(NO_NAMES, statuses):
@@ -210,8 +210,8 @@ def test_without_the_password_nothing_is_told(visit: Callable[..., FlaskClient],
 
 def test_wrong_password_is_told_from_none(visit: Callable[..., FlaskClient]) -> None:
     client = visit(password=PASSWORD)
-    assert "That is not this dashboard" in client.get("/", headers=basic("a", "b")).text
-    assert "That is not this dashboard" not in client.get("/").text
+    assert "The password is wrong" in client.get("/", headers=basic("a", "b")).text
+    assert "The password is wrong" not in client.get("/").text
 
 
 def test_health_and_looks_need_no_password(visit: Callable[..., FlaskClient]) -> None:
@@ -296,7 +296,7 @@ def test_page_of_another_site_can_embed_nothing(
         for path in PAGES:
             response = client.get(path, headers=headers | login)
             assert response.status_code == 403, path
-            assert "load nothing from it" in response.text
+            assert "may not load anything from it" in response.text
         for path in ("/healthz", "/readyz", STYLE):
             assert client.get(path, headers=headers, buffered=True).status_code == 200
 

@@ -50,7 +50,7 @@ class Watched:
     def put(self, client: Client, count: int = 1, ttr: int = 60) -> None:
         for _ in range(count):
             id = self.broker.allocate_id()
-            assert self.broker.put(client, id, 0, 0, ttr * SECOND, b"", self.queue.now)
+            assert self.broker.put(client, id, 0, 0, ttr * SECOND, b"", self.queue.now) > 0
 
     def delete(self, client: Client, count: int = 1) -> None:
         """Reserve and delete."""

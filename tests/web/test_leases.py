@@ -17,12 +17,20 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from greenstalk_server.core import job_history
 from greenstalk_server.core.broker import PARTED_AT_MOST
 from greenstalk_server.core.client import Client
+from greenstalk_server.core.counters import COUNTERS
 from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, SECOND, Job
 from greenstalk_server.core.journal import NullJournal
-from greenstalk_server.core.stats import COUNTERS
 from greenstalk_server.web.live.peer import Peer
 from greenstalk_server.web.operations import leases as module
-from greenstalk_server.web.operations.leases import TOKEN_LENGTH, Ask, Lease, LeaseEnded, Leases, NoLease, Refused
+from greenstalk_server.web.operations.leases import (
+    TOKEN_LENGTH,
+    Lease,
+    LeaseEnded,
+    Leases,
+    NoLease,
+    ReserveRefused,
+    ReserveRequest,
+)
 from tests.daemon import PATIENCE
 
 from .conftest import Queue
@@ -46,7 +54,7 @@ class Desk:
     def reserve(self, *tubes: str, count: int = 1, wait: int = 0, peer: Peer = NOBODY_GONE) -> list[Lease]:
         try:
             names = tuple(tube.encode() for tube in tubes or ("default",))
-            return self.leases.reserve(Ask(names, count, wait * SECOND, "mailer", "192.0.2.7"), peer)
+            return self.leases.reserve(ReserveRequest(names, count, wait * SECOND, "mailer", "192.0.2.7"), peer)
         finally:
             self.broker.check()
 
@@ -85,7 +93,7 @@ class Desk:
     def is_empty(self) -> bool:
         """Whether nothing is left of any lease."""
         self.settle()
-        return not (self.broker.clients or self.leases._clients or self.leases._asking or self.leases._emptied)
+        return not (self.broker.clients or self.leases._clients or self.leases._waiting or self.leases._emptied)
 
 
 @pytest.fixture
@@ -147,7 +155,7 @@ def test_reserves_several_at_once_as_far_as_there_are_some(queue: Queue, desk: D
 
 
 def test_stops_at_a_mebibyte_of_bodies_but_gives_a_larger_one(queue: Queue, desk: Desk) -> None:
-    body = b"x" * (module.BYTES_AT_MOST // 2)
+    body = b"x" * (module.MAX_BYTES // 2)
     all = [desk.broker.put_into(b"mail", 5, 0, 60 * SECOND, body * times, queue.now) for times in (1, 1, 1, 3, 1)]
     assert ids(desk.reserve("mail", count=9)) == all[:2]
     assert ids(desk.reserve("mail", count=9)) == all[2:4]
@@ -392,7 +400,7 @@ def test_an_old_token_does_nothing_to_the_next_holder(queue: Queue, desk: Desk, 
     job = desk.broker.jobs[old.job.id]
     before = (job.holder, job.state, job.deadline, job.pri)
     queue.now += SECOND
-    with pytest.raises(LeaseEnded, match="The job is reserved by another now"):
+    with pytest.raises(LeaseEnded, match="The job is reserved by another worker now"):
         DEEDS[deed](desk, old)
     assert (job.holder, job.state, job.deadline, job.pri) == before
 
@@ -472,9 +480,9 @@ def test_hang_up_ends_a_wait(desk: Desk) -> None:
 
 
 def test_no_more_wait_than_may(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "ASKING_AT_MOST", 2)
+    monkeypatch.setattr(module, "MAX_WAITING", 2)
     greenlets = [desk.begin("mail") for _ in range(2)]
-    with pytest.raises(Refused, match="2 requests to reserve are waiting"):
+    with pytest.raises(ReserveRefused, match="2 requests to reserve are waiting"):
         desk.reserve("mail", wait=1)
     assert desk.reserve("mail", wait=0) == [], "it does not wait"
     desk.pass_by(30)
@@ -483,10 +491,10 @@ def test_no_more_wait_than_may(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_no_more_have_jobs_out_than_may(queue: Queue, desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "CLIENTS_AT_MOST", 2)
+    monkeypatch.setattr(module, "MAX_CLIENTS", 2)
     queue.put("mail", count=3)
     leases = [desk.one("mail") for _ in range(2)]
-    with pytest.raises(Refused, match="2 requests have jobs reserved"):
+    with pytest.raises(ReserveRefused, match="2 requests hold reserved jobs"):
         desk.reserve("mail")
     desk.leases.delete(leases[0].token)
     desk.settle()
@@ -498,14 +506,14 @@ def test_stop_ends_all_and_begins_no_more(queue: Queue, desk: Desk) -> None:
     desk.one("mail")
     greenlet = desk.begin("mail")
     desk.leases.stop()
-    with pytest.raises(Refused, match="stopping"):
+    with pytest.raises(ReserveRefused, match="stopping"):
         greenlet.get(timeout=PATIENCE)
     assert desk.is_empty()
     assert [event.kind for event in job_history.unpack(desk.broker.jobs[id].events)] == [
         job_history.RESERVED,
         job_history.RETURNED,
     ]
-    with pytest.raises(Refused, match="stopping"):
+    with pytest.raises(ReserveRefused, match="stopping"):
         desk.reserve("mail")
 
 
@@ -581,7 +589,7 @@ def test_jobs_are_given_back_if_the_journal_is_late(queue: Queue, slow: Slow) ->
     desk = Desk(queue, lambda: False)
     greenlet = desk.begin("mail")
     (id,) = queue.put("mail")
-    with pytest.raises(Refused, match=r"The journal is late \(no space left\)"):
+    with pytest.raises(ReserveRefused, match=r"The journal is late \(no space left\)"):
         greenlet.get(timeout=PATIENCE)
     assert desk.broker.jobs[id].state == READY
     assert desk.is_empty()
@@ -635,7 +643,7 @@ class Crowd(RuleBasedStateMachine):
     def begin(self, *tubes: str, **asked: Any) -> list[Lease]:
         try:
             return self.desk.reserve(*tubes, **asked)
-        except Refused:
+        except ReserveRefused:
             return []
 
     def come_to_rest(self) -> None:
@@ -644,7 +652,7 @@ class Crowd(RuleBasedStateMachine):
         gevent.sleep(0)
         with gevent.Timeout(PATIENCE):
             while leases._emptied or not all(
-                number in leases._clients and leases._clients[number].is_waiting for number in leases._asking
+                number in leases._clients and leases._clients[number].is_waiting for number in leases._waiting
             ):
                 gevent.sleep(0)
         self.broker.check()
@@ -726,10 +734,10 @@ class Crowd(RuleBasedStateMachine):
                 sock.close()
         leases = self.desk.leases
         assert [client for client in self.broker.clients if client.is_http] == list(leases._clients.values())
-        assert len(leases._asking) == len(self.waiting)
+        assert len(leases._waiting) == len(self.waiting)
         for number, client in leases._clients.items():
             assert client.number == number
-            assert client.reserved or number in leases._asking
+            assert client.reserved or number in leases._waiting
         held = {(job.id, job.reserves) for client in leases._clients.values() for job in client.reserved.values()}
         named = [leases._tokens.read(lease.token) for lease in self.leases]
         assert len(set(named)) == len(named), "no two reservations have one token"

@@ -8,7 +8,7 @@ import pytest
 from flask.testing import FlaskClient
 
 from greenstalk_server.core.job import SECOND
-from greenstalk_server.web.auth.logins import ADDRESSES_AT_MOST, FAILURES, Logins
+from greenstalk_server.web.auth.logins import FAILURES, MAX_ADDRESSES, Logins
 
 from .conftest import Queue
 from .table import Page
@@ -47,7 +47,7 @@ def test_the_refusal_says_when_the_next_login_is_possible(queue: Queue, client: 
     assert response.headers["Retry-After"] == "46"
     assert "WWW-Authenticate" not in response.headers
     text = Page(response.text).text
-    assert "Too many logins from 192.0.2.1 have failed. The next is possible in 46 s." in text
+    assert "Too many logins from 192.0.2.1 have failed. Try again in 46 s." in text
     assert "Nobody else is kept out." in text
 
 
@@ -92,7 +92,7 @@ def test_each_lockout_is_one_line_in_the_log(
             lock(client)
             attempt(client, "wrong")
             queue.now += 60 * SECOND
-    said = "dashboard: 10 failed logins from 192.0.2.1, which is refused for a minute"
+    said = "dashboard: 10 failed logins from 192.0.2.1; refusing its logins for a minute"
     assert [record.getMessage() for record in caplog.records] == [said, said]
 
 
@@ -117,9 +117,9 @@ def test_the_table_is_bounded_and_keeps_the_latest(queue: Queue) -> None:
     logins = Logins(queue.clock)
     for _ in range(FAILURES):
         logins.fail("first")
-    for number in range(ADDRESSES_AT_MOST - 1):
+    for number in range(MAX_ADDRESSES - 1):
         logins.fail(f"other-{number}")
     assert logins.seconds_locked("first") == 60
     logins.fail("one-more")
     assert logins.seconds_locked("first") == 0
-    assert len(logins._failures) == ADDRESSES_AT_MOST
+    assert len(logins._failures) == MAX_ADDRESSES

@@ -102,7 +102,7 @@ def worker(queue: Queue, tube: str) -> Client:
 
 def put(queue: Queue, client: Client, body: bytes = b"body", pri: int = 2000, ttr: int = 60) -> int:
     id = queue.broker.allocate_id()
-    assert queue.broker.put(client, id, pri, 0, ttr * SECOND, body, queue.now)
+    assert queue.broker.put(client, id, pri, 0, ttr * SECOND, body, queue.now) > 0
     return id
 
 

@@ -12,7 +12,8 @@ from flask.testing import FlaskClient
 
 from greenstalk_server.core.broker import WAITING
 from greenstalk_server.core.job import BURIED, SECOND
-from greenstalk_server.core.stats import JournalStats, ServerStats
+from greenstalk_server.core.journal import JournalStats
+from greenstalk_server.protocol.stats import ServerStats
 from greenstalk_server.web.metrics.history import History
 from greenstalk_server.web.pages.onboarding import examples
 from greenstalk_server.web.pages.overview import (

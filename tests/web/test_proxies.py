@@ -143,7 +143,7 @@ def test_outside_there_is_nothing_but_a_hint(client: FlaskClient, path: str) -> 
     response = client.get(path)
     assert response.status_code == 404
     page = Page(response.text)
-    assert "This dashboard is at /queue/, and nothing is outside of that." in page.text
+    assert "This dashboard is at /queue/. There is nothing outside that path." in page.text
     assert "/queue/" in [attributes.get("href") for _, attributes in page.elements]
     assert "mail" not in page.text
 

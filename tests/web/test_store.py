@@ -20,8 +20,8 @@ from greenstalk_server.web.operations.store import (
     LARGEST_FILE,
     LARGEST_SAMPLE,
     LARGEST_SAMPLES,
-    REASONS_AT_MOST,
-    SAMPLES_AT_MOST,
+    MAX_REASONS,
+    MAX_SAMPLES,
     Full,
     Sample,
     Store,
@@ -223,9 +223,9 @@ def test_a_failing_disk_is_told_once_and_overcome(
 
 def test_samples_are_bounded() -> None:
     store = Store()
-    for number in range(SAMPLES_AT_MOST):
+    for number in range(MAX_SAMPLES):
         store.add_sample(Sample(str(number), "mail", 0, 0, 1, ""))
-    with pytest.raises(Full, match="100 samples already"):
+    with pytest.raises(Full, match="already 100 samples"):
         store.add_sample(SAMPLE)
     store.add_sample(Sample("5", "other", 0, 0, 1, "in its place"))
     assert store.samples["5"].tube == "other"
@@ -244,7 +244,7 @@ def test_bytes_of_samples_are_bounded() -> None:
 
 def test_reasons_are_bounded_and_those_of_ended_pauses_make_room() -> None:
     store = Store()
-    for number in range(REASONS_AT_MOST):
+    for number in range(MAX_REASONS):
         store.set_reason(f"t{number}", "why", 100 + number, 1)
     store.set_reason("one-more", "why", 5000, 1)
     assert store.reason("one-more", 5000) == ""

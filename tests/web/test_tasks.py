@@ -18,10 +18,10 @@ from greenstalk_server.web.operations.tasks import (
     DONE,
     FAILED,
     KEPT,
+    MAX_RUNNING,
     RUNNING,
-    RUNNING_AT_MOST,
-    Stopped,
     Task,
+    TaskFailed,
     Tasks,
 )
 from tests.daemon import PATIENCE
@@ -138,7 +138,7 @@ def test_cancel_comes_from_our_pages_alone(tasks: Tasks, client: FlaskClient) ->
 
 def test_what_stops_and_what_fails_says_so(tasks: Tasks, client: FlaskClient, caplog: pytest.LogCaptureFixture) -> None:
     def stop(task: Task) -> None:
-        raise Stopped("There is no <room>.")
+        raise TaskFailed("There is no <room>.")
 
     def fail(task: Task) -> None:
         raise ZeroDivisionError
@@ -153,10 +153,10 @@ def test_what_stops_and_what_fails_says_so(tasks: Tasks, client: FlaskClient, ca
 
 def test_only_so_many_run_at_once(tasks: Tasks, client: FlaskClient, queue: Queue) -> None:
     work = Patient()
-    running = [tasks.start(f"Work {n}", object(), work) for n in range(RUNNING_AT_MOST)]
+    running = [tasks.start(f"Work {n}", object(), work) for n in range(MAX_RUNNING)]
     queue.put("mail")
     said = refused(client.get("/search?q=pri:1"), 503)
-    assert f"{RUNNING_AT_MOST} searches or changes are running" in said and "Work 0; Work 1" in said
+    assert f"{MAX_RUNNING} searches or changes are running" in said and "Work 0; Work 1" in said
     form = {"scope": "all", "tube": "mail", "action": "kick"}
     assert "are running" in refused(client.post("/bulk/preview", data=form, headers=OURS), 503)
     work.may_go_on.set()
@@ -193,7 +193,7 @@ def test_viewers_neither_drive_out_nor_hold_up_what_admins_do(tasks: Tasks) -> N
         settle(tasks.start(str(n), object(), nothing))
     assert counted in tasks.all() and len(tasks.all()) == KEPT
     work = Patient()
-    running = [tasks.start(f"Work {n}", object(), work) for n in range(RUNNING_AT_MOST - 1)]
+    running = [tasks.start(f"Work {n}", object(), work) for n in range(MAX_RUNNING - 1)]
     with pytest.raises(ServiceUnavailable):
         tasks.start("one more", object(), work)
     g.visitor = ADMIN
@@ -225,7 +225,7 @@ def test_what_tells_of_bodies_is_hidden_with_them(queue: Queue, app: Flask, task
     with app.test_request_context():
         g.visitor = VIEWER
         assert tasks.all() == [plain]
-        with pytest.raises(Exception, match="not shown to you"):
+        with pytest.raises(Exception, match="hidden from you"):
             tasks.find({"id": secret.id}, "id")
 
 

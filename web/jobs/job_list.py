@@ -15,8 +15,8 @@ from typing import Final
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, STATE_NAMES, Job
-from greenstalk_server.core.stats import JobStats, job_stats
 from greenstalk_server.core.tube import Tube
+from greenstalk_server.protocol.stats import JobStats, job_stats
 from greenstalk_server.web import text
 from greenstalk_server.web.cooperative import Pace
 from greenstalk_server.web.jobs.bodies import ON_DISK

@@ -23,13 +23,13 @@ from prometheus_client.metrics_core import (
 )
 from prometheus_client.samples import Sample
 
-from greenstalk_server.cluster.role import Role
+from greenstalk_server.cluster.status import ClusterStatus
 from greenstalk_server.core.broker import Broker
+from greenstalk_server.core.counters import COUNTERS
 from greenstalk_server.core.job import SECOND
-from greenstalk_server.core.stats import COUNTERS
 from greenstalk_server.runtime.clock import Clock
+from greenstalk_server.runtime.threads import run_in_thread
 from greenstalk_server.web.cooperative import Pace
-from greenstalk_server.web.disk import in_thread
 from greenstalk_server.web.metrics.ledger import Ledger, Row, Totals
 from greenstalk_server.web.metrics.request_times import BOUNDS, RequestTimes
 
@@ -96,17 +96,17 @@ class Metrics:
         broker: Broker,
         clock: Clock,
         requests: RequestTimes,
-        role: Callable[[], Role] | None = None,
+        role: Callable[[], ClusterStatus] | None = None,
         directory: str | None = None,
     ) -> None:
-        """To be made after the history, whose farewells are passed on; *role* as `create_dashboard` has it.
+        """*role* is as `create_app` has it.
 
         *directory* is the journal's; None if there is none.
         """
         self._broker: Broker = broker
         self._clock: Clock = clock
         self._requests: RequestTimes = requests
-        self._role: Callable[[], Role] | None = role
+        self._role: Callable[[], ClusterStatus] | None = role
         self._directory: str | None = directory
         self._ledger: Ledger = Ledger(broker, clock)
         self._looking: BoundedSemaphore = BoundedSemaphore(1)
@@ -164,7 +164,7 @@ class Metrics:
         limited = CounterMetricFamily(
             f"{PREFIX}limited_total", "How often a limit or a rule refused something or held it up.", labels=("limit",)
         )
-        for name, count in broker.limited.counts().items():
+        for name, count in broker.limit_counters.counts().items():
             limited.add_metric((name,), count)
         yield limited
 
@@ -189,7 +189,7 @@ class Metrics:
         if self._directory is None:
             return None
         try:
-            disk = in_thread(os.statvfs, self._directory)
+            disk = run_in_thread(os.statvfs, self._directory)
         except OSError:  # readyz and the log report a directory that is gone
             return None
         return disk.f_bavail * disk.f_frsize
@@ -212,7 +212,7 @@ class Metrics:
         yield GaugeMetricFamily(f"{PREFIX}memory_limit_bytes", "What jobs may take of memory.", bodies.limit)
         yield GaugeMetricFamily(f"{PREFIX}memory_taken_bytes", "What jobs take of memory, about.", bodies.taken)
         yield GaugeMetricFamily(
-            f"{PREFIX}memory_full", "1 while puts are refused as jobs take too much.", int(not bodies.have_room(0))
+            f"{PREFIX}memory_full", "1 while puts are refused as jobs take too much.", int(not bodies.has_room(0))
         )
 
     def _http(self) -> Iterator[Metric]:
@@ -227,7 +227,7 @@ class Metrics:
         yield metric
 
 
-def role_metrics(role: Role) -> Iterator[Metric]:
+def role_metrics(role: ClusterStatus) -> Iterator[Metric]:
     """How a server stands whose journal others may lead."""
     yield GaugeMetricFamily(f"{PREFIX}leader", "1 while the server leads, 0 while it stands by.", int(role.is_active))
     if role.behind is not None:

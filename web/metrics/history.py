@@ -1,8 +1,8 @@
 """What has happened lately in each tube and in the whole server: rates of the last seconds, and series of a day.
 
-A sampler looks at every tube once a second, a slice at a time. A tube counts for itself, and its counters go with it
-when nobody needs it any more; so the broker says farewell to each that goes, and what it has counted since the last
-look is noted then. Nothing is lost between two looks, and a tube that is back under its old name goes on where it was.
+A sampler looks at every tube once a second, a slice at a time. A tube counts for itself, and its counters go with it.
+So the broker notifies the history of each tube that it drops, which notes what that has counted since the last look.
+Nothing is lost between two looks, and a tube that is back under its old name goes on where it was.
 
 Bounds. Of the tubes in which something happens TUBES_AT_MOST have a history, which outlives the tube; `_make_room` says
 which. Measured: 2 kB for a tube that is active in one or two points, 29 kB for one that is put into, reserved and
@@ -27,6 +27,7 @@ import gevent
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job import SECOND
+from greenstalk_server.core.listener import BrokerListener
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.cooperative import Pace
@@ -69,7 +70,7 @@ class Columns(NamedTuple):
     series: dict[str, list[float]]
 
 
-class History:
+class History(BrokerListener):
     """Remembers what happens in *broker*, from now on."""
 
     def __init__(self, broker: Broker, clock: Clock) -> None:
@@ -89,7 +90,7 @@ class History:
         for tube in broker.tubes.values():
             if counters(tube) != NO_COUNTS:
                 self._track(tube.name).rebase(tube)
-        broker.farewell = self._farewell
+        broker.subscribe(self)
 
     def start(self) -> None:
         """Look once a second from now on, until nobody has this history any more. Does not switch."""
@@ -173,7 +174,7 @@ class History:
         self._see_to_history(tube.name, track)
         return delta
 
-    def _farewell(self, tube: Tube) -> None:
+    def on_tube_dropped(self, tube: Tube) -> None:
         """Note what *tube*, which goes, has done since the last look. Called by the broker: does not switch."""
         track, counts = self._tracks.get(tube.name), counters(tube)
         if track is None and counts == NO_COUNTS:

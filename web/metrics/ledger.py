@@ -19,6 +19,7 @@ from typing import Final, NamedTuple
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job import SECOND
+from greenstalk_server.core.listener import BrokerListener
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.cooperative import Pace
@@ -110,11 +111,10 @@ class _Account:
         return self.carried if tube is None else tuple(map(add, self.carried, counters(tube)))
 
 
-class Ledger:
-    """The accounts of one broker's tubes. The broker says farewell to each tube that goes."""
+class Ledger(BrokerListener):
+    """The accounts of one broker's tubes. It listens for tubes that the broker drops."""
 
     def __init__(self, broker: Broker, clock: Clock) -> None:
-        """Take the farewells, and pass them on to who took them until now."""
         self._broker: Broker = broker
         self._clock: Clock = clock
         self._accounts: dict[bytes, _Account] = {}
@@ -124,8 +124,7 @@ class Ledger:
         self._gone_totals: Totals = Totals()
         self._late_totals: Totals = Totals()  # of tubes that were read in the look under way before they went
         self._read: set[bytes] = set()
-        self._farewell = broker.farewell
-        broker.farewell = self._part_with
+        broker.subscribe(self)
 
     def look(self) -> tuple[list[Row], Totals]:
         """Every label, OTHER last, and the totals of the whole server. May switch; one at a time.
@@ -175,7 +174,7 @@ class Ledger:
         account.shown = account.carried
         return account.carried
 
-    def _part_with(self, tube: Tube) -> None:
+    def on_tube_dropped(self, tube: Tube) -> None:
         """Keep what *tube*, which goes, has counted. Called by the broker: does not switch."""
         counts, account = counters(tube), self._accounts.get(tube.name)
         if account is not None:
@@ -186,7 +185,6 @@ class Ledger:
             self._other = _grown(self._other, counts, before)
         if tube.waits or tube.runs:
             (self._late_totals if tube.name in self._read else self._gone_totals).add(tube)
-        self._farewell(tube)
 
     # Who has a label
 

@@ -9,8 +9,8 @@ from typing import Final
 from greenstalk_server.core import job_history
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job import DELAYED, READY, RESERVED, SECOND, STATE_NAMES, URGENT_BELOW, Job
-from greenstalk_server.core.stats import JobStats, TubeStats, job_stats, tube_stats
 from greenstalk_server.core.tube import Tube
+from greenstalk_server.protocol.stats import JobStats, TubeStats, job_stats, tube_stats
 from greenstalk_server.web import text
 from greenstalk_server.web.connection_queries import ActorRef, resolve_actors, tube_names
 from greenstalk_server.web.fields import STATES

@@ -46,7 +46,7 @@ def error_page(error: HTTPException) -> Response:
         name=error.name,
         message=error.description if is_ours else "",
         advice=_advice(error.code, is_ours),
-        back=_back_link(),
+        back=_back_link(error.code),
     )
     response = make_response(page, error.code)
     for key, value in error.get_headers():
@@ -63,14 +63,16 @@ def _advice(code: int, is_ours: bool) -> str:
     return ADVICE.get(code, "")
 
 
-def _back_link() -> tuple[str, str] | None:
-    """Return label and URL of the tube or job that a refused change names, or None."""
+def _back_link(code: int) -> tuple[str, str] | None:
+    """Return label and URL of the confirmation, job or tube that a refused change names, or None."""
     if request.method != "POST" or request.content_length is None or request.content_length > MAX_PARSED_FORM:
         return None
     try:
         form = request.form
     except HTTPException:  # truncated, or not a form
         return None
+    if request.endpoint == "bulk_run" and code != 404 and (task := form.get("task")):
+        return "Back to the confirmation", url_for("bulk", task=task[:64])
     if id := form.get("id"):
         return f"Back to job {id[:20]}", url_for("job", id=id[:20])
     if name := form.get("tube"):

@@ -23,7 +23,7 @@ from werkzeug.exceptions import BadRequest, Forbidden, ServiceUnavailable
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job import Job
-from greenstalk_server.core.stats import job_stats
+from greenstalk_server.protocol.stats import job_stats
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.auth.access import visitor
 from greenstalk_server.web.cooperative import Pace

@@ -11,12 +11,13 @@ from dataclasses import dataclass, fields
 from math import ceil, inf, isnan
 from typing import Any, Final
 
-from greenstalk_server.cluster.role import Role
+from greenstalk_server.cluster.status import ClusterStatus
 from greenstalk_server.core.body_cache import Bodies
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job import SECOND
-from greenstalk_server.core.stats import JournalStats, ServerStats, server_stats
+from greenstalk_server.core.journal import JournalStats
 from greenstalk_server.core.tube import Tube
+from greenstalk_server.protocol.stats import ServerStats, server_stats
 from greenstalk_server.web import text
 from greenstalk_server.web.cooperative import Pace
 from greenstalk_server.web.metrics.history import History, Rates
@@ -221,6 +222,7 @@ LIMIT_LABELS: Final = {
     "connections_per_address": "Connection limit per address",
     "handshake": "Failed TLS handshakes",
     "files": "File descriptor limit",
+    "epoll": "Not pollable",
     "jobs": "Job limit",
     "bytes": "Byte limit",
     "tube_jobs": "Job limit per tube",
@@ -395,10 +397,10 @@ _Ranked = tuple[bool, float, bytes, Tube]
 class OverviewBuilder:
     """Builds the overview of *broker*."""
 
-    def __init__(self, broker: Broker, history: History, role: Callable[[], Role] | None = None) -> None:
+    def __init__(self, broker: Broker, history: History, role: Callable[[], ClusterStatus] | None = None) -> None:
         self._broker: Broker = broker
         self._history: History = history
-        self._role: Callable[[], Role] | None = role
+        self._role: Callable[[], ClusterStatus] | None = role
 
     def build(self, query: str, order: Order, now: int) -> Overview:
         """Return the overview with the first tubes in *order* whose name contains *query*, in any case. May switch."""
@@ -468,7 +470,7 @@ class OverviewBuilder:
         texts |= role_texts(self._role() if self._role is not None else None)
         texts |= memory_texts(broker.facts.memory())
         texts |= bodies_texts(broker.bodies)
-        texts |= {f"limited_{name}": text.number(count) for name, count in broker.limited.counts().items()}
+        texts |= {f"limited_{name}": text.number(count) for name, count in broker.limit_counters.counts().items()}
         for _, series in TOTALS:
             texts[f"rate-{series}"] = text.rate(getattr(rates, series))
             values = self._history.spark(None, series)
@@ -500,7 +502,7 @@ def bodies_texts(bodies: Bodies | None) -> dict[str, str]:
         "bodies_in_memory": f"{text.rough_size(bodies.in_memory)} of {text.counted(bodies.held, 'job')}",
         "bodies_on_disk": f"{text.rough_size(bodies.on_disk)} of {text.counted(bodies.jobs - bodies.held, 'job')}",
         "memory_limit": text.rough_size(bodies.limit),
-        "memory_taken": text.rough_size(bodies.taken) + ("" if bodies.have_room(0) else "; puts are refused"),
+        "memory_taken": text.rough_size(bodies.taken) + ("" if bodies.has_room(0) else "; puts are refused"),
     }
 
 
@@ -520,7 +522,7 @@ def journal_texts(stats: JournalStats, trouble: str | None) -> dict[str, str]:
     }
 
 
-def role_texts(role: Role | None) -> dict[str, str]:
+def role_texts(role: ClusterStatus | None) -> dict[str, str]:
     """Return the standbys of this server, as text; *role* is None if it does not share its journal."""
     if role is None:
         return dict.fromkeys(("journal_role", "journal_standbys"), text.NONE)

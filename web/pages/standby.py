@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from flask import Flask, Response, make_response, render_template
 
-from greenstalk_server.cluster.role import Role
+from greenstalk_server.cluster.status import ClusterStatus
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web import text
 from greenstalk_server.web.assets import static_folder, template_folder
@@ -20,7 +20,7 @@ RETRY_AFTER = 2
 """Seconds of the Retry-After header: by then the server may be active."""
 
 
-def create_standby_app(role: Callable[[], Role], hostname: str, clock: Clock, options: WebOptions) -> Flask:
+def create_standby_app(role: Callable[[], ClusterStatus], hostname: str, clock: Clock, options: WebOptions) -> Flask:
     """Return the app that a standby with *role* serves on the dashboard's port."""
     app = Guarded("web", template_folder=template_folder(), static_folder=static_folder())
     app.jinja_env.finalize = text.finalize
@@ -53,14 +53,14 @@ def create_standby_app(role: Callable[[], Role], hostname: str, clock: Clock, op
     return app
 
 
-def status_line(role: Role) -> str:
+def status_line(role: ClusterStatus) -> str:
     """Return one line for a load balancer or an operator: the active server, and the lag."""
     lag = behind(role) + ("" if role.behind is None else " behind")
     line = f"standby of the journal {role.journal}: {role.leader or 'nobody'} is active, {lag}"
     return f"{line}; {role.trouble}" if role.trouble else line
 
 
-def entries(role: Role) -> list[tuple[str, str]]:
+def entries(role: ClusterStatus) -> list[tuple[str, str]]:
     """Return the state of a standby: label and text."""
     return [
         ("Role", "standby"),
@@ -72,7 +72,7 @@ def entries(role: Role) -> list[tuple[str, str]]:
     ]
 
 
-def behind(role: Role) -> str:
+def behind(role: ClusterStatus) -> str:
     """Return the lag of a standby as text, or why it is unknown."""
     if role.behind is None:
         return "waiting for the database" if role.trouble else "still reading"

@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 from flask import Flask, Response, current_app, make_response, redirect, render_template, request, url_for
 from werkzeug.exceptions import BadRequest, Forbidden
 
-from greenstalk_server.cluster.role import Role
+from greenstalk_server.cluster.status import ClusterStatus
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job import READY, STATE_NAMES, Job
 from greenstalk_server.runtime.clock import Clock
@@ -62,11 +62,11 @@ class Views:
         history: History,
         examples: tuple[Example, ...],
         store: Store,
-        role: Callable[[], Role] | None,
+        role: Callable[[], ClusterStatus] | None,
     ) -> None:
         self._broker: Broker = broker
         self._clock: Clock = clock
-        self._role: Callable[[], Role] | None = role
+        self._role: Callable[[], ClusterStatus] | None = role
         self._builder: OverviewBuilder = OverviewBuilder(broker, history, role)
         self._examples: tuple[Example, ...] = examples
         self._store: Store = store

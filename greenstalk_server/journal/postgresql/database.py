@@ -26,7 +26,7 @@ from uuid import UUID, uuid4
 import psycopg
 
 from greenstalk_server.core.job import Job
-from greenstalk_server.core.stats import JournalStats
+from greenstalk_server.core.journal import JournalStats
 from greenstalk_server.journal.postgresql.link import (
     APPLICATION,
     RETRY_EVERY,
@@ -406,8 +406,8 @@ class Rows:
         self._segments[handle] = _number(name)
         return handle
 
-    def write(self, handle: int, offset: int, data: bytes) -> None:
-        segment = self._segments[handle]
+    def write(self, handle: int, offset: int, pieces: Sequence[bytes]) -> None:
+        segment, data = self._segments[handle], b"".join(pieces)
         for at in range(0, len(data), PIECE):
             has_more = at + PIECE < len(data)
             self._unwritten.append((segment, offset + at, has_more, data[at : at + PIECE]))

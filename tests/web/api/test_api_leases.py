@@ -24,11 +24,11 @@ from hypothesis import Phase, settings
 from schemathesis.schemas import BaseSchema
 from werkzeug.test import TestResponse
 
+from greenstalk_server.core.counters import COUNTERS
 from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, SECOND, Job
 from greenstalk_server.core.journal import NullJournal
-from greenstalk_server.core.stats import COUNTERS
-from greenstalk_server.web.api.values import BODY_AT_MOST
-from greenstalk_server.web.operations import leases as lessor
+from greenstalk_server.web.api.values import MAX_JSON_BODY
+from greenstalk_server.web.operations import leases as operations
 from tests.daemon import PATIENCE, REPOSITORY, Daemon, environment
 from tests.server.peer import Peer, eventually, open_files
 from tests.web.conftest import Queue
@@ -73,7 +73,7 @@ def test_a_reserved_job_comes_with_all_there_is_about_it(queue: Queue, client: F
     (id,) = queue.put("mail", pri=7)
     queue.now += 5 * SECOND
     (job,) = reserve(client, "mail")
-    assert len(job["token"]) == lessor.TOKEN_LENGTH
+    assert len(job["token"]) == operations.TOKEN_LENGTH
     told = client.get(f"{API}/jobs/{id}").json
     del job["token"], told["events"]
     assert job == told
@@ -99,12 +99,12 @@ def test_takes_as_much_as_it_may(queue: Queue, client: FlaskClient) -> None:
 
 
 def test_bodies_that_are_no_text_and_bodies_that_are_too_large(queue: Queue, client: FlaskClient) -> None:
-    bodies = [b"\xff\0", b"x" * (BODY_AT_MOST + 1)]
+    bodies = [b"\xff\0", b"x" * (MAX_JSON_BODY + 1)]
     for body in bodies:
         queue.broker.put_into(b"mail", 5, 0, 60 * SECOND, body, queue.now)
     binary, large = reserve(client, "mail", count=9)
     assert (binary["encoding"], binary["body"]) == ("base64", "/wA=")
-    assert (large["encoding"], large["body"], large["size"]) == (None, None, BODY_AT_MOST + 1)
+    assert (large["encoding"], large["body"], large["size"]) == (None, None, MAX_JSON_BODY + 1)
     assert client.get(f"{API}/jobs/{large['id']}/body").data == bodies[1]
 
 
@@ -156,10 +156,12 @@ def test_a_lease_that_has_ended_is_gone(queue: Queue, client: FlaskClient, deed:
     queue.broker.tick(queue.now)
     assert "The job is ready now" in refused(send(client, f"/leases/{deed}", token=old["token"]), 410)
     (new,) = reserve(client, "mail")
-    assert "reserved by another" in refused(send(client, f"/leases/{deed}", token=old["token"]), 410)
+    assert "reserved by another worker" in refused(send(client, f"/leases/{deed}", token=old["token"]), 410)
     finish(client, "delete", new["token"])
     assert "the job is deleted" in refused(send(client, f"/leases/{deed}", token=old["token"]), 410)
-    assert "no token of a lease" in refused(send(client, f"/leases/{deed}", token=old["token"][:-1]), 404)
+    assert "not one that this server has issued" in refused(
+        send(client, f"/leases/{deed}", token=old["token"][:-1]), 404
+    )
 
 
 # What is refused
@@ -229,9 +231,9 @@ def test_hidden_bodies_are_worked_on_by_nobody(queue: Queue, visit: Callable[...
 
 
 def test_too_many_that_wait_are_told_when_to_come_again(client: FlaskClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lessor, "ASKING_AT_MOST", 0)
+    monkeypatch.setattr(operations, "MAX_WAITING", 0)
     response = send(client, "/reserve", wait=1)
-    assert "no more do at once" in refused(response, 503)
+    assert "which is the maximum" in refused(response, 503)
     assert response.headers["Retry-After"] == "5"
 
 
@@ -317,7 +319,7 @@ def test_the_document_tells_of_all_of_it(client: FlaskClient) -> None:
 def contract() -> BaseSchema:
     """The document of a queue that has jobs of any kind."""
     queue = Queue()
-    for body in (b"text", b"\xff\0", b"x" * (BODY_AT_MOST + 1), b""):
+    for body in (b"text", b"\xff\0", b"x" * (MAX_JSON_BODY + 1), b""):
         for _ in range(20):
             queue.broker.put_into(b"default", 5, 0, 60 * SECOND, body, queue.now)
     return schemathesis.openapi.from_wsgi(f"{API}/openapi.json", queue.app(api_token="sesame"), headers=ADMIN)  # noqa: S106

@@ -10,7 +10,7 @@ from flask import Flask
 from werkzeug.test import TestResponse
 
 from greenstalk_server.web.api.framework.router import ROOT
-from greenstalk_server.web.auth.guard import FOR_EVERYBODY
+from greenstalk_server.web.auth.guard import OPEN_TO_VIEWERS
 from greenstalk_server.web.auth.logins import FAILURES, LOCKED_FOR
 
 from ..conftest import Queue
@@ -52,7 +52,7 @@ def test_token_opens_and_says_who(queue: Queue) -> None:
     app = queue.app(**TOKENS)
     assert change(app, bearer(ADMIN) | JSON).status_code == 200
     assert look(app, bearer(VIEWER)).status_code == 200
-    assert "That token is a viewer's" in problem(change(app, bearer(VIEWER) | JSON), 403)["detail"]
+    assert "This is a viewer's token" in problem(change(app, bearer(VIEWER) | JSON), 403)["detail"]
     entries = look(app, bearer(ADMIN), "/audit").get_json()["entries"]
     assert [(one["who"], one["what"]) for one in entries] == [
         ("api-viewer-token", "refused/change"),
@@ -241,7 +241,7 @@ def test_only_admins_change_anything(queue: Queue, options: dict[str, object], h
             response = app.test_client().open(path, method=method, headers=sent, data=b"{}")
             if response.status_code != 403:
                 allowed.add(rule.endpoint)
-    assert allowed <= FOR_EVERYBODY
+    assert allowed <= OPEN_TO_VIEWERS
     assert allowed == {"api_search_jobs"}
     assert look(app, headers).status_code == 200
     queue.broker.check()

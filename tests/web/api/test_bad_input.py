@@ -9,7 +9,7 @@ import pytest
 from flask.testing import FlaskClient
 
 from greenstalk_server.web.api import server
-from greenstalk_server.web.api.framework.router import LEAST_REQUEST, SMALL_REQUEST, request_at_most
+from greenstalk_server.web.api.framework.router import MIN_BODIES_REQUEST, SMALL_REQUEST, max_request_size
 
 from ..conftest import Queue
 from .conftest import ROOT, TOKEN, Program, bearer, problem
@@ -129,8 +129,8 @@ def test_too_large_is_refused_before_it_is_read(queue: Queue, program: Program, 
             raise AssertionError(f"it was read: {name}")
 
     brings_bodies = path.startswith("/jobs")
-    most = request_at_most(queue.broker, brings_bodies)
-    assert most == (LEAST_REQUEST + 3 * 65535 if brings_bodies else SMALL_REQUEST)
+    most = max_request_size(queue.broker, brings_bodies)
+    assert most == (MIN_BODIES_REQUEST + 3 * 65535 if brings_bodies else SMALL_REQUEST)
     response = program.ask(
         method,
         path,

@@ -14,7 +14,7 @@ from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.job import SECOND, STATE_NAMES, Job
 from greenstalk_server.core.journal import NullJournal
-from greenstalk_server.web.api.values import BODY_AT_MOST
+from greenstalk_server.web.api.values import MAX_JSON_BODY
 from greenstalk_server.web.pages.notices import NOT_DURABLE
 
 from ..conftest import Queue
@@ -134,23 +134,23 @@ def test_list_that_is_too_long_is_refused_before_it_is_decoded(queue: Queue, pro
 
 
 def test_a_body_as_large_as_can_be(queue: Queue) -> None:
-    queue.broker.max_job_size = 10 * BODY_AT_MOST
+    queue.broker.max_job_size = 10 * MAX_JSON_BODY
     program = Program(queue.app(api_token=TOKEN))
-    packed = base64.b64encode(b"\xff" * BODY_AT_MOST).decode()
-    for body, encoding in (("x\n" * (BODY_AT_MOST // 2), "utf-8"), ("\U0001f331" * (BODY_AT_MOST // 4), "utf-8"),
+    packed = base64.b64encode(b"\xff" * MAX_JSON_BODY).decode()
+    for body, encoding in (("x\n" * (MAX_JSON_BODY // 2), "utf-8"), ("\U0001f331" * (MAX_JSON_BODY // 4), "utf-8"),
                            (packed, "base64")):  # fmt: skip
         id = put(program, {"tube": "mail", "body": body, "encoding": encoding})["id"]
         found = program.get(f"/jobs/{id}")
         assert (found["body"], found["encoding"]) == (body, encoding)
-    problem(program.ask("POST", "/jobs", json={"tube": "mail", "body": "x" * (BODY_AT_MOST + 1)}), 400, "body")
+    problem(program.ask("POST", "/jobs", json={"tube": "mail", "body": "x" * (MAX_JSON_BODY + 1)}), 400, "body")
 
 
 def test_a_larger_body_is_given_raw_alone(queue: Queue, program: Program) -> None:
-    queue.broker.max_job_size = 2 * BODY_AT_MOST
-    id = queue.broker.put_into(b"mail", 0, 0, SECOND, b"x" * (BODY_AT_MOST + 1), queue.now)
+    queue.broker.max_job_size = 2 * MAX_JSON_BODY
+    id = queue.broker.put_into(b"mail", 0, 0, SECOND, b"x" * (MAX_JSON_BODY + 1), queue.now)
     found = program.get(f"/jobs/{id}")
-    assert (found["size"], found["body"], found["encoding"]) == (BODY_AT_MOST + 1, None, None)
-    assert len(program.ask("GET", f"/jobs/{id}/body").data) == BODY_AT_MOST + 1
+    assert (found["size"], found["body"], found["encoding"]) == (MAX_JSON_BODY + 1, None, None)
+    assert len(program.ask("GET", f"/jobs/{id}/body").data) == MAX_JSON_BODY + 1
 
 
 # What stands in the way

@@ -148,12 +148,12 @@ def test_only_so_many_lists_are_made_at_once(queue: Queue, program: Program, mon
     """One more waits for its turn, and is refused if that does not come."""
     queue.put("mail", count=3)
     may_go_on = Event()
-    monkeypatch.setattr(jobs, "TURN_WITHIN", 0.01)
+    monkeypatch.setattr(jobs, "LIST_TIMEOUT", 0.01)
     monkeypatch.setattr(listing.Rows, "rest", lambda _: may_go_on.wait())
-    lists = [gevent.spawn(program.get, "/jobs") for _ in range(jobs.LISTS_AT_MOST)]
+    lists = [gevent.spawn(program.get, "/jobs") for _ in range(jobs.MAX_LISTS)]
     gevent.sleep(0)
     problem(program.ask("GET", "/jobs"), 503)
-    monkeypatch.setattr(jobs, "TURN_WITHIN", PATIENCE)
+    monkeypatch.setattr(jobs, "LIST_TIMEOUT", PATIENCE)
     gevent.spawn_later(0.01, may_go_on.set)
     assert len(program.get("/jobs")["jobs"]) == 3
     gevent.joinall(lists, raise_error=True)
@@ -192,7 +192,7 @@ def test_a_long_search_ends_early_and_goes_on(queue: Queue, program: Program, mo
     """Each page with the little time it has looks at some more, and says where to go on."""
     ids = queue.put("mail", count=2000)
     queue.broker.edit_job(ids[-1], queue.now, pri=7)
-    monkeypatch.setattr(listing, "SCAN_FOR", 0.0005)
+    monkeypatch.setattr(listing, "SCAN_TIME", 0.0005)
     pages = program.pages("/jobs", "jobs", q="pri:7")
     assert len(pages) > 2
     assert [job["id"] for job in chain(*pages)] == [ids[-1]]

@@ -10,8 +10,8 @@ import gevent
 import pytest
 from werkzeug.test import TestResponse
 
-from greenstalk_server.core.journal import NullJournal
-from greenstalk_server.core.stats import JournalStats
+from greenstalk_server.core.job import SECOND
+from greenstalk_server.core.journal import JournalStats, NullJournal
 from greenstalk_server.web.live import hub
 
 from ..conftest import Queue
@@ -101,7 +101,7 @@ def test_stream_of_a_tube_ends_with_it(queue: Queue, program: Program) -> None:
 
 
 def test_streams_are_not_without_end(queue: Queue, program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub, "STREAMS_AT_MOST", 0)
+    monkeypatch.setattr(hub, "MAX_STREAMS", 0)
     problem(program.ask("GET", "/events"), 503)
 
 
@@ -133,6 +133,30 @@ def test_audit(queue: Queue, program: Program, limit: int) -> None:
     assert found == ["tube/resume"]
     assert program.get("/audit", who="nobody")["entries"] == []
     problem(program.ask("GET", "/audit?cursor=WzFd1"), 400, "cursor")
+
+
+def test_audit_filters(queue: Queue, program: Program) -> None:
+    """The same as on the audit page."""
+    first, second = queue.put("mail", count=2)
+    program.do("DELETE", f"/jobs/{first}", None, 204)
+    queue.now += 60 * SECOND
+    queue.put("mailbox")
+    program.do("POST", "/tube/pause", {"seconds": 5}, tube="mailbox")
+    program.do("DELETE", f"/jobs/{second}", None, 204)
+
+    def numbers(**wanted: str | int) -> list[int]:
+        return [entry["number"] for entry in program.get("/audit", **wanted)["entries"]]
+
+    assert numbers(tube="MAILB") == [2]
+    assert numbers(id=first) == [1]
+    assert numbers(id=second, tube="mail") == [3]
+    assert numbers(since="2027-01-15T08:01:00Z") == [3, 2]
+    assert numbers(until="2027-01-15T08:01:00Z") == [1]
+    assert numbers(since="2027-01-15T09:00:59.5+01:00", until="2027-01-15T08:01:00.000001Z") == [3, 2]
+    assert numbers(since="9999-12-31T23:59:59-12:00") == numbers(until="0001-01-01T00:00:00+12:00") == []
+    problem(program.ask("GET", "/audit?since=yesterday"), 400, "since")
+    problem(program.ask("GET", "/audit?until=2027-01-15T08:01:00"), 400, "until")
+    problem(program.ask("GET", "/audit?id=0"), 400, "id")
 
 
 # Samples

@@ -134,18 +134,18 @@ def test_cancel(queue: Queue, program: Program, monkeypatch: pytest.MonkeyPatch)
     def rest(task: tasks.Task) -> None:
         gevent.sleep(0.001)
         if task.is_cancelled:
-            raise tasks.Cancelled
+            raise tasks.TaskCancelled
         task.scanned -= 1
 
     monkeypatch.setattr(tasks.Task, "rest", rest)
-    monkeypatch.setattr("greenstalk_server.web.pages.search.candidates", lambda *_: (10, iter(lambda: 1, 0)))
+    monkeypatch.setattr("greenstalk_server.web.pages.search.candidate_ids", lambda *_: (10, iter(lambda: 1, 0)))
     monkeypatch.setattr("greenstalk_server.web.api.tasks.INITIAL_WAIT", 0.01)
-    started = [program.do("POST", "/searches", {"q": f"pri:{at}"}, 202) for at in range(tasks.RUNNING_AT_MOST)]
+    started = [program.do("POST", "/searches", {"q": f"pri:{at}"}, 202) for at in range(tasks.MAX_RUNNING)]
     problem(program.ask("POST", "/searches", json={"q": "pri:99"}), 503)
     problem(program.ask("POST", f"/tasks/{started[0]['id']}/run"), 404)
     for task in started:
         assert program.do("DELETE", f"/tasks/{task['id']}")["state"] == "cancelled"
-    assert [task["state"] for task in program.get("/tasks")["tasks"]] == ["cancelled"] * tasks.RUNNING_AT_MOST
+    assert [task["state"] for task in program.get("/tasks")["tasks"]] == ["cancelled"] * tasks.MAX_RUNNING
 
 
 def test_task_that_is_not(program: Program) -> None:

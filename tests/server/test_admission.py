@@ -1,10 +1,11 @@
-"""How many connections there may be, and what counts as one address."""
+"""Quotas of connections, and which addresses count as one."""
 
 from __future__ import annotations
 
 import pytest
 
-from greenstalk_server.core.limits import Admission, Limits
+from greenstalk_server.core.limits import Limits
+from greenstalk_server.net.admission import Admission
 
 
 @pytest.mark.parametrize(
@@ -19,7 +20,7 @@ from greenstalk_server.core.limits import Admission, Limits
         ("", "", False),
     ],
 )
-def test_of_one_address_come_no_more_than_may(one: str, other: str, are_one: bool) -> None:
+def test_quota_per_address_counts_ipv6_by_network(one: str, other: str, are_one: bool) -> None:
     admission = Admission(Limits(connections_per_address=1))
     assert admission.enter(one) is None
     assert admission.enter(other) == ("connections_per_address" if are_one else None)
@@ -29,7 +30,7 @@ def test_of_one_address_come_no_more_than_may(one: str, other: str, are_one: boo
     assert admission.enter(other) is None
 
 
-def test_in_all_come_no_more_than_may() -> None:
+def test_total_quota_counts_every_address() -> None:
     admission = Admission(Limits(connections=2))
     assert [admission.enter(f"192.0.2.{number}") for number in range(3)] == [None, None, "connections"]
     admission.leave("192.0.2.0")

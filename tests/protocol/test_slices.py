@@ -14,7 +14,7 @@ from greenstalk_server.protocol.session import (
     WATCHED_WEIGHT,
 )
 from tests.core.world import make_broker
-from tests.wire.talk import MARK, MARKED, Talk, stream_of
+from tests.protocol.talk import MARK, MARKED, Talk, stream_of
 
 BODY = b"b" * 60_000
 PUT = b"put 0 0 60 60000\r\n" + BODY + b"\r\n"
@@ -150,22 +150,22 @@ def test_connections_that_list_the_same_tubes_share_one_list() -> None:
     talks = [Talk(first.broker) for _ in range(50)]
     for talk in talks:
         talk.session.receive(b"list-tubes\r\n", talk.now)
-    assert first.broker.listings.names == 1001
+    assert first.broker.listed_names.names == 1001
     for talk in talks:
         talk.close()
-    assert first.broker.listings.names == 0
+    assert first.broker.listed_names.names == 0
 
 
 def test_lists_are_refused_while_too_many_names_are_being_sent() -> None:
     first = Talk()
-    first.broker.listings.limit = 2500
+    first.broker.listed_names.limit = 2500
     first.send(b"".join([b"watch %0200d\r\n" % number for number in range(1000)]))
     talks = [Talk(first.broker) for _ in range(4)]
     for talk in talks[:2]:
         talk.send(b"".join([b"watch %0200d\r\n" % number for number in range(1000)]))
         assert talk.session.receive(b"list-tubes-watched\r\n", talk.now).startswith(b"OK ")
     assert talks[2].send(b"list-tubes\r\n" + MARK) == b"OUT_OF_MEMORY\r\n" + MARKED
-    assert first.broker.limited.counts()["listings"] == 1
+    assert first.broker.limit_counters.counts()["listings"] == 1
     talks[0].close()
     assert talks[2].send(b"list-tubes\r\n").startswith(b"OK ")
 

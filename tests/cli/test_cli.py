@@ -117,7 +117,7 @@ def test_a_manager_that_has_gone_stops_nothing(tmp_path: Path) -> None:
         assert daemon.ask(PUT) == b"INSERTED 1"
         code, said = daemon.stop()
     assert code == 0
-    assert "gone: No such file or directory; systemd is not told: READY=1" in said
+    assert "gone: No such file or directory; the service manager does not receive READY=1" in said
 
 
 def test_without_a_dashboard() -> None:
@@ -301,7 +301,7 @@ def test_a_viewers_password_alone_warns() -> None:
 def test_what_was_noted_last_is_on_disk_after_a_stop(tmp_path: Path) -> None:
     with Daemon(*LOOPBACK, "--web-port", "0", "-b", str(tmp_path)) as daemon:
         daemon.ask(PUT)
-        form = urllib.parse.urlencode({"tube": "default", "seconds": "9", "reason": "to see"}).encode()
+        form = urllib.parse.urlencode({"tube": "default", "seconds": "600", "reason": "to see"}).encode()
         headers = {"Sec-Fetch-Site": "same-origin"}
         request = urllib.request.Request(f"{daemon.dashboard}tube/pause", form, headers)  # noqa: S310
         with urllib.request.urlopen(request, timeout=PATIENCE) as answer:  # noqa: S310
@@ -657,7 +657,7 @@ def test_user_who_cannot_read_the_program_is_refused_a_dashboard(tmp_path: Path)
     command = (sys.executable, "-c", FROM_ELSEWHERE, str(tmp_path))
     done = run(*LOOPBACK, "--web-port", "0", "-u", "nobody", command=command)
     assert re.fullmatch(
-        r"greenstalk-server: -u nobody: that user cannot read /\S+\.py, and the dashboard loads more code from there;"
+        r"greenstalk-server: -u nobody: that user cannot read /\S+\.py, from where the dashboard loads code;"
         r" install it where every user can read it\n",
         done.stderr,
     )

@@ -1,143 +1,17 @@
-"""Counters, and the frozen snapshots that every output shares.
+"""Snapshots of the server, a tube and a job, as "stats", "stats-tube" and "stats-job" report them.
 
-A snapshot's fields, in order, are the keys of the protocol's YAML with `_` for `-`; so one class is the table
-for YAML, JSON and HTML. Knows no wire and no clock.
+The fields of a snapshot, in order, are the keys of the protocol's YAML with `_` for `-`. One class is the table for
+YAML, JSON and HTML. Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass
 
+from greenstalk_server.core.broker import Broker
+from greenstalk_server.core.counters import COUNTERS
 from greenstalk_server.core.job import DELAYED, RESERVED, SECOND, STATE_NAMES, Job
 from greenstalk_server.core.tube import Tube
-
-if TYPE_CHECKING:
-    from greenstalk_server.core.broker import Broker
-
-
-DEFAULT_BINLOG_SIZE: Final = 10485760
-"""Bytes of a file of the journal."""
-
-
-COUNTERS: Final = (
-    "cmd_bury",
-    "cmd_delete",
-    "cmd_ignore",
-    "cmd_kick",
-    "cmd_list_tube_used",
-    "cmd_list_tubes",
-    "cmd_list_tubes_watched",
-    "cmd_pause_tube",
-    "cmd_peek",
-    "cmd_peek_buried",
-    "cmd_peek_delayed",
-    "cmd_peek_ready",
-    "cmd_put",
-    "cmd_release",
-    "cmd_reserve",
-    "cmd_reserve_with_timeout",
-    "cmd_stats",
-    "cmd_stats_job",
-    "cmd_stats_tube",
-    "cmd_touch",
-    "cmd_use",
-    "cmd_watch",
-    "job_timeouts",
-    "total_connections",
-    "total_jobs",
-)
-"""The keys of "stats" that are counted, with underscores."""
-
-
-class Counters:
-    """What a server has counted since it started; the names are the keys of "stats" in protocol.txt."""
-
-    __slots__ = COUNTERS
-
-    def __init__(self) -> None:
-        self.cmd_put: int = 0
-        self.cmd_peek: int = 0
-        self.cmd_peek_ready: int = 0
-        self.cmd_peek_delayed: int = 0
-        self.cmd_peek_buried: int = 0
-        self.cmd_reserve: int = 0
-        self.cmd_reserve_with_timeout: int = 0
-        self.cmd_delete: int = 0
-        self.cmd_release: int = 0
-        self.cmd_use: int = 0
-        self.cmd_watch: int = 0
-        self.cmd_ignore: int = 0
-        self.cmd_bury: int = 0
-        self.cmd_kick: int = 0
-        self.cmd_touch: int = 0
-        self.cmd_stats: int = 0
-        self.cmd_stats_job: int = 0
-        self.cmd_stats_tube: int = 0
-        self.cmd_list_tubes: int = 0
-        self.cmd_list_tube_used: int = 0
-        self.cmd_list_tubes_watched: int = 0
-        self.cmd_pause_tube: int = 0
-        self.job_timeouts: int = 0
-        self.total_jobs: int = 0
-        self.total_connections: int = 0
-
-
-def _unknown_memory() -> None:
-    """Stand in for `ServerFacts.memory` where the system does not tell."""
-
-
-@dataclass(frozen=True, slots=True)
-class ServerFacts:
-    """What is fixed about a server while it runs.
-
-    id              16 hexadecimal digits, new at each start.
-    started_at      nanoseconds since the Unix epoch.
-    rusage          gives user and system CPU time of the process so far, seconds.
-    memory          gives the bytes of memory that the process has, and those of them it shares with nobody; or None.
-    """
-
-    id: str
-    pid: int
-    version: str
-    hostname: str
-    os: str
-    platform: str
-    started_at: int
-    rusage: Callable[[], tuple[float, float]]
-    memory: Callable[[], tuple[int, int] | None] = _unknown_memory
-
-
-@dataclass(frozen=True, slots=True)
-class JournalStats:
-    """The journal's figures as "stats" shows them, and more; the defaults are those of a server without one.
-
-    is_on_disk      jobs survive the process.
-    is_full         the disk has no room for a file ahead.
-    files           how many there are.
-    bytes_on_disk   what the files take.
-    bytes_recorded  what the records of files in use take.
-    bytes_live      those of them that hold a job.
-    synced_ago      seconds since it was last known that all records written before are on disk; None if never.
-    syncs           how many syncs of files there were since the start, by the bit length of what each took in
-                    nanoseconds; sync_time is the sum of that.
-    """
-
-    oldest_index: int = 0
-    current_index: int = 0
-    records_migrated: int = 0
-    records_written: int = 0
-    max_size: int = DEFAULT_BINLOG_SIZE
-    is_on_disk: bool = False
-    is_full: bool = False
-    files: int = 0
-    bytes_on_disk: int = 0
-    bytes_recorded: int = 0
-    bytes_live: int = 0
-    synced_ago: float | None = None
-    syncs: Mapping[int, int] = field(default_factory=dict)
-    sync_time: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,9 @@ from tests.daemon import PATIENCE, REPOSITORY, Daemon
 SOURCES = {
     "greenstalk_server": "greenstalk_server",
     "greenstalkctl": "greenstalkctl",
-    "web": "web",
-    "templates": "web/templates",
-    "static": "web/static",
+    "web": "greenstalk_server/web",
+    "templates": "greenstalk_server/web/templates",
+    "static": "greenstalk_server/web/static",
 }
 """Each directory that is installed, and where the wheel has it."""
 
@@ -33,7 +33,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of what a build needs, and of setup.py, which it can do without: a build leaves files behind."""
     copy = tmp_path_factory.mktemp("source")
     for name in SOURCES:
-        shutil.copytree(REPOSITORY / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(REPOSITORY / name, copy / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     for name in (*NEEDED_TO_BUILD, "setup.py"):
         shutil.copy(REPOSITORY / name, copy)
     return copy

@@ -11,10 +11,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
-from greenstalk_server.core.stats import server_stats
 from greenstalk_server.protocol.codec import stats
+from greenstalk_server.protocol.stats import server_stats
 from tests.core.world import make_broker
-from tests.wire.talk import Talk
+from tests.protocol.talk import Talk
 
 NAME_CHARACTERS = "ABCXYZabefinotxyz0123456789-+/;.$_()"
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.core.world import FullJournal, make_broker
-from tests.wire.talk import CUTS, MARK, MARKED, Talk
+from tests.protocol.talk import CUTS, MARK, MARKED, Talk
 
 Cut = Callable[[bytes], list[bytes]]
 

@@ -109,7 +109,7 @@ def test_as_json_every_line_is_an_event(json_server: subprocess.Popen[bytes]) ->
     host, _, port = serving["dashboard"].removeprefix("http://").strip("/").rpartition(":")
     with socket.create_connection((host, int(port)), PATIENCE) as sock:
         assert ask(sock, b"no\nrequest\r\n\r\n") == b"HTTP/1.1 400 Bad Request"
-    bad = log.event("no request: Invalid HTTP method: 'no\\n'")
+    bad = log.event("bad request: Invalid HTTP method: 'no\\n'")
     assert bad.items() >= {"address": "127.0.0.1", "level": "debug", "logger": "web"}.items()
 
     json_server.send_signal(signal.SIGTERM)
@@ -161,12 +161,12 @@ def test_sigusr2_logs_more_and_again_less() -> None:
     with Daemon(*QUIET, "--log-level", "warning") as daemon:
         log = Log(daemon.process)
         daemon.process.send_signal(signal.SIGUSR2)
-        assert "INFO the log level is debug now (SIGUSR2)\n" in next(iter(log))
+        assert "INFO log level changed to debug (SIGUSR2)\n" in next(iter(log))
         daemon.ask(b"stats\r\n")
         assert "DEBUG connected connection=1 address=127.0.0.1:" in next(iter(log))
         assert "DEBUG disconnected" in next(iter(log))
         daemon.process.send_signal(signal.SIGUSR2)
-        assert "INFO the log level is warning now (SIGUSR2)\n" in next(iter(log))
+        assert "INFO log level changed to warning (SIGUSR2)\n" in next(iter(log))
         daemon.ask(b"stats\r\n")
         assert daemon.stop() == (0, "")
 
@@ -175,7 +175,7 @@ def test_sigusr2_leaves_debug_for_info() -> None:
     with Daemon(*QUIET, "-V") as daemon:
         log = Log(daemon.process)
         daemon.process.send_signal(signal.SIGUSR2)
-        assert "INFO the log level is info now (SIGUSR2)\n" in log.find("SIGUSR2")
+        assert "INFO log level changed to info (SIGUSR2)\n" in log.find("SIGUSR2")
 
 
 def test_sighup_is_noted() -> None:

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from greenstalk_server.core.stats import COUNTERS
-from tests.wire.talk import Talk
+from greenstalk_server.core.counters import COUNTERS
+from tests.protocol.talk import Talk
 
 COUNTED: dict[bytes, str] = {
     b"put 0 0 9 0\r\n\r\n": "put",

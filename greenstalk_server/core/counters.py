@@ -1,0 +1,94 @@
+"""Command and job counters of the server, and facts that stay the same while it runs. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+COUNTERS: Final = (
+    "cmd_bury",
+    "cmd_delete",
+    "cmd_ignore",
+    "cmd_kick",
+    "cmd_list_tube_used",
+    "cmd_list_tubes",
+    "cmd_list_tubes_watched",
+    "cmd_pause_tube",
+    "cmd_peek",
+    "cmd_peek_buried",
+    "cmd_peek_delayed",
+    "cmd_peek_ready",
+    "cmd_put",
+    "cmd_release",
+    "cmd_reserve",
+    "cmd_reserve_with_timeout",
+    "cmd_stats",
+    "cmd_stats_job",
+    "cmd_stats_tube",
+    "cmd_touch",
+    "cmd_use",
+    "cmd_watch",
+    "job_timeouts",
+    "total_connections",
+    "total_jobs",
+)
+"""The keys of "stats" that are counted, with underscores."""
+
+
+class Counters:
+    """What a server has counted since it started; the names are the keys of "stats" in protocol.txt."""
+
+    __slots__ = COUNTERS
+
+    def __init__(self) -> None:
+        self.cmd_put: int = 0
+        self.cmd_peek: int = 0
+        self.cmd_peek_ready: int = 0
+        self.cmd_peek_delayed: int = 0
+        self.cmd_peek_buried: int = 0
+        self.cmd_reserve: int = 0
+        self.cmd_reserve_with_timeout: int = 0
+        self.cmd_delete: int = 0
+        self.cmd_release: int = 0
+        self.cmd_use: int = 0
+        self.cmd_watch: int = 0
+        self.cmd_ignore: int = 0
+        self.cmd_bury: int = 0
+        self.cmd_kick: int = 0
+        self.cmd_touch: int = 0
+        self.cmd_stats: int = 0
+        self.cmd_stats_job: int = 0
+        self.cmd_stats_tube: int = 0
+        self.cmd_list_tubes: int = 0
+        self.cmd_list_tube_used: int = 0
+        self.cmd_list_tubes_watched: int = 0
+        self.cmd_pause_tube: int = 0
+        self.job_timeouts: int = 0
+        self.total_jobs: int = 0
+        self.total_connections: int = 0
+
+
+def _unknown_memory() -> None:
+    """Stand in for `ServerFacts.memory` where the system does not tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFacts:
+    """What is fixed about a server while it runs.
+
+    id              16 hexadecimal digits, new at each start.
+    started_at      nanoseconds since the Unix epoch.
+    rusage          gives user and system CPU time of the process so far, seconds.
+    memory          gives the bytes of memory that the process has, and those of them it shares with nobody; or None.
+    """
+
+    id: str
+    pid: int
+    version: str
+    hostname: str
+    os: str
+    platform: str
+    started_at: int
+    rusage: Callable[[], tuple[float, float]]
+    memory: Callable[[], tuple[int, int] | None] = _unknown_memory

@@ -1,0 +1,32 @@
+"""Notifications from the broker to the objects around it: the ticker, the log, the metrics.
+
+This module is not compiled, so that interpreted classes can inherit from `BrokerListener`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from greenstalk_server.core.client import Client
+    from greenstalk_server.core.job import Job
+    from greenstalk_server.core.tube import Tube
+
+
+class BrokerListener:
+    """Base class of listeners. Each method does nothing by default, must not switch greenlets, and must not raise.
+
+    Listeners subscribe by `Broker.subscribe`, in any order.
+    """
+
+    def on_alarm(self, when: int) -> None:
+        """Call `Broker.tick` at *when*, nanoseconds: a deadline before the time that the last tick returned was set."""
+
+    def on_tube_dropped(self, tube: Tube) -> None:
+        """Save the counters of *tube*, which is no longer among the broker's tubes."""
+
+    def on_reservation_timeout(self, client: Client, job: Job) -> None:
+        """Note that *client* has held *job* for longer than the job's ttr. The job is not yet ready again."""
+
+    def on_limit_hit(self, limit: str, address: str, what: str) -> None:
+        """Note that *limit* refused or held up *what* for the client at *address*; both may be empty."""

@@ -1,0 +1,135 @@
+"""A rewrite after a failed sync: how much of it runs in one stretch, and what may change meanwhile."""
+
+from __future__ import annotations
+
+import errno
+import sys
+from collections.abc import Callable
+from random import Random
+from types import FrameType
+from typing import Final
+
+import gevent
+import pytest
+
+from greenstalk_server.core.job import SECOND
+from greenstalk_server.journal import writer
+from greenstalk_server.net.committer import Committer
+from tests.journal.disk import Chance, Disk, Fault, nothing, seeded
+from tests.journal.workload import Bench, recovered
+
+JOBS: Final = 30_000
+SEGMENT: Final = 10 * 2**20
+
+CALLS_PER_STRETCH: Final = 40_000
+"""Calls of functions that take about 4 ms, with the profiler off."""
+
+
+class Stretches:
+    """Counts the calls of functions between two turns of the event loop.
+
+    longest     the largest count so far.
+    """
+
+    def __init__(self) -> None:
+        self.longest: int = 0
+        self._calls: int = 0
+
+    def watch(self) -> None:
+        """End a stretch in each turn of the loop. Switches."""
+        while True:
+            self._calls = 0
+            gevent.sleep(0)
+            self.longest = max(self.longest, self._calls)
+
+    def count(self, frame: FrameType, event: str, argument: object) -> None:
+        """Count one event of the profiler."""
+        if event in ("call", "c_call"):
+            self._calls += 1
+
+
+def longest_stretch(run: Callable[[], object]) -> int:
+    """The largest number of calls between two turns of the event loop while *run* runs. Switches."""
+    stretches = Stretches()
+    watcher = gevent.spawn(stretches.watch)
+    gevent.sleep(0)
+    sys.setprofile(stretches.count)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+        watcher.kill()
+    return stretches.longest
+
+
+@pytest.mark.parametrize("has_updates", [False, True], ids=["puts", "releases"])
+def test_a_rewrite_of_many_jobs_lets_other_greenlets_run_every_few_milliseconds(has_updates: bool) -> None:
+    disk = Disk()
+    bench = Bench(disk, seeded(0), max_size=SEGMENT, sync_interval=SECOND)
+    client = bench.clients[0]
+    for _ in range(JOBS):
+        bench.broker.put(client, bench.broker.allocate_id(), 0, 0, SECOND, b"body", bench.now)
+    if has_updates:
+        assert bench.commit()
+        assert bench.sync()
+        for id in list(bench.broker.jobs):
+            assert bench.broker.reserve_job(client, id, bench.now)
+            assert bench.broker.release(client, id, 7, 0, bench.now)
+    assert bench.commit()
+    disk.before = Fault(1, errno.EIO, is_lasting=False, calls=("sync",))
+    assert not bench.sync()
+    committer = Committer(bench.binlog)
+    committer.start()
+    try:
+        longest = longest_stretch(lambda: committer.wait(30))
+    finally:
+        committer.stop()
+    assert bench.binlog.trouble is None
+    assert bench.binlog.safe >= bench.binlog.promised
+    assert longest < CALLS_PER_STRETCH
+    jobs = recovered(disk.crash(Chance(seeded(0), 0.0)), bench.now).jobs
+    assert len(jobs) == JOBS
+    assert {job.pri for job in jobs.values()} == {7 if has_updates else 0}
+
+
+@pytest.mark.parametrize("is_memory_short", [False, True], ids=["", "memory is short"])
+@pytest.mark.parametrize("sync_interval", [0, SECOND // 20], ids=["-f 0", "-f 50"])
+@pytest.mark.parametrize("capacity", [2**62, 30 * 16384], ids=["", "small disk"])
+@pytest.mark.parametrize("large_body", [8, writer.LARGE_BODY], ids=["large bodies", ""])
+def test_commands_and_power_cuts_between_the_slices_of_a_rewrite_lose_nothing(
+    capacity: int, sync_interval: int, is_memory_short: bool, large_body: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slices hold one or two jobs here; any call may fail again, and power may be lost at any call."""
+    monkeypatch.setattr(writer, "REWRITE_SLICE", 10)
+    monkeypatch.setattr(writer, "LARGE_BODY", large_body)
+    sliced = 0
+    for seed in range(12):
+        random = seeded(seed)
+        disk = Disk()
+        disk.capacity, disk.random = capacity, random
+        bench = Bench(disk, random, max_size=16384, sync_interval=sync_interval, is_memory_short=is_memory_short)
+
+        def check(call: str, bench: Bench = bench, disk: Disk = disk, random: Random = random) -> None:
+            if bench.binlog.wants_rewrite and call in ("sync", "remove"):
+                bench.check_after_crash(disk.crash(Chance(random, random.choice((0.0, 0.5, 1.0)))))
+
+        for _ in range(3):
+            for _ in range(10):
+                bench.turn()
+            disk.before = Fault(random.randrange(1, 4), errno.EIO, is_lasting=False, calls=("write", "sync"))
+            while not bench.binlog.wants_rewrite and disk.before.has_struck is False:
+                bench.work(2)
+                bench.commit()
+                bench.sync()
+            disk.before = check
+            for _ in range(20):
+                if bench.commit(2):
+                    sliced += 1
+                    break
+                bench.keep_up()
+            disk.before = nothing
+            bench.settle(3)
+            assert bench.binlog.trouble is None
+            bench.check_told()
+            bench.check_after_crash(disk.crash(Chance(random, 0.0)))
+    assert sliced > 30
