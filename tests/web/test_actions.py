@@ -127,7 +127,7 @@ def test_put_of_the_largest_and_a_too_large_body(queue: Queue, client: FlaskClie
     largest = client.post("/tube/put", data=form | {"body": "x" * 65535}, headers=headers, content_type=kind)
     assert done(largest)[0] == "put"
     more = client.post("/tube/put", data=form | {"body": "x" * 65536}, headers=headers, content_type=kind)
-    assert "“body” must be at most 65,535 bytes, and has 65,536" in refused(more, 400)
+    assert "“body” must be at most 65,535 bytes, but has 65,536" in refused(more, 400)
     flood = client.post("/tube/put", data=form | {"body": "x" * 500_000}, headers=headers, content_type=kind)
     assert "larger than this dashboard accepts" in refused(flood, 413)
 
@@ -235,4 +235,5 @@ def test_error_names_the_invalid_field(
 @pytest.mark.parametrize("action", ACTIONS)
 def test_missing_tube_or_job_cannot_be_changed(client: FlaskClient, action: str) -> None:
     if action != "tube/put":
-        assert "There is no " in refused(post(client, f"/{action}", **GOOD[action]), 404)
+        reason = "is not open" if action == "connection/close" else "does not exist"
+    assert reason in refused(post(client, f"/{action}", **GOOD[action]), 404)

@@ -125,7 +125,7 @@ def test_truncation_is_noted_and_splits_no_character() -> None:
     shown = describe_body(b"x" + "☃".encode() * 30000)
     assert shown.kind == "text"
     assert set(shown.panes[0].text) == {"x", "☃"}
-    assert shown.panes[0].note == "The first 65,536 bytes are shown; the download has all of it."
+    assert shown.panes[0].note == "The first 65,536 bytes are shown. Download the body to get all of it."
     assert describe_body(b"x" * PREVIEW).panes[0].note == ""
 
 

@@ -67,7 +67,7 @@ def test_put_view_bury_kick_and_delete(tab: Tab, clients: Clients) -> None:
     assert notice_text(tab) == f"Job {id} was kicked and is ready."
     assert clients.states() == (1, 0, 0, 0)
     tab.page.get_by_text("Delete", exact=True).click()
-    press(tab, f"Delete job {id} for good")
+    press(tab, f"Delete job {id} permanently")
     assert notice_text(tab) == f"Job {id} was deleted."
     assert clients.states() == (0, 0, 0, 0)
     with pytest.raises(greenstalk.NotFoundError):
@@ -102,7 +102,7 @@ def test_job_reserved_meanwhile_is_not_changed(tab: Tab, clients: Clients) -> No
     tab.page.goto(clients.url.replace(f"tube?tube={clients.tube}", f"job?id={id}"))
     tab.page.get_by_text("Delete", exact=True).click()
     clients.worker.reserve()
-    press(tab, f"Delete job {id} for good")
+    press(tab, f"Delete job {id} permanently")
     assert "a client holds it" in tab.page.inner_text("main")
     tab.console.clear()  # the browser logs the status 409
     tab.page.get_by_role("link", name=f"Back to job {id}").click()
@@ -210,7 +210,7 @@ def test_acknowledged_change_is_on_disk(chromium: Browser, tmp_path: Path) -> No
         press(tab, "Bury: set it aside")
         tab.page.goto(f"{daemon.dashboard}job?id=2")
         tab.page.get_by_text("Delete", exact=True).click()
-        press(tab, "Delete job 2 for good")
+        press(tab, "Delete job 2 permanently")
         assert notice_text(tab) == "Job 2 was deleted."
         daemon.process.kill()
         daemon.process.wait()

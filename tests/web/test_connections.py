@@ -291,7 +291,7 @@ def test_close_ends_the_connection(queue: Queue) -> None:
 def test_close_requires_confirmation(queue: Queue, client: FlaskClient, confirm: dict[str, str]) -> None:
     connect(queue)
     worker = connect(queue)
-    assert "tick the box" in refused(post(client, "/connection/close", number=worker.number, **confirm), 400)
+    assert "Tick the box" in refused(post(client, "/connection/close", number=worker.number, **confirm), 400)
     assert not worker.is_closed
 
 

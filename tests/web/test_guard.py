@@ -354,7 +354,7 @@ def test_failure_of_a_view_is_a_page_and_a_log_entry(
     for path in ("/", "/live?page=overview"):
         response = queue.app().test_client().get(path)
         assert response.status_code == 500
-        assert "log has the details" in Page(response.text).text
+        assert "See the server's log" in Page(response.text).text
         assert "secret" not in response.text
         assert response.headers["Content-Security-Policy"] == SECURITY_HEADERS["Content-Security-Policy"]
     assert "the secret inside" in caplog.text

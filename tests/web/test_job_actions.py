@@ -438,7 +438,7 @@ def test_body_is_text_only_if_the_form_returns_it_unchanged(
 
 def test_line_ends_are_kept(queue: Queue, client: FlaskClient) -> None:
     for body, said, then in (
-        (b"one\r\ntwo", "its lines end in CRLF, as they did", b"new\r\nlines\r\n"),
+        (b"one\r\ntwo", "with CRLF line ends, as before", b"new\r\nlines\r\n"),
         (b"one\ntwo", "its lines end in LF", b"new\nlines\n"),
         (b"one", "its lines end in LF", b"new\nlines\n"),
     ):
@@ -461,7 +461,7 @@ def test_text_round_trips_or_is_not_offered(body: bytes) -> None:
 @pytest.mark.parametrize("body", ["a", "=", "%%%%", "é", "YQ", "YQ==="])
 def test_invalid_base64_is_refused(client: FlaskClient, jobs: Jobs, body: str) -> None:
     before = jobs.look()
-    assert "“body” is not base64" in refused(edit(client, jobs["ready"].id, body=body, encoding="base64"), 400)
+    assert "“body” is not valid base64" in refused(edit(client, jobs["ready"].id, body=body, encoding="base64"), 400)
     assert jobs.look() == before
 
 
@@ -479,7 +479,7 @@ def test_edit_to_the_largest_and_a_too_large_body(queue: Queue, client: FlaskCli
     id = jobs["ready"].id
     assert done(edit(client, id, body="x" * 65535), "/job")[0] == "edited-job"
     said = refused(edit(client, id, body="x" * 65536), 400)
-    assert "“body” must be at most 65,535 bytes, and has 65,536" in said
+    assert "“body” must be at most 65,535 bytes, but has 65,536" in said
     queue.broker.max_job_size = 10  # as after a restart with a smaller limit
     assert done(edit(client, id, pri="3"), "/job")[0] == "edited-job"
     assert len(queue.broker.jobs[id].body) == 65535

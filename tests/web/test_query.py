@@ -189,7 +189,7 @@ def test_canonical_text(given: str, canonical: str) -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ("http://x", ["“http://x”", "there is no “http:”", "buries:", "quotes"]),
+        ("http://x", ["“http://x”", "“http:” is unknown", "buries:", "quotes"]),
         ("pri:many", ["“pri:many”", "5, >5, >=5"]),
         ("pri:-1", ["“pri:-1”"]),
         ("pri:5..1", ["“pri:5..1”", "the smaller number must come first"]),

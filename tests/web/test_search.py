@@ -288,10 +288,10 @@ def test_long_search_shows_matches_so_far_and_a_refresh_link(
     task = app.extensions["dashboard"].tasks.running(lambda _: True)
     until(lambda: task.matched >= PAGE_SIZE)
     page = Page(client.get(f"/search?{args}").text)
-    assert "running" in page.text and ids(page) == found[:PAGE_SIZE] and "Refresh" in page.text
+    assert "running" in page.text and ids(page) == found[:PAGE_SIZE] and "Load new matches" in page.text
     until(lambda: not task.is_running)
     page = Page(client.get(f"/search?{args}").text)
-    assert "Refresh" not in page.text
+    assert "Load new matches" not in page.text
     assert "scanned 60,000 of 60,000 jobs, 60,000 match" in " ".join(page.text.split()).replace(" ,", ",")
     assert urlencode({"task": args}) not in page.text
 

@@ -337,7 +337,7 @@ def test_a_failing_disk_is_told_where_samples_are(
         patch.setattr(store_module.os, "fsync", fail)
         response = post(client, "/sample/save", name="a", tube="mail", pri=1, delay=2, ttr=3, body="x")
         assert response.status_code == 303
-        assert "does not survive a restart now: dashboard.json cannot be written" in Page(
+        assert "Templates saved now are lost at a restart: dashboard.json cannot be written" in Page(
             client.get(response.headers["Location"]).text
         ).text.replace("\n", "")
         client.application.extensions["dashboard"].audit.flush()
