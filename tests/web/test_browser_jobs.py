@@ -132,7 +132,7 @@ def test_held_job_is_released_only_after_confirmation(tab: Tab, daemon: Daemon, 
     tab.page.goto(f"{daemon.dashboard}job?id={id}")
     unfold(tab, "Delete")
     tab.page.locator("#confirm-delete").check()
-    press(tab, f"Delete job {id} for good")
+    press(tab, f"Delete job {id} permanently")
     assert notice_text(tab) == f"Job {id} was deleted."
 
 

@@ -227,7 +227,7 @@ def test_hostile_names_and_bodies(queue: Queue, client: FlaskClient) -> None:
         ({"action": "pri", "pri": "-1"}, "“pri” must be a whole number"),
         ({"action": "pri", "pri": str(2**32)}, "“pri” must be a whole number"),
         ({"action": "delay"}, "“delay” must be a whole number"),
-        ({"action": "kick", "q": "pri:x"}, "“q” cannot be read"),
+        ({"action": "kick", "q": "pri:x"}, "“q” is not a valid query"),
         ({"action": "kick", "scope": "some"}, "“scope” must be"),
         ({"action": "kick", "scope": "ticked"}, "No job was ticked"),
         ({"action": "kick", "scope": "ticked", "id": "x"}, "“id” must be a whole number"),

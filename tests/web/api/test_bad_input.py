@@ -33,7 +33,7 @@ from .conftest import ROOT, TOKEN, Program, bearer, problem
         ("/jobs?tube=a%00", "tube", "must be a tube name: 1 to 200 of"),
         (f"/jobs?tube={'a' * 201}", "tube", "must be a tube name: 1 to 200 of"),
         ("/jobs?bodies=1", "bodies", "must be true or false"),
-        ("/jobs?q=size:abc", "q", "cannot be read. “size:abc” must be a comparison with a number"),
+        ("/jobs?q=size:abc", "q", "is not a valid query. “size:abc” must be a comparison with a number"),
         (f"/jobs?q={'x' * 1001}", "q", "must be a text of at most 1000 characters"),
         ("/jobs?cursor=x", "cursor", "must be the “next_cursor” of an answer"),
         ("/jobs?cursor=%C3%A4", "cursor", "must be the “next_cursor” of an answer"),
