@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.test_cli import PUT
+from tests.cli.test_command import PUT
 from tests.support.cluster import Cluster
 from tests.support.daemon import PATIENCE, REPOSITORY, Daemon, ask, environment
 from tests.support.nodes import wait_until

@@ -13,7 +13,7 @@ from typing import Self
 
 import pytest
 
-from greenstalk_server.runtime.gc_tuning import resident
+from greenstalk_server.runtime.gc_tuning import resident_bytes
 from tests.support.daemon import COMMAND, PATIENCE, Daemon
 from tests.support.talk import Talk
 
@@ -76,14 +76,14 @@ def test_no_iteration_of_the_loop_copies_a_large_body(sync: Sequence[str], tmp_p
 
 
 def test_a_put_whose_body_has_not_arrived_takes_little_memory() -> None:
-    before = resident()
+    before = resident_bytes()
     talks = [Talk() for _ in range(20)]
     for talk in talks:
         talk.broker.max_job_size = DECLARED
         talk.session._largest = DECLARED
         assert talk.send(b"put 0 0 60 %d\r\n" % DECLARED) == b""
         assert talk.send(b"x" * 65536) == b""
-    assert resident() - before < DECLARED // 16
+    assert resident_bytes() - before < DECLARED // 16
 
 
 def test_a_put_for_which_no_memory_can_be_allocated_is_refused() -> None:
