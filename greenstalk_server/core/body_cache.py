@@ -86,8 +86,8 @@ class Bodies:
             return True
         return self.has_room(size)
 
-    def came(self, job: Job) -> None:
-        """Count *job*, new."""
+    def add(self, job: Job) -> None:
+        """Count the new *job*."""
         self.jobs += 1
         if job.body is None:
             self.on_disk += job.size
@@ -95,8 +95,8 @@ class Bodies:
             self.held += 1
             self.in_memory += job.size
 
-    def went(self, job: Job) -> None:
-        """Count *job* no more."""
+    def remove(self, job: Job) -> None:
+        """Uncount *job*."""
         self.marks.discard(job.id)
         self.back.pop(job, None)
         if job in self.ahead:

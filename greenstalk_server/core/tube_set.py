@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from greenstalk_server.core.client import Client
     from greenstalk_server.core.tube import Tube
 
-FEW: Final = 16
-"""Tubes that a reserve looks at one by one."""
+MANY_TUBES: Final = 17
+"""Watched tubes from which on a client uses a set. A reserve looks at fewer tubes one by one."""
 
-AT_MOST: Final = 16
+MAX_TUBE_SETS: Final = 16
 """Watches at a time: each put tells those of its tube. Who watches yet other sets of many tubes looks at each."""
 
 SLACK: Final = 64
 
 
-class Watch:
+class TubeSet:
     """Some tubes that clients watch.
 
     users   how many clients watch these.
@@ -48,7 +48,7 @@ class Watch:
         self._paused: set[Tube] = set()
         self._serial: int = 0
         for tube in tubes:
-            tube.watches.append(self)
+            tube.tube_sets.append(self)
             job = tube.ready.first()
             if job is not None:
                 self.note(job)
@@ -56,7 +56,7 @@ class Watch:
     def close(self) -> None:
         """Have the tubes tell it nothing more."""
         for tube in self.tubes:
-            tube.watches.remove(self)
+            tube.tube_sets.remove(self)
 
     def note(self, job: Job) -> None:
         """Note *job*, ready in one of the tubes, which may be the first one there."""
@@ -96,7 +96,7 @@ class Watch:
         standing = {(key, tube) for key, _, tube in self._entries}
         assert all((key, tube) in standing for tube, key in self._keys.items())
         for tube in self.tubes:
-            assert tube.watches.count(self) == 1
+            assert tube.tube_sets.count(self) == 1
             first = tube.ready.first()
             if first is not None and tube not in self._paused:
                 assert first.state == READY and self._keys[tube] <= first.pri << ID_BITS | first.id

@@ -15,9 +15,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from greenstalk_server.core.broker import DEFAULT_TUBE, Broker
+from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job import SECOND, Job
 from greenstalk_server.core.name_list import NameList
+from greenstalk_server.core.transitions import DEFAULT_TUBE
 from greenstalk_server.protocol import codec
 from greenstalk_server.protocol.access import Grants
 from greenstalk_server.protocol.codec import Command

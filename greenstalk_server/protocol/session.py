@@ -22,12 +22,12 @@ from collections.abc import Callable
 from io import BytesIO
 from typing import Any, Final, TypeAlias
 
-from greenstalk_server.core import broker as outcomes
-from greenstalk_server.core import job as states
-from greenstalk_server.core.broker import SLICE, Broker
+from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.client import Client
-from greenstalk_server.core.job import Job
+from greenstalk_server.core.job import BURIED, DELAYED, Job
 from greenstalk_server.core.name_list import NameList
+from greenstalk_server.core.outcomes import WaitOutcome
+from greenstalk_server.core.transitions import SLICE
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.protocol import codec, stats
 from greenstalk_server.protocol.codec import CRLF, MAX_LINE, Command
@@ -371,7 +371,7 @@ class Session:
         if job is not None:
             return self._bring(job, is_peek=False)
         outcome = broker.wait(client, now if self._is_eof else until, now)
-        if outcome == outcomes.WAITING:
+        if outcome == WaitOutcome.WAITING:
             self.is_waiting = True
             return None
         return self._outcome(outcome, now)
@@ -384,7 +384,7 @@ class Session:
     def _outcome(self, outcome: Job | int | None, now: int) -> bytes | None:
         if isinstance(outcome, Job):
             return self._bring(outcome, is_peek=False)
-        return codec.DEADLINE_SOON if outcome == outcomes.DEADLINE_SOON else codec.TIMED_OUT
+        return codec.DEADLINE_SOON if outcome == WaitOutcome.DEADLINE_SOON else codec.TIMED_OUT
 
     def _bring(self, job: Job, is_peek: bool) -> bytes | None:
         """The reply with *job*, reserved or, if *is_peek*, found; None if it has to wait for the body."""
@@ -478,7 +478,7 @@ class Session:
     def _begin_kick(self, command: Command, now: int) -> bytes | None:
         self._broker.counters.cmd_kick += 1
         tube = self.client.used
-        state = states.BURIED if tube.buried else states.DELAYED
+        state = BURIED if tube.buried else DELAYED
         present = len(tube.buried) or tube.delayed.count
         return self._go_on_working(_Kick(tube, state, min(command[1], present)), now)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from greenstalk_server.core.broker import SLICE
 from greenstalk_server.core.job import BURIED, DELAYED, READY, SECOND
-from greenstalk_server.core.limits import Refusal
+from greenstalk_server.core.outcomes import Refusal
+from greenstalk_server.core.transitions import SLICE
 from tests.core.world import FullJournal, World
 
 

@@ -7,8 +7,8 @@ from random import Random
 
 import pytest
 
-from greenstalk_server.core.broker import SLICE
 from greenstalk_server.core.job import BURIED, DELAYED, READY
+from greenstalk_server.core.transitions import SLICE
 from greenstalk_server.core.tube import Tube
 from tests.core.world import Actor, World
 

@@ -7,9 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from greenstalk_server.core import job_history
-from greenstalk_server.core.broker import PARTED_AT_MOST, Broker
+from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.counters import ServerFacts
 from greenstalk_server.core.job import BURIED, READY, SECOND, Job
+from greenstalk_server.core.transitions import MAX_RECENT_WORKERS
 from greenstalk_server.core.tube import Tube
 from tests.core.world import START, Actor, DroppedTubes, FullJournal, World
 
@@ -254,14 +255,14 @@ def test_listener_gets_a_tube_whose_restored_pause_ends(facts: ServerFacts) -> N
 
 def test_workers_that_have_gone_are_remembered_up_to_a_bound(world: World) -> None:
     with world.in_bulk():
-        numbers = [part(world, is_worker=True) for _ in range(PARTED_AT_MOST + 5)]
-    assert list(world.broker.parted) == numbers[5:]
-    assert world.broker.parted[numbers[-1]] == f"address of {numbers[-1]}"
+        numbers = [part(world, is_worker=True) for _ in range(MAX_RECENT_WORKERS + 5)]
+    assert list(world.broker.recent_workers) == numbers[5:]
+    assert world.broker.recent_workers[numbers[-1]] == f"address of {numbers[-1]}"
 
 
 def test_who_never_reserved_is_not_remembered(world: World) -> None:
     part(world, is_worker=False)
-    assert not world.broker.parted
+    assert not world.broker.recent_workers
 
 
 def part(world: World, is_worker: bool) -> int:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from greenstalk_server.core.broker import SLICE
-from greenstalk_server.core.client import SCAN_AT_MOST
+from greenstalk_server.core.client import MAX_SCANNED
 from greenstalk_server.core.job import DELAYED, SECOND
+from greenstalk_server.core.transitions import SLICE
 from tests.core.world import World
 
 INSTANT = 1 / SECOND
@@ -77,7 +77,7 @@ def test_touch_gives_the_whole_ttr_from_now(world: World) -> None:
     assert world.stats_job(id).timeouts == 1
 
 
-@pytest.mark.parametrize("held", [1, SCAN_AT_MOST, SCAN_AT_MOST + 1, 3 * SCAN_AT_MOST])
+@pytest.mark.parametrize("held", [1, MAX_SCANNED, MAX_SCANNED + 1, 3 * MAX_SCANNED])
 def test_each_of_many_jobs_keeps_its_own_deadline(world: World, held: int) -> None:
     """However many a client holds; it finds the soonest by a scan or by a heap."""
     client = world.client()
@@ -91,7 +91,7 @@ def test_each_of_many_jobs_keeps_its_own_deadline(world: World, held: int) -> No
 
 def test_many_touches_of_many_jobs_expire_each_job_once(world: World) -> None:
     client = world.client()
-    ids = [client.put(ttr=10) for _ in range(2 * SCAN_AT_MOST)]
+    ids = [client.put(ttr=10) for _ in range(2 * MAX_SCANNED)]
     client.take(len(ids))
     for _ in range(20):
         world.advance(1)
@@ -104,7 +104,7 @@ def test_many_touches_of_many_jobs_expire_each_job_once(world: World) -> None:
     assert world.stats().job_timeouts == len(ids)
 
 
-@pytest.mark.parametrize("held", [3, SCAN_AT_MOST, SCAN_AT_MOST + 1, 2 * SCAN_AT_MOST])
+@pytest.mark.parametrize("held", [3, MAX_SCANNED, MAX_SCANNED + 1, 2 * MAX_SCANNED])
 def test_of_many_jobs_a_touched_or_deleted_one_is_no_longer_the_soonest(world: World, held: int) -> None:
     client = world.client()
     ids = [client.put(ttr=10 + n) for n in range(held)]

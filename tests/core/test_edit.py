@@ -8,8 +8,8 @@ import pytest
 
 from greenstalk_server.core import job_history
 from greenstalk_server.core.body_cache import held_body
-from greenstalk_server.core.broker import SLICE
 from greenstalk_server.core.job import BURIED, DELAYED, NO_KEY, SECOND, Job
+from greenstalk_server.core.transitions import SLICE
 from tests.core.world import Actor, DroppedTubes, FullJournal, World, slots
 
 STATES = ("ready", "delayed", "buried", "reserved")
@@ -30,7 +30,7 @@ def put_in(world: World, client: Actor, state: str, pri: int = 7) -> int:
 
 def look(job: Job) -> dict[str, object]:
     """All that is true of *job* alone."""
-    names = slots(job) + slots(job.past)
+    names = slots(job) + slots(job.cold)
     plain = {name: getattr(job, name) for name in names if name not in ("key", "tube", "holder", "past", "size")}
     assert job.size == len(held_body(job))
     return plain | {"tube": job.tube.name, "holder": job.holder, "is_in_heap": job.key != NO_KEY}

@@ -11,18 +11,19 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from greenstalk_server.core.broker import DONE, WAITING, Broker
+from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.client import Client
-from greenstalk_server.core.job import BURIED, DELAYED, SECOND, Job, Past
+from greenstalk_server.core.job import BURIED, DELAYED, SECOND, ColdState, Job
 from greenstalk_server.core.job_heap import JobHeap
+from greenstalk_server.core.outcomes import EditOutcome, WaitOutcome
 from greenstalk_server.core.ready_ages import Arrivals
 from greenstalk_server.core.ready_queue import ReadyQueue
 from greenstalk_server.core.tube import Tube
-from greenstalk_server.core.tube_set import FEW, Watch
+from greenstalk_server.core.tube_set import MANY_TUBES, TubeSet
 from tests.core.world import START, make_broker
 
-NAMES = [b"tube-%d" % number for number in range(2 * FEW)]
-KINDS = (Arrivals, Client, Job, JobHeap, Past, ReadyQueue, Tube, Watch)
+NAMES = [b"tube-%d" % number for number in range(2 * (MANY_TUBES - 1))]
+KINDS = (Arrivals, Client, Job, JobHeap, ColdState, ReadyQueue, Tube, TubeSet)
 TTR = 60 * SECOND
 
 
@@ -95,7 +96,7 @@ def come_back_behind_a_later_one(broker: Broker, client: Client) -> None:
 
 def move_away(broker: Broker, client: Client) -> None:
     id = put(broker, client, delay=1000)
-    assert broker.edit_job(id, START, tube=b"elsewhere") == DONE
+    assert broker.edit_job(id, START, tube=b"elsewhere") == EditOutcome.DONE
     broker.delete(client, id, START)
 
 
@@ -106,7 +107,7 @@ def pause(broker: Broker, client: Client) -> None:
 def wait_in_vain(broker: Broker, client: Client) -> None:
     broker.watch(client, client.used.name)
     assert broker.reserve(client, START) is None
-    assert broker.wait(client, START + TTR, START) == WAITING
+    assert broker.wait(client, START + TTR, START) == WaitOutcome.WAITING
     broker.cancel_wait(client)
     broker.ignore(client, client.used.name)
 
@@ -150,16 +151,16 @@ def test_nothing_is_left_of_tubes_watched_together() -> None:
     while (job := broker.reserve(client, START)) is not None:
         broker.delete(client, job.id, START)
     del job
-    assert broker.wait(client, START + TTR, START) == WAITING
+    assert broker.wait(client, START + TTR, START) == WaitOutcome.WAITING
     broker.cancel_wait(client)
-    assert client.watch is not None
+    assert client.tube_set is not None
     for name in NAMES:
         broker.ignore(client, name)
     broker.use(client, b"default")
     assert alive() == before
 
 
-@pytest.mark.parametrize("count", [1, 2 * FEW])
+@pytest.mark.parametrize("count", [1, 2 * (MANY_TUBES - 1)])
 def test_nothing_is_left_of_a_client(count: int) -> None:
     """Though it has waited, got a job by that, held others, and its timer was set."""
     broker = make_broker()
@@ -170,11 +171,11 @@ def test_nothing_is_left_of_a_client(count: int) -> None:
             broker.watch(worker, name)
         broker.use(producer, NAMES[0])
         assert broker.reserve(worker, START) is None
-        assert broker.wait(worker, START + TTR, START) == WAITING
+        assert broker.wait(worker, START + TTR, START) == WaitOutcome.WAITING
         ids = [put(broker, producer) for _ in range(3)]
         assert isinstance(worker.outcome, Job) and broker.reserve(worker, START) is not None
         broker.disconnect(worker, START)
-        assert broker.wait(producer, START + TTR, START) == WAITING
+        assert broker.wait(producer, START + TTR, START) == WaitOutcome.WAITING
         for id in ids:
             assert broker.delete(None, id, START)
         broker.disconnect(producer, START)

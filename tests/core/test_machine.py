@@ -357,12 +357,12 @@ class TestBroker(BrokerMachine.TestCase):  # type: ignore[misc, valid-type]
 
 
 class TestBrokerThatFindsTwoTubesMany(BrokerMachine.TestCase):  # type: ignore[misc, valid-type]
-    """Clients share watches (see watches); in the compiled build, which knows no other FEW, it repeats the above."""
+    """Clients share tube sets. The compiled build inlines MANY_TUBES, so there the test repeats the one above."""
 
     settings = settings(max_examples=40, stateful_step_count=50, deadline=None)
 
     def setUp(self) -> None:
-        patched = patch.object(broker, "FEW", 1)
+        patched = patch.object(broker, "MANY_TUBES", 2)
         patched.start()
         self.addCleanup(patched.stop)
 

@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
-from greenstalk_server.core.broker import SLICE
 from greenstalk_server.core.job import BURIED, DELAYED
+from greenstalk_server.core.transitions import SLICE
 from tests.core.world import World
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from greenstalk_server.core.broker import SLICE
 from greenstalk_server.core.job import BURIED, SECOND
+from greenstalk_server.core.transitions import SLICE
 from tests.core.world import World
 
 INSTANT = 1 / SECOND

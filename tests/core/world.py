@@ -10,12 +10,13 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, TypeAlias, TypeVar
 
-from greenstalk_server.core.broker import DEADLINE_SOON, DONE, HELD, NO_ROOM, NOT_FOUND, TIMED_OUT, WAITING, Broker
+from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.counters import ServerFacts
 from greenstalk_server.core.job import SECOND, STATE_NAMES, Job
 from greenstalk_server.core.journal import NullJournal
 from greenstalk_server.core.listener import BrokerListener
+from greenstalk_server.core.outcomes import EditOutcome, WaitOutcome
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.protocol.stats import JobStats, ServerStats, TubeStats, job_stats, server_stats, tube_stats
 
@@ -27,10 +28,19 @@ START: Final = 1_700_000_000 * SECOND
 Outcome: TypeAlias = int | str
 """How a reserve ended: with a job's id, or one of the words below."""
 
-WORDS: Final = {WAITING: "WAITING", TIMED_OUT: "TIMED_OUT", DEADLINE_SOON: "DEADLINE_SOON"}
+WORDS: Final = {
+    WaitOutcome.WAITING: "WAITING",
+    WaitOutcome.TIMED_OUT: "TIMED_OUT",
+    WaitOutcome.DEADLINE_SOON: "DEADLINE_SOON",
+}
 
 
-EDITS: Final = {DONE: "DONE", NOT_FOUND: "NOT_FOUND", HELD: "HELD", NO_ROOM: "NO_ROOM"}
+EDITS: Final = {
+    EditOutcome.DONE: "DONE",
+    EditOutcome.NOT_FOUND: "NOT_FOUND",
+    EditOutcome.HELD: "HELD",
+    EditOutcome.NO_ROOM: "NO_ROOM",
+}
 
 
 def make_broker(max_job_size: int = 65535) -> Broker:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from greenstalk_server.core.broker import SLICE
+from greenstalk_server.core.transitions import SLICE
 from greenstalk_server.protocol.session import (
     COMMAND_SLICE,
     FEW_NAMES,

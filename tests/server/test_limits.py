@@ -89,7 +89,7 @@ def test_bytes_are_right_after_edits_moves_and_a_restart() -> None:
     again = make_broker()
     again.quotas = job_quotas(Limits(bytes=100))
     tube = again.tube(b"other")
-    again.jobs[1] = talk.broker.jobs[1].twin(tube, b"x" * 40)
+    again.jobs[1] = talk.broker.jobs[1].copy_with(tube, b"x" * 40)
     again.restore(2)
     assert again.quotas is not None and again.quotas.body_bytes == 40
 

@@ -16,8 +16,9 @@ from pathlib import Path
 import gevent
 import pytest
 
-from greenstalk_server.core.broker import SLICE, Broker
+from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job import Job
+from greenstalk_server.core.transitions import SLICE
 from greenstalk_server.net.connection import STREAMED_AT_ONCE
 from greenstalk_server.net.poller import BUDGET, PORTION
 from tests.daemon import PATIENCE, Daemon

@@ -11,9 +11,9 @@ import pytest
 from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
-from greenstalk_server.core.broker import SLICE
 from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, SECOND
 from greenstalk_server.core.journal import NullJournal
+from greenstalk_server.core.transitions import SLICE
 from greenstalk_server.web.pages.actions import ACTIONS
 from greenstalk_server.web.pages.edit import version
 

@@ -8,8 +8,8 @@ from html import unescape
 from flask.testing import FlaskClient
 
 from greenstalk_server.core import job_history
-from greenstalk_server.core.broker import PARTED_AT_MOST
 from greenstalk_server.core.job import SECOND
+from greenstalk_server.core.transitions import MAX_RECENT_WORKERS
 from greenstalk_server.web.pages.details import BY_HAND, EVENTS
 
 from .conftest import Queue
@@ -73,7 +73,7 @@ def test_reservations_that_their_workers_did_not_end(queue: Queue, client: Flask
     said = moments(client, id)
     assert said[2].startswith(f"Timed out: its time to run was up by connection {slow.number} , {slow.address} ")
     assert said[4].startswith(f"Given back: the connection ended by connection {gone.number}, disconnected, from 10.")
-    for _ in range(PARTED_AT_MOST + 1):  # so many others come and go that its address is not kept any more
+    for _ in range(MAX_RECENT_WORKERS + 1):  # so many others come and go that its address is not kept any more
         other = queue.connect()
         queue.broker.note_worker(other)
         queue.broker.disconnect(other, queue.now)

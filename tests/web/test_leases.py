@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from greenstalk_server.core import job_history
-from greenstalk_server.core.broker import PARTED_AT_MOST
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.counters import COUNTERS
 from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, SECOND, Job
 from greenstalk_server.core.journal import NullJournal
+from greenstalk_server.core.transitions import MAX_RECENT_WORKERS
 from greenstalk_server.web.live.peer import Peer
 from greenstalk_server.web.operations import leases as module
 from greenstalk_server.web.operations.leases import TOKEN_LENGTH, Ask, Lease, LeaseEnded, Leases, NoLease, Refused
@@ -184,7 +184,7 @@ def test_a_lease_counts_as_a_connection_of_a_worker_and_leaves_no_more_than_that
     assert desk.is_empty()
     assert counted(queue) == now | {"connections": 0, "workers": 0}
     assert list(desk.broker.tubes) == [b"default"]
-    assert desk.broker.parted[client.number] == "192.0.2.7"
+    assert desk.broker.recent_workers[client.number] == "192.0.2.7"
 
 
 def test_one_that_waits_counts_as_waiting_and_then_not(queue: Queue, desk: Desk) -> None:
@@ -521,7 +521,7 @@ def test_nothing_is_left_of_those_that_were(queue: Queue, desk: Desk) -> None:
             assert desk.reserve("default") == []
             gevent.sleep(0)
 
-    come_and_go(PARTED_AT_MOST)  # whose addresses are kept
+    come_and_go(MAX_RECENT_WORKERS)  # whose addresses are kept
     gc.collect()
     gc.disable()
     blocks = sys.getallocatedblocks()

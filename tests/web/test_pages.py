@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jinja2.runtime import Context
 
-from greenstalk_server.core.broker import SLICE
 from greenstalk_server.core.job import BURIED, SECOND
+from greenstalk_server.core.transitions import SLICE
 from greenstalk_server.web import cooperative
 from greenstalk_server.web.jobs.job_list import DEEPEST, PAGE, SCAN_AT_MOST, list_jobs
 

@@ -186,7 +186,7 @@ def find_client(broker: Broker, given: Fields) -> Client:
     number = fields.number(given, "number", 1, MAX_ID)
     found = _by_number(broker, {number})
     if not found:
-        address = broker.parted.get(number)
+        address = broker.recent_workers.get(number)
         said = f"it came from {address}, and has ended" if address else "it has ended, or never was"
         raise NotFound(f"There is no connection {number} now: {said}.")
     return found[number]
@@ -242,7 +242,7 @@ def _by_number(broker: Broker, numbers: set[int]) -> dict[int, Client]:
 
 def _party(broker: Broker, number: int, client: Client | None) -> Party:
     if client is None:
-        return Party(str(number), broker.parted.get(number, ""), "", is_connected=False)
+        return Party(str(number), broker.recent_workers.get(number, ""), "", is_connected=False)
     return Party(str(number), client.address, _name(client), is_connected=True)
 
 
