@@ -16,14 +16,14 @@ from greenstalk_server.core.client import Client
 from greenstalk_server.core.job import BURIED, DELAYED, SECOND, ColdState, Job
 from greenstalk_server.core.job_heap import JobHeap
 from greenstalk_server.core.outcomes import EditOutcome, WaitOutcome
-from greenstalk_server.core.ready_ages import Arrivals
+from greenstalk_server.core.ready_ages import ReadyAges
 from greenstalk_server.core.ready_queue import ReadyQueue
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.core.tube_set import MANY_TUBES, TubeSet
 from tests.core.world import START, make_broker
 
 NAMES = [b"tube-%d" % number for number in range(2 * (MANY_TUBES - 1))]
-KINDS = (Arrivals, Client, Job, JobHeap, ColdState, ReadyQueue, Tube, TubeSet)
+KINDS = (ReadyAges, Client, Job, JobHeap, ColdState, ReadyQueue, Tube, TubeSet)
 TTR = 60 * SECOND
 
 

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from greenstalk_server.core.job import Job
-from greenstalk_server.core.job_table import CLOSE, PAGE, SHARD, JobTable
+from greenstalk_server.core.job_table import DENSE, PAGE, SHARD, JobTable
 from greenstalk_server.core.tube import Tube
 
 TUBE = Tube(b"t", {})
@@ -94,7 +94,7 @@ def test_jobs_that_come_late_and_stand_close_take_little_room() -> None:
     table = table_of(range(5 * SHARD, 5 * SHARD + 10))
     for id in range(SHARD, 3 * SHARD):
         table[id] = job(id)
-    assert sum(len(shard) for shard in table._shards.values()) < CLOSE
+    assert sum(len(shard) for shard in table._shards.values()) < DENSE
     assert list(table.ids_above(0)) == [*range(SHARD, 3 * SHARD), *range(5 * SHARD, 5 * SHARD + 10)]
 
 

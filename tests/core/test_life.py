@@ -41,13 +41,13 @@ def told(world: World, id: int) -> list[tuple[str, float, int]]:
 @given(EVENTS)
 def test_the_newest_events_are_kept(events: list[Event]) -> None:
     found = packed(events)
-    assert job_history.unpack(found) == events[-job_history.KEPT :]
+    assert job_history.unpack(found) == events[-job_history.MAX_EVENTS :]
     assert len(found) in job_history.SIZES
     if events:
         assert job_history.last(found) == events[-1]
         assert job_history.is_reserved(found) == (events[-1].kind == job_history.RESERVED)
     assert job_history.highest_client(found) == max(
-        [event.client for event in events[-job_history.KEPT :]], default=job_history.NOBODY
+        [event.client for event in events[-job_history.MAX_EVENTS :]], default=job_history.NOBODY
     )
 
 
@@ -180,7 +180,7 @@ def test_the_oldest_events_give_way(world: World) -> None:
         world.advance(1)
         client.release(id)
     found = told(world, id)
-    assert len(found) == job_history.KEPT
+    assert len(found) == job_history.MAX_EVENTS
     assert found[-2:] == [("reserved", 19, 1), ("released", 20, 1)]
     assert found[0] == ("reserved", 12, 1)
 

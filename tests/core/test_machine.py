@@ -10,7 +10,7 @@ from hypothesis import assume, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from greenstalk_server.core import broker, job_history
+from greenstalk_server.core import broker, job_history, transitions
 from greenstalk_server.core.job import BURIED, DELAYED, SECOND, URGENT_BELOW
 from tests.core.model import Model, ModelJob, Tie
 from tests.core.world import START, Actor, World
@@ -372,6 +372,6 @@ class TestBrokerWithOneWatch(TestBrokerThatFindsTwoTubesMany):
 
     def setUp(self) -> None:
         super().setUp()
-        patched = patch.object(broker, "AT_MOST", 1)
+        patched = patch.object(transitions, "MAX_TUBE_SETS", 1)
         patched.start()
         self.addCleanup(patched.stop)

@@ -254,7 +254,7 @@ def full_of_events(yard: Yard, count: int) -> None:
     """So many small jobs, each with all the events that it may have: these take more than the jobs."""
     for _ in range(count):
         id = yard.add(0)
-        for _ in range(job_history.KEPT):
+        for _ in range(job_history.MAX_EVENTS):
             assert yard.broker.bury_job(id, yard.now)
             assert yard.broker.kick_job(id, yard.now)
         yard.tend()
@@ -295,7 +295,7 @@ def test_on_a_full_disk_jobs_do_not_grow_by_their_events() -> None:
         yard.tend_full()
     assert yard.binlog.is_full
     for id in ids[::8]:
-        for _ in range(job_history.KEPT // 2):
+        for _ in range(job_history.MAX_EVENTS // 2):
             assert yard.broker.bury_job(id, yard.now)
             yard.tend_full()
             assert yard.broker.kick_job(id, yard.now)

@@ -88,7 +88,7 @@ def test_what_is_forgotten_is_counted(queue: Queue, client: FlaskClient) -> None
         queue.broker.release(worker, id, 5, 0, queue.now)
     said = moments(client, id)
     assert said[1].startswith("Besides, it was reserved 12 times, released 12 times The last 16 events are kept.")
-    assert len(said) == 2 + job_history.KEPT
+    assert len(said) == 2 + job_history.MAX_EVENTS
     queue.broker.jobs[id].events = b""  # as a journal of an earlier version gives it back
     said = moments(client, id)
     assert said[1].startswith("Besides, it was reserved 20 times, released 20 times")

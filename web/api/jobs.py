@@ -119,7 +119,9 @@ class Event(Told):
 class JobWithEvents(Job):
     """A job as it is now, and what has happened to it."""
 
-    events: Annotated[list[Event], Meta(description=f"The last {job_history.KEPT} that were noted, oldest first.")]
+    events: Annotated[
+        list[Event], Meta(description=f"The last {job_history.MAX_EVENTS} that were noted, oldest first.")
+    ]
 
 
 class JobList(Told):

@@ -149,7 +149,7 @@ def job_details(broker: Broker, job: Job, now: int) -> JobDetails:
         reservation=reservation(job),
         moments=_moments(job, events, known, now),
         forgotten=_forgotten(job, events),
-        kept_events=job_history.KEPT,
+        kept_events=job_history.MAX_EVENTS,
         was_held=job.reserves > 0,
         edited=str(max((event.at for event in events if event.kind == job_history.EDITED), default=0)),
         figures=[
