@@ -103,7 +103,7 @@ class Grants:
         """Whether it may look into *tube*."""
         return self._inspect is not None and self._inspect.fullmatch(tube) is not None
 
-    def may_something(self, tube: bytes) -> bool:
+    def may_any(self, tube: bytes) -> bool:
         """Whether it may do any of that."""
         return self.may_produce(tube) or self.may_consume(tube) or self.may_inspect(tube)
 
