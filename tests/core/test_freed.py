@@ -1,4 +1,4 @@
-"""What has gone is freed at once, by reference counts alone.
+"""Dropped objects are freed at once, by reference counts alone.
 
 The server freezes what grows old (see memory), so a cycle that has grown old and is dropped would stay for good.
 """
@@ -37,7 +37,7 @@ def no_collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def alive() -> Counter[str]:
-    """How many there are of each kind, those that only the collector would free among them."""
+    """Count the live objects of each kind, including those that only the collector would free."""
     return Counter(type(one).__name__ for one in gc.get_objects() if isinstance(one, KINDS))
 
 
@@ -51,7 +51,7 @@ def put(broker: Broker, client: Client, pri: int = 0, delay: int = 0) -> int:
     return id
 
 
-# What may happen to the tubes that a client uses one after the other
+# Operations on each of the tubes that a client uses one after the other
 
 
 def use(broker: Broker, client: Client) -> None:
@@ -127,7 +127,7 @@ LIVES = [
 
 
 @pytest.mark.parametrize("live", LIVES)
-def test_nothing_is_left_of_a_tube_or_its_jobs(live: Callable[[Broker, Client], None]) -> None:
+def test_dropped_tube_and_its_jobs_are_freed(live: Callable[[Broker, Client], None]) -> None:
     broker = make_broker()
     client = connect(broker)
     before = alive()
@@ -139,7 +139,7 @@ def test_nothing_is_left_of_a_tube_or_its_jobs(live: Callable[[Broker, Client], 
     assert alive() == before
 
 
-def test_nothing_is_left_of_tubes_watched_together() -> None:
+def test_dropped_tube_set_is_freed() -> None:
     broker = make_broker()
     client = connect(broker)
     before = alive()
@@ -161,7 +161,7 @@ def test_nothing_is_left_of_tubes_watched_together() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2 * (MANY_TUBES - 1)])
-def test_nothing_is_left_of_a_client(count: int) -> None:
+def test_disconnected_client_is_freed(count: int) -> None:
     """Though it has waited, got a job by that, held others, and its timer was set."""
     broker = make_broker()
     before = alive()

@@ -230,7 +230,7 @@ class BrokerMachine(RuleBasedStateMachine):
         _, actor = self.pick_idle(pick)
         assert actor.pause_tube(tube.encode(), delay) == self.model.pause_tube(tube, delay * SECOND)
 
-    # What an admin does
+    # Operators
 
     @rule(job=PICKS, tube=st.none() | TUBES, pri=st.none() | PRIS, delay=st.none() | DELAYS, ttr=st.none() | TTRS)
     def edit_job(self, job: int, tube: str | None, pri: int | None, delay: int | None, ttr: int | None) -> None:
@@ -356,7 +356,7 @@ class TestBroker(BrokerMachine.TestCase):  # type: ignore[misc, valid-type]
     settings = settings(max_examples=80, stateful_step_count=50, deadline=None)
 
 
-class TestBrokerThatFindsTwoTubesMany(BrokerMachine.TestCase):  # type: ignore[misc, valid-type]
+class TestBrokerWithTubeSetsOfTwo(BrokerMachine.TestCase):  # type: ignore[misc, valid-type]
     """Clients share tube sets. The compiled build inlines MANY_TUBES, so there the test repeats the one above."""
 
     settings = settings(max_examples=40, stateful_step_count=50, deadline=None)
@@ -367,8 +367,8 @@ class TestBrokerThatFindsTwoTubesMany(BrokerMachine.TestCase):  # type: ignore[m
         self.addCleanup(patched.stop)
 
 
-class TestBrokerWithOneWatch(TestBrokerThatFindsTwoTubesMany):
-    """Whoever else watches two tubes looks at each, and waits at each."""
+class TestBrokerWithOneTubeSet(TestBrokerWithTubeSetsOfTwo):
+    """There is one tube set. Other clients that watch two tubes look at each, and wait in each."""
 
     def setUp(self) -> None:
         super().setUp()

@@ -73,12 +73,12 @@ def walk_at_random(seed: int, pris: int, leaves_first: float) -> None:
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("pris", [1, 3, MAX_RUNS, 3 * MAX_RUNS, 10**6])
 @pytest.mark.parametrize("leaves_first", [0.0, 0.5, 1.0])
-def test_it_keeps_the_order_and_knows_the_oldest(seed: int, pris: int, leaves_first: float) -> None:
+def test_queue_keeps_the_order_and_finds_the_oldest(seed: int, pris: int, leaves_first: float) -> None:
     walk_at_random(seed, pris, leaves_first)
 
 
 @given(st.lists(st.tuples(st.integers(1, 12), st.integers(0, MAX_RUNS + 2) | st.none()), max_size=300))
-def test_any_comings_and_goings_keep_the_order(steps: list[tuple[int, int | None]]) -> None:
+def test_any_additions_and_removals_keep_the_order(steps: list[tuple[int, int | None]]) -> None:
     """A step gives a job a priority, or takes it out; one left comes back."""
     shelf = Shelf()
     for id, pri in steps:
@@ -89,14 +89,14 @@ def test_any_comings_and_goings_keep_the_order(steps: list[tuple[int, int | None
         shelf.check()
 
 
-def test_jobs_in_order_stand_in_a_run() -> None:
+def test_jobs_in_order_are_in_a_run() -> None:
     shelf = Shelf()
     for id in range(1, 5 * MAX_CHUNK):
         assert shelf.add(id, pri=id % MAX_RUNS).key == IN_RUN
     shelf.check()
 
 
-def test_a_run_that_is_empty_makes_room_for_another_priority() -> None:
+def test_empty_run_is_replaced_by_another_priority() -> None:
     shelf = Shelf()
     for id in range(1, MAX_RUNS + 1):
         shelf.add(id, pri=id)
@@ -107,7 +107,7 @@ def test_a_run_that_is_empty_makes_room_for_another_priority() -> None:
 
 
 @pytest.mark.parametrize("gone", [range(1, 1001), range(1000, 0, -1), range(1, 1001, 2)])
-def test_a_job_that_has_left_is_kept_by_nobody(world: World, gone: range) -> None:
+def test_removed_job_is_freed(world: World, gone: range) -> None:
     """Its body is free at once, from wherever it left."""
     client = world.client()
     with world.in_bulk():

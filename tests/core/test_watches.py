@@ -64,7 +64,7 @@ def test_a_reserve_gets_the_first_job_of_all_tubes(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_who_waits_longest_gets_the_job_wherever_it_waits(seed: int) -> None:
+def test_job_goes_to_the_client_that_has_waited_longest(seed: int) -> None:
     """Some watch few tubes, and wait at each; most watch many, and wait in a watch; but not those who come too late."""
     random, world = Random(seed), World()  # noqa: S311
     broker, producer, names = world.broker, world.client(), NAMES[: (MANY_TUBES - 1) + MAX_TUBE_SETS + 4]
@@ -161,7 +161,7 @@ def test_there_are_no_more_watches_than_a_put_can_bear() -> None:
 
 
 def test_a_job_that_comes_first_again_and_again_leaves_bounded_rests() -> None:
-    """Each time after a more urgent one has come and gone, while there is a lot besides that goes then."""
+    """Each time after a more urgent job was added and removed, while there are many other dead entries."""
     jobs: dict[int, Job] = {}
     tubes = [Tube(name, jobs) for name in NAMES]
     watch = TubeSet(frozenset(tubes))

@@ -1,7 +1,7 @@
-"""A broker in fake time, and clients that remember how their reserves ended.
+"""A broker in fake time, and clients that record how their reserves ended.
 
-Every step ends in `Broker.check()`, save in bulk. Time passes only in `advance`, which ticks when the broker has
-asked for it and at no other time; so a broker that forgets to ask fails here.
+Every step ends with `Broker.check()`, except in bulk. Time passes only in `advance`, which ticks when the broker has
+asked for it and at no other time. So a broker that does not ask for a tick fails the test.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from greenstalk_server.protocol.stats import JobStats, ServerStats, TubeStats, j
 T = TypeVar("T")
 
 START: Final = 1_700_000_000 * SECOND
-"""When every fake time begins: a time of our days, as the broker may expect."""
+"""Start of the fake time, nanoseconds since the Unix epoch."""
 
 Outcome: TypeAlias = int | str
-"""How a reserve ended: with a job's id, or one of the words below."""
+"""Result of a reserve: a job's id, or one of the words below."""
 
 WORDS: Final = {
     WaitOutcome.WAITING: "WAITING",
@@ -59,19 +59,19 @@ def make_broker(max_job_size: int = 65535) -> Broker:
 
 
 def outcome_of(result: Job | int | None) -> Outcome:
-    """What a reserve or a wait has given, as an Outcome."""
+    """Return the result of a reserve or a wait as an Outcome."""
     assert result is not None
     return result.id if isinstance(result, Job) else WORDS[result]
 
 
 def slots(one: object) -> tuple[str, ...]:
-    """The names of all that *one* holds, in whichever build: compiled classes have no `__slots__`."""
+    """Return the names of the attributes of *one*, in either build: compiled classes have no `__slots__`."""
     kind: Any = type(one)
     return tuple(kind.__slots__ if hasattr(kind, "__slots__") else kind.__mypyc_attrs__)
 
 
 class FullJournal(NullJournal):
-    """A journal that has no room."""
+    """A journal without room."""
 
     def put(self, job: Job) -> bool:
         return False
@@ -108,11 +108,11 @@ class World(BrokerListener):
         return Actor(self, use, list(watch))
 
     def advance(self, seconds: float) -> None:
-        """Let time pass, and the broker tick whenever it has asked to."""
+        """Let time pass, and tick whenever the broker has asked for it."""
         self.advance_to(self.now + round(seconds * SECOND))
 
     def advance_to(self, until: int) -> None:
-        """The same, to a time in nanoseconds."""
+        """Advance to a time in nanoseconds."""
         while self.due is not None and self.due <= until:
             self.now = max(self.now, self.due)
             self.due = self.broker.tick(self.now)
@@ -120,7 +120,7 @@ class World(BrokerListener):
         self.now = until
 
     def check(self) -> None:
-        """Have the broker verify its invariants."""
+        """Verify the broker's invariants."""
         if not self._is_bulk:
             self.broker.check()
 
@@ -131,7 +131,7 @@ class World(BrokerListener):
 
     @contextmanager
     def in_bulk(self) -> Iterator[None]:
-        """Check once, at the end: a check costs as much as there is in the broker."""
+        """Check once, at the end, since a check costs O(everything)."""
         self._is_bulk = True
         try:
             yield
@@ -150,7 +150,7 @@ class World(BrokerListener):
         body: bytes | None = None,
         is_forced: bool = False,
     ) -> str:
-        """Have an admin edit job *id*; times in seconds. Return how that ended, as a word."""
+        """Edit job *id* as an operator; times in seconds. Return the outcome as a word."""
         done = self.broker.edit_job(
             id,
             self.now,
@@ -211,7 +211,7 @@ class World(BrokerListener):
 
 
 class Actor:
-    """A client; times in seconds. `ended` lists how the reserves that had to wait have ended."""
+    """A client; times in seconds. `ended` lists the outcomes of the reserves that had to wait."""
 
     def __init__(self, world: World, use: bytes, watch: list[bytes]) -> None:
         self.world = world
@@ -251,7 +251,7 @@ class Actor:
         return id
 
     def reserve(self, timeout: float | None = None) -> Outcome:
-        """Reserve as a session does: take a job, or wait for one."""
+        """Reserve a job, or wait for one, as a session does."""
         now = self.world.now
         job = self.broker.reserve(self.client, now)
         if job is not None:

@@ -1,4 +1,4 @@
-"""One call does a bounded amount: output, commands and kicks go on with `has_more`, and nothing is lost between."""
+"""A call does a bounded amount of work: output, commands and kicks continue with `has_more`, without loss."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PUT = b"put 0 0 60 60000\r\n" + BODY + b"\r\n"
 
 
 def slices(talk: Talk, data: bytes) -> list[bytes]:
-    """What each call returns."""
+    """Return the output of each call."""
     out = [talk.session.receive(data, talk.now)]
     while talk.session.has_more:
         assert not talk.session.wants_input
@@ -174,8 +174,8 @@ def test_lists_are_refused_while_too_many_names_are_being_sent() -> None:
 def test_new_tubes_have_their_weight(verb: bytes) -> None:
     count = 3 * OUTPUT_SLICE // NEW_TUBE_COST
     request = b"".join([b"%b tube-%d\r\nput 0 0 60 0\r\n\r\n" % (verb, number) for number in range(count)])
-    told = [out.count(b"INSERTED") for out in slices(Talk(), request)]
-    assert sum(told) == count and max(told) <= OUTPUT_SLICE // NEW_TUBE_COST + 1
+    counts = [out.count(b"INSERTED") for out in slices(Talk(), request)]
+    assert sum(counts) == count and max(counts) <= OUTPUT_SLICE // NEW_TUBE_COST + 1
 
 
 def test_others_are_served_between_slices() -> None:
