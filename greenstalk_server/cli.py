@@ -38,7 +38,7 @@ from greenstalk_server.config.options import DEFINITIONS, PROGRAM, Options, Usag
 from greenstalk_server.core.body_cache import Bodies
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.journal import Journal, NullJournal
-from greenstalk_server.core.limits import LimitCounters, Limits, job_quotas
+from greenstalk_server.core.limits import LimitCounters, Limits
 from greenstalk_server.journal.check import check
 from greenstalk_server.journal.files import Directory
 from greenstalk_server.journal.lock import DirectoryLock
@@ -379,13 +379,9 @@ def _queue(options: Options, clock: Clock, limits: Limits) -> tuple[Broker, Comm
 
 
 def _broker(options: Options, clock: Clock, limits: Limits, journal: Journal, *, can_let_go: bool) -> Broker:
-    """A broker, new and empty, within its limits; *can_let_go*: bodies can be read back from *journal*."""
-    broker = Broker(server_facts(started_at=clock()), journal, options.max_job_size)
-    broker.quotas = job_quotas(limits)
-    broker.max_watched = limits.watched
-    if options.memory_limit:
-        broker.bodies = Bodies(_memory_for_jobs(options.memory_limit), can_let_go)
-    return broker
+    """Return a new broker; *can_let_go* if bodies can be read back from *journal*."""
+    bodies = Bodies(_memory_for_jobs(options.memory_limit), can_let_go) if options.memory_limit else None
+    return Broker(server_facts(started_at=clock()), journal, options.max_job_size, limits, bodies)
 
 
 @cache

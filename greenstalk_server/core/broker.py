@@ -25,10 +25,12 @@ from itertools import islice
 from typing import Final
 
 from greenstalk_server.core import job_history
+from greenstalk_server.core.body_cache import Bodies
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.counters import ServerFacts
 from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, Job, deadline_of
 from greenstalk_server.core.journal import Journal, NullJournal
+from greenstalk_server.core.limits import Limits
 from greenstalk_server.core.listener import BrokerListener
 from greenstalk_server.core.outcomes import EditOutcome, Refusal, WaitOutcome
 from greenstalk_server.core.ready_queue import is_before
@@ -51,10 +53,16 @@ class Broker(Transitions):
     """The operations on all jobs, tubes and clients of one server. `Transitions` describes the attributes."""
 
     def __init__(
-        self, facts: ServerFacts, journal: Journal | None = None, max_job_size: int = DEFAULT_MAX_JOB_SIZE
+        self,
+        facts: ServerFacts,
+        journal: Journal | None = None,
+        max_job_size: int = DEFAULT_MAX_JOB_SIZE,
+        limits: Limits | None = None,
+        bodies: Bodies | None = None,
     ) -> None:
-        """*max_job_size* is the maximum size of a body in bytes."""
-        super().__init__(facts, journal if journal is not None else NullJournal(), max_job_size)
+        """*max_job_size* is the maximum size of a body in bytes. *bodies* is given if there is a memory limit."""
+        journal = journal if journal is not None else NullJournal()
+        super().__init__(facts, journal, max_job_size, limits if limits is not None else Limits(), bodies)
 
     def subscribe(self, listener: BrokerListener) -> None:
         """Notify *listener* from now on."""

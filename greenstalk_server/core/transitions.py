@@ -19,7 +19,7 @@ from greenstalk_server.core.counters import Counters, ServerFacts
 from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, SECOND, Job
 from greenstalk_server.core.job_table import JobTable
 from greenstalk_server.core.journal import Journal
-from greenstalk_server.core.limits import LIMIT_NAMES, JobQuotas, LimitCounters
+from greenstalk_server.core.limits import LIMIT_NAMES, JobQuotas, LimitCounters, Limits, job_quotas
 from greenstalk_server.core.listener import BrokerListener
 from greenstalk_server.core.name_list import NameBudget, NameList
 from greenstalk_server.core.outcomes import Refusal
@@ -50,16 +50,18 @@ class Transitions:
     clients         every connected client.
     closing_clients disconnected clients whose jobs or watches later ticks end; while the server stops, the next start.
     recent_workers  addresses of the workers that disconnected last, by client number.
-    bodies          which bodies are in memory; None if all are. Set it before `restore`.
+    bodies          which bodies are in memory; None if all are.
     is_draining     puts are refused.
     is_stopping     jobs of clients that disconnect stay reserved; the next start requeues them.
     limit_counters  how often each limit was hit, here, in the server and in sessions.
     listed_names    budget of the names in lists that are being sent.
     max_watched     maximum number of tubes that a client may watch; 0 means no limit.
-    quotas          limits of jobs and tubes; None without any. Set it before `restore`.
+    quotas          limits of jobs and tubes; None without any.
     """
 
-    def __init__(self, facts: ServerFacts, journal: Journal, max_job_size: int) -> None:
+    def __init__(
+        self, facts: ServerFacts, journal: Journal, max_job_size: int, limits: Limits, bodies: Bodies | None
+    ) -> None:
         self._listeners: list[BrokerListener] = []
         self.facts: ServerFacts = facts
         self.journal: Journal = journal
@@ -72,13 +74,13 @@ class Transitions:
         self.closing_clients: dict[Client, None] = {}
         self.recent_workers: OrderedDict[int, str] = OrderedDict()
         self.counters: Counters = Counters()
-        self.bodies: Bodies | None = None
+        self.bodies: Bodies | None = bodies
         self.is_draining: bool = False
         self.is_stopping: bool = False
         self.limit_counters: LimitCounters = LimitCounters(self._listeners)
-        self.quotas: JobQuotas | None = None
+        self.quotas: JobQuotas | None = job_quotas(limits)
         self.listed_names: NameBudget = NameBudget()
-        self.max_watched: int = 0
+        self.max_watched: int = limits.watched
         self.next_id: int = 1
         self.producer_count: int = 0
         self.worker_count: int = 0

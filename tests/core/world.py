@@ -15,6 +15,7 @@ from greenstalk_server.core.client import Client
 from greenstalk_server.core.counters import ServerFacts
 from greenstalk_server.core.job import SECOND, STATE_NAMES, Job
 from greenstalk_server.core.journal import NullJournal
+from greenstalk_server.core.limits import Limits
 from greenstalk_server.core.listener import BrokerListener
 from greenstalk_server.core.outcomes import EditOutcome, WaitOutcome
 from greenstalk_server.core.tube import Tube
@@ -43,8 +44,8 @@ EDITS: Final = {
 }
 
 
-def make_broker(max_job_size: int = 65535) -> Broker:
-    """A broker of a server about which everything is known, started at START."""
+def make_broker(max_job_size: int = 65535, limits: Limits | None = None) -> Broker:
+    """Return a broker of a server with known facts, started at START."""
     facts = ServerFacts(
         id="0123456789abcdef",
         pid=1,
@@ -55,7 +56,7 @@ def make_broker(max_job_size: int = 65535) -> Broker:
         started_at=START,
         rusage=lambda: (0.25, 1.5),
     )
-    return Broker(facts, max_job_size=max_job_size)
+    return Broker(facts, max_job_size=max_job_size, limits=limits)
 
 
 def outcome_of(result: Job | int | None) -> Outcome:
