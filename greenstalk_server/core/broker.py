@@ -87,7 +87,7 @@ class Broker(Transitions):
                 self._add_delayed(job)
             else:
                 job.tube.add_buried(job)
-                self._burials = job.deadline
+                self._burials = job.burial_number
         if self.quotas is not None:
             self.quotas.body_bytes = sum(tube.body_bytes for tube in self.tubes.values())
         for tube in list(self.tubes.values()):
@@ -274,7 +274,7 @@ class Broker(Transitions):
         job.tube.remove(job)
         if job.state != READY:
             job.former_state, job.former_deadline = job.state, job.deadline
-            job.deadline = now  # it has not waited as a ready job
+            job.ready_since = now  # it has not waited as a ready job
         self._add_reserved(job, client, now)
         return job
 
@@ -448,7 +448,7 @@ class Broker(Transitions):
         is_move = target is not old.tube
         if is_move and new.state == BURIED:
             self._burials += 1
-            new.deadline = self._burials
+            new.burial_number = self._burials
         kind = job_history.MOVED if is_move else job_history.EDITED
         new.events = job_history.add(new.events, kind, now, job_history.NOBODY)
         if not self.journal.replace(old, new):
@@ -507,7 +507,7 @@ class Broker(Transitions):
         job = tube.delayed.first()
         if job is not None and job.deadline <= now:
             tube.remove(job)
-            job.deadline = now
+            job.ready_since = now
             self._add_ready(job, now)
             job = tube.delayed.first()
         if job is not None:
@@ -536,7 +536,7 @@ class Broker(Transitions):
         """End the reservation of *job*, whose ttr has passed, and make it ready."""
         self._remove_reserved(job)
         self._record_lapse(job, job_history.TIMED_OUT, client.number, job.deadline)
-        job.deadline = now
+        job.ready_since = now
         job.timeouts += 1
         job.tube.total_timeouts += 1
         self.counters.job_timeouts += 1

@@ -86,9 +86,8 @@ class Job:
     size        size of the body in bytes.
     key         its entry in a heap of its tube while it is delayed, or ready and not in a run; IN_RUN while it is in a
                 run; else NO_KEY.
-    deadline    one slot with a meaning for each state: when a ready job turned ready, when a delayed job turns ready,
-                when the reservation of a reserved job times out, and for a buried job, its burial number, by which
-                buried jobs are ordered.
+    deadline    when a delayed job turns ready, or when the reservation of a reserved job times out. The same slot holds
+                `ready_since` of a ready job and `burial_number` of a buried one.
     holder      the client that reserved it, else None.
     reserved_at when it was last reserved; 0 if it was not reserved since the server's start.
     segment     number of the journal's file that holds its full record; 0 without a journal.
@@ -143,6 +142,26 @@ class Job:
 
     def __repr__(self) -> str:
         return f"<Job {self.id} {STATE_NAMES[self.state]} pri={self.pri} tube={self.tube.name!r}>"
+
+    # Other meanings of the slot `deadline`
+
+    @property
+    def ready_since(self) -> int:
+        """When the ready job turned ready. The hot path reads `deadline`: a property costs 40 ns if interpreted."""
+        return self.deadline
+
+    @ready_since.setter
+    def ready_since(self, value: int) -> None:
+        self.deadline = value
+
+    @property
+    def burial_number(self) -> int:
+        """Position of the buried job among all burials, by which buried jobs are ordered."""
+        return self.deadline
+
+    @burial_number.setter
+    def burial_number(self, value: int) -> None:
+        self.deadline = value
 
     # Fields in `cold`
 

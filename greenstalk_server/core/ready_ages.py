@@ -48,7 +48,7 @@ class ReadyAges:
         self._left: int = 0
 
     def add(self, job: Job) -> None:
-        """Add *job*, which is out of order, and ready since its deadline. Deadlines must not decrease."""
+        """Add *job*, which is out of order. Its `ready_since` must not decrease from call to call."""
         self._entries.append(job.id)
         self._entries.append(job.deadline)
 

@@ -51,7 +51,7 @@ class ReadyQueue:
         self._ages: ReadyAges | None = None
 
     def add(self, job: Job) -> None:
-        """Add the detached *job*, which is ready since its deadline. Deadlines must not decrease from call to call."""
+        """Add the detached *job*, whose `ready_since` is set and must not decrease from call to call."""
         self.count += 1
         run = self._run_of.get(job.pri)
         if run is None:

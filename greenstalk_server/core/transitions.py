@@ -185,9 +185,9 @@ class Transitions:
         self._arm(job.tube, job.deadline)
 
     def _add_reserved(self, job: Job, client: Client, now: int) -> None:
-        """Have *client* hold the detached *job*, which has been ready since its deadline."""
+        """Have *client* hold the detached *job*, whose `ready_since` is set."""
         tube = job.tube
-        wait = now - job.deadline
+        wait = now - job.deadline  # ready_since
         length = wait.bit_length()
         tube.wait_time += wait
         tube.waits[length] = tube.waits.get(length, 0) + 1
@@ -252,7 +252,7 @@ class Transitions:
         job.tube.remove(job)
         job.tube.total_kicks += 1
         job.kicks += 1
-        job.deadline = now
+        job.ready_since = now
         job.events = job_history.add(job.events, job_history.KICKED, now, job_history.NOBODY)
         job.state = READY
         self.journal.update(job)
@@ -263,7 +263,7 @@ class Transitions:
         job.tube.total_buries += 1
         job.buries += 1
         self._burials += 1
-        job.deadline = self._burials
+        job.burial_number = self._burials
         job.tube.add_buried(job)
         self.journal.update(job)
 
@@ -278,7 +278,7 @@ class Transitions:
         for job in list(islice(client.reserved.values(), limit)):
             self._remove_reserved(job)
             self._record_lapse(job, job_history.RETURNED, client.number, now)
-            job.deadline = now
+            job.ready_since = now
             self.journal.lapse(job)
             self._add_ready(job, now)
         for tube in list(islice(client.watched.values(), limit)):
@@ -301,7 +301,7 @@ class Transitions:
             job.state = DELAYED if delay else READY
             job.deadline = now + delay
         elif job.state == READY:
-            job.deadline = now  # the queue of ready jobs needs an arrival no earlier than the last one
+            job.ready_since = now  # the queue of ready jobs needs an arrival no earlier than the last one
 
     def _replace(self, old: Job, new: Job, now: int) -> None:
         """Put *new* in the place of *old*, or where its own state, tube and rank belong."""

@@ -125,7 +125,7 @@ class Tube:
         return f"<Tube {self.name!r}>"
 
     def add_ready(self, job: Job) -> None:
-        """Add the detached *job* to the ready jobs; it is ready since its deadline."""
+        """Add the detached *job*, whose `ready_since` is set, to the ready jobs."""
         job.state = READY
         self.ready.add(job)
         if self.tube_sets:

@@ -29,9 +29,9 @@ def put_in(world: World, client: Actor, state: str, pri: int = 7) -> int:
 
 
 def look(job: Job) -> dict[str, object]:
-    """All that is true of *job* alone."""
+    """Return the fields of *job*, including those in `cold`."""
     names = slots(job) + slots(job.cold)
-    plain = {name: getattr(job, name) for name in names if name not in ("key", "tube", "holder", "past", "size")}
+    plain = {name: getattr(job, name) for name in names if name not in ("key", "tube", "holder", "cold", "size")}
     assert job.size == len(held_body(job))
     return plain | {"tube": job.tube.name, "holder": job.holder, "is_in_heap": job.key != NO_KEY}
 

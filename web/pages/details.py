@@ -187,7 +187,7 @@ def _pause_left(stats: TubeStats) -> str:
 def _state_time(job: Job, stats: JobStats, events: list[job_history.Event], now: int) -> tuple[str, str, str]:
     """The figure that tells how long *job* is in its state, or will be."""
     if job.state == READY:
-        return "Ready for", _since(job.deadline, now), f"ttr {text.duration(stats.ttr)}"
+        return "Ready for", _since(job.ready_since, now), f"ttr {text.duration(stats.ttr)}"
     if job.state == DELAYED:
         return "Ready in", text.duration(stats.time_left), ""
     if job.state == RESERVED:
