@@ -11,13 +11,18 @@ PACKAGING := pyproject.toml greenstalk_server/__init__.py
 COMPILED := build/compiled
 # Those of the server's tests that concern the core, and the loop around it.
 ON_COMPILED := bad_clients.py greenstalk.py hang_up.py many.py memory_limit.py
+# Tests without servers or other programs: they take a minute of CPU.
+QUICK := tests/core tests/protocol $(filter-out %_ids.py %restart.py,$(wildcard tests/journal/test_*.py)) \
+  tests/ctl/test_units.py tests/ctl/test_docs.py tests/test_options.py tests/test_config_file.py
+# Processes of pytest, one more than CI has processors: half of the time a test waits.
+WORKERS := 3
 # An environment in which the compiled build stands before the source.
 WITH_COMPILED := PYTHONSAFEPATH=1 PYTHONPATH=$(COMPILED):.
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE  # else each of the hundreds of servers that tests start compiles the source anew
 
-.PHONY: help run test test-compiled check compiled audit coverage crash-test failover-test fuzz soak bench profile clean
+.PHONY: help run test quick test-compiled check compiled audit coverage crash-test failover-test fuzz soak bench profile clean
 
 help:
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -28,20 +33,11 @@ run: $(VENV)/.installed  ## set up, then serve beanstalk on 11300 and the dashbo
 	@exec $(BIN)/greenstalk-server $(ARGS)
 
 test: $(VENV)/.installed-dev  ## set up, then run every test
-	@$(call need,beanstalkd,beanstalkd)
-	@$(call need,chromium,chromium)
-	@$(call need,systemd-analyze,systemd)
-	@$(call need,openssl,openssl)
-	@$(call need,socat,socat)
-	@$(call need,stunnel,stunnel4)
-	@$(call need,faketime,faketime)
-	@$(call need,curl,curl)
-	@$(call need,jq,jq)
-	@$(call need,promtool,prometheus)
-	@$(call need,haproxy,haproxy)
-	@$(call need,nginx,nginx)
-	@$(need_postgresql)
-	$(BIN)/python -m pytest -n 2 --no-loadscope-reorder --max-worker-restart 0
+	$(need_all)
+	$(BIN)/python -m pytest -n $(WORKERS) --no-loadscope-reorder --max-worker-restart 0
+
+quick: $(VENV)/.installed-dev  ## set up, then run the tests of the core, protocol, journal and commands that start no server
+	$(BIN)/python -m pytest -n 2 --no-loadscope-reorder $(QUICK)
 
 compiled: $(COMPILED)/.made  ## set up, then compile the core with mypyc into build/compiled
 
@@ -49,7 +45,7 @@ test-compiled: $(COMPILED)/.made  ## the same, then run the core's tests against
 	@$(call need,beanstalkd,beanstalkd)
 	$(WITH_COMPILED) $(BIN)/python -c 'from greenstalk_server.core import broker as it; assert it.__file__.endswith(".so"), it.__file__'
 	$(WITH_COMPILED) $(BIN)/python -m pytest -o pythonpath= -n 2 --no-loadscope-reorder --max-worker-restart 0 \
-	  tests/core tests/protocol $(addprefix tests/server/test_,$(ON_COMPILED))
+	  tests/core tests/protocol $(addprefix tests/net/test_,$(ON_COMPILED))
 
 check: $(VENV)/.installed-dev  ## set up, then lint, check the format, types and the import rule
 	$(BIN)/ruff check
@@ -62,19 +58,7 @@ audit: $(VENV)/.installed-dev  ## look for known vulnerabilities in all that is 
 	$(BIN)/pip freeze --exclude-editable | build/audit/bin/pip-audit --strict --no-deps --disable-pip -r /dev/stdin
 
 coverage: $(VENV)/.installed-dev  ## run every test, and show the lines that none reached
-	@$(call need,beanstalkd,beanstalkd)
-	@$(call need,chromium,chromium)
-	@$(call need,systemd-analyze,systemd)
-	@$(call need,openssl,openssl)
-	@$(call need,socat,socat)
-	@$(call need,stunnel,stunnel4)
-	@$(call need,faketime,faketime)
-	@$(call need,curl,curl)
-	@$(call need,jq,jq)
-	@$(call need,promtool,prometheus)
-	@$(call need,haproxy,haproxy)
-	@$(call need,nginx,nginx)
-	@$(need_postgresql)
+	$(need_all)
 	$(BIN)/coverage erase
 	$(BIN)/coverage run -m pytest
 	$(BIN)/coverage combine --quiet
@@ -134,8 +118,28 @@ $(VENV)/.made:
 	$(PYTHON) -m venv --clear $(VENV)
 	@touch $@
 
+# The browser tests use either.
+need_chromium = command -v chromium-headless-shell chromium >/dev/null || { echo >&2 "Chromium is needed: apt-get install chromium-headless-shell"; exit 1; }
+
 # Debian has the server's programs outside of PATH.
 need_postgresql = ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || { echo >&2 "PostgreSQL is needed: apt-get install postgresql"; exit 1; }
+
+# End with a message if a program that the tests run is missing.
+define need_all
+@$(call need,beanstalkd,beanstalkd)
+@$(need_chromium)
+@$(call need,systemd-analyze,systemd)
+@$(call need,openssl,openssl)
+@$(call need,socat,socat)
+@$(call need,stunnel,stunnel4)
+@$(call need,faketime,faketime)
+@$(call need,curl,curl)
+@$(call need,jq,jq)
+@$(call need,promtool,prometheus)
+@$(call need,haproxy,haproxy)
+@$(call need,nginx,nginx)
+@$(need_postgresql)
+endef
 
 # $(call need,COMMAND,DEBIAN PACKAGES): end with a message if COMMAND is missing.
 need = PATH="$$PATH:/usr/sbin" command -v $(1) >/dev/null || { echo >&2 "$(1) is needed: apt-get install $(2)"; exit 1; }

@@ -1,21 +1,23 @@
-"""The dashboard: a Flask app that looks into a broker of the same process.
+"""The dashboard: a Flask app over a broker of the same process.
 
-`create_app` makes it; it is served by gevent.pywsgi in the hub that serves the queue. So a view sees the
-broker between two commands, and must be done in a few milliseconds, or rest in between (pace); an action, which changes
-something, goes a slice at a time, and waits for the journal.
+`create_dashboard` builds the app, which gevent.pywsgi serves on the event loop that also serves the queue. So a view
+sees the broker between two commands. A view must finish in a few milliseconds, or yield as it goes (cooperative). An
+action changes the broker in batches and waits for the journal.
 
-Reads the core's frozen snapshots. Knows no wire, no option and no socket.
+This package reads the core's frozen snapshots. It knows nothing of the beanstalk protocol, command-line options or
+sockets.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from flask import Flask, request
 from jinja2 import StrictUndefined
 
-from greenstalk_server.cluster.role import Role
+from greenstalk_server.cluster.status import ClusterStatus
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web import api, text
@@ -30,7 +32,8 @@ from greenstalk_server.web.metrics.history import History
 from greenstalk_server.web.metrics.request_times import RequestTimes
 from greenstalk_server.web.operations.audit import Audit
 from greenstalk_server.web.operations.bulk import Bulk
-from greenstalk_server.web.operations.operations import Deeds
+from greenstalk_server.web.operations.leases import Leases
+from greenstalk_server.web.operations.operations import Operations
 from greenstalk_server.web.operations.store import Store
 from greenstalk_server.web.operations.tasks import Tasks
 from greenstalk_server.web.options import WebOptions
@@ -48,32 +51,116 @@ from greenstalk_server.web.pages.search import Searches
 from greenstalk_server.web.pages.standby import create_standby_app
 from greenstalk_server.web.template_cache import TemplateCache
 
-__all__ = ["WebOptions", "create_app", "create_standby_app", "warm_up"]
+__all__ = ["Dashboard", "WebOptions", "create_dashboard", "create_standby_app"]
 
 MAX_REQUEST_BODY = 64 * 1024
-"""Bytes of a request, besides the body of a job that is put or edited."""
+"""Bytes of a request, not counting the job body of a put or an edit."""
 
 
-def create_app(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dashboard:
+    """The dashboard of one broker: its Flask app, and what runs beside the requests.
+
+    Call `start`, serve `app`, call `stop`, stop the HTTP server, and call `flush`, in this order.
+    """
+
+    app: Flask
+    audit: Audit
+    history: History
+    leases: Leases
+    live: LiveHub
+    tasks: Tasks
+
+    def start(self) -> None:
+        """Load the templates, and begin to sample the history once a second. Does not switch.
+
+        The templates that are missing from the cache take 0.2 s of CPU. Loaded at the first visits, they would stall
+        workers.
+        """
+        cache = self.app.jinja_env.bytecode_cache = TemplateCache()
+        for name in self.app.jinja_env.list_templates(extensions=["html"]):
+            self.app.jinja_env.get_template(name)
+        cache.save()
+        self.history.start()
+
+    def stop(self) -> None:
+        """End the live streams and the waiting HTTP reserves, and accept no new ones. Does not switch."""
+        self.live.stop()
+        self.leases.stop()
+
+    def flush(self) -> None:
+        """Write the rest of the audit log to disk."""
+        self.audit.flush()
+
+
+def create_dashboard(
     broker: Broker,
     clock: Clock,
     options: WebOptions | None = None,
     *,
     commit: Callable[[], bool] | None = None,
-    role: Callable[[], Role] | None = None,
-) -> Flask:
-    """Return the dashboard of *broker*; None for the options is all as a WebOptions has it.
+    role: Callable[[], ClusterStatus] | None = None,
+) -> Dashboard:
+    """Return the dashboard of *broker*, not started. Its app holds it as `extensions["dashboard"]`.
 
-    Its `extensions["live"]`, the LiveHub, is to be stopped before its server, and `extensions["audit"]`, the Audit,
-    flushed after it.
-
-    commit          returns when every change made so far is as safe as one that a client was told of, or False if
-                    that takes too long. May switch. None if there is nothing to wait for.
-    role            of a server that shares its journal with others; None of one that does not.
+    options         None for the defaults of WebOptions.
+    commit          returns True when every change made so far is as durable as an acknowledged command,
+                    or False if that takes too long. May switch. None without a journal.
+    role            returns the role of a server that shares its journal with others; None for a server of its own.
     """
     options = options or WebOptions()
+    commit = commit if commit is not None else _nothing_to_commit
+    app = _create_app(options, broker)
+    requests = RequestTimes()
+    requests.init_app(app)  # before the guard, so that refused requests are timed too
+    audit = Audit(clock, options.directory)
+    guard.Guard(options, broker.facts.hostname, clock, audit).init_app(app)
+    store = Store(options.directory)
+    live = LiveHub(app, clock)
+    history = History(broker, clock)
+    operations = Operations(broker, clock, audit, store)
+    tasks = Tasks(clock, audit)
+    leases = Leases(broker, clock, commit)
+    bulk = Bulk(broker, clock, commit, audit, tasks)
+    exports = Exports(broker, clock)
+    samples = Samples(store, audit)
+    searches = Searches(broker, clock, tasks)
+    parts = api.Parts(
+        options=options,
+        broker=broker,
+        clock=clock,
+        commit=commit,
+        audit=audit,
+        bulk=bulk,
+        operations=operations,
+        exports=exports,
+        history=history,
+        leases=leases,
+        live=live,
+        samples=samples,
+        searches=searches,
+        store=store,
+        tasks=tasks,
+    )
+    for part in (bulk, exports, samples, Charts(broker, history), Actions(broker, clock, commit, operations)):
+        part.init_app(app)
+    for page in (tasks, searches, ConnectionViews(broker, clock)):
+        page.init_app(app, live)
+    views.Views(broker, clock, history, examples(options.beanstalk), store, role).init_app(app, live)
+    AuditPages(audit, tasks).init_app(app)
+    Metrics(broker, clock, requests, role, options.directory).init_app(app)
+    api.init_app(app, parts)
+    theme.init_app(app)
+    errors.init_app(app)
+    dashboard = Dashboard(app=app, audit=audit, history=history, leases=leases, live=live, tasks=tasks)
+    app.extensions["dashboard"] = dashboard
+    return dashboard
+
+
+def _create_app(options: WebOptions, broker: Broker) -> Flask:
+    """Return a Flask app with the settings and template filters of the dashboard, without routes."""
     app = guard.Guarded("web", template_folder=template_folder(), static_folder=static_folder())
-    # A body may come with each of its line ends as CRLF, or in base64.
+    # The body may arrive with CRLF line ends, or in base64: at most twice its size.
     app.config["MAX_CONTENT_LENGTH"] = MAX_REQUEST_BODY + 2 * min(broker.max_job_size, MAX_PUT)
     app.config["MAX_FORM_MEMORY_SIZE"] = app.config["MAX_CONTENT_LENGTH"]
     app.json.sort_keys = False  # type: ignore[attr-defined]  # an attribute of Flask's own provider
@@ -84,55 +171,7 @@ def create_app(
     app.jinja_env.filters["breakable"] = text.breakable
     app.jinja_env.filters["verbatim"] = text.verbatim
     app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
-    audit = app.extensions["audit"] = Audit(clock, options.directory)
-    store = Store(options.directory)
-    requests = RequestTimes()
-    requests.install(app)
-    guard.Guard(options, broker.facts.hostname, clock, audit).install(app)
-    live = app.extensions["live"] = LiveHub(app, clock)
-    live.install()
-    history = app.extensions["history"] = History(broker, clock)
-    history.start()
-    Charts(broker, history).install(app)
-    views.Views(broker, clock, history, examples(options.beanstalk), store, role).install(app, live)
-    ConnectionViews(broker, clock).install(app, live)
-    commit = commit if commit is not None else _nothing_to_wait_for
-    deeds = Deeds(broker, clock, audit, store)
-    Actions(broker, clock, commit, deeds).install(app)
-    tasks = app.extensions["tasks"] = Tasks(clock, audit)
-    tasks.install(app, live)
-    searches = Searches(broker, clock, tasks)
-    searches.install(app, live)
-    bulk = Bulk(broker, clock, commit, audit, tasks)
-    bulk.install(app)
-    exports = Exports(broker, clock)
-    exports.install(app)
-    samples = Samples(store, audit)
-    samples.install(app)
-    parts = api.Parts(
-        options=options,
-        broker=broker,
-        clock=clock,
-        commit=commit,
-        audit=audit,
-        bulk=bulk,
-        deeds=deeds,
-        exports=exports,
-        history=history,
-        live=live,
-        samples=samples,
-        searches=searches,
-        store=store,
-        tasks=tasks,
-    )
-    api.install(app, parts)
-    app.context_processor(_notice)
-    app.context_processor(_visitor)
-    app.context_processor(_navigation)
-    AuditPages(audit, tasks).install(app)
-    Metrics(broker, clock, requests, role, options.directory).install(app)
-    theme.install(app)
-    errors.install(app)
+    app.context_processor(_template_values)
     if options.url_prefix:
         app.wsgi_app = Prefix(app.wsgi_app, options.url_prefix)  # type: ignore[method-assign]
     if options.trusted_proxies:
@@ -140,29 +179,20 @@ def create_app(
     return app
 
 
-def warm_up(app: Flask) -> None:
-    """Load every template: those missing from the cache take 0.2 s of CPU altogether, and would stall workers later."""
-    cache = app.jinja_env.bytecode_cache = TemplateCache()
-    for name in app.jinja_env.list_templates(extensions=["html"]):
-        app.jinja_env.get_template(name)
-    cache.save()
+def _template_values() -> dict[str, Any]:
+    """Return the values that every template may use.
 
-
-def _notice() -> dict[str, Any]:
-    """Give every template `notice`: what the address says of the change that led there."""
-    return {"notice": notice(request.args)}
-
-
-def _visitor() -> dict[str, Any]:
-    """Give every template `visitor`: who asks, and what they may."""
-    return {"visitor": visitor()}
-
-
-def _navigation() -> dict[str, Any]:
-    """Give every template `navigation`: the endpoint and label of the pages that the visitor may see."""
+    notice          the outcome of the change that led to this page, as the address gives it, or None.
+    visitor         the visitor and their permissions.
+    navigation      endpoint and label of each page that the visitor may see.
+    """
     pages = [("overview", "Tubes"), ("connections", "Connections"), ("search", "Search")]
-    return {"navigation": [*pages, ("audit", "Audit")] if visitor().sees_audit else pages}
+    return {
+        "notice": notice(request.args),
+        "visitor": visitor(),
+        "navigation": [*pages, ("audit", "Audit")] if visitor().sees_audit else pages,
+    }
 
 
-def _nothing_to_wait_for() -> bool:
+def _nothing_to_commit() -> bool:
     return True

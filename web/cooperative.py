@@ -1,4 +1,4 @@
-"""Long work in small steps, so that no worker waits for it."""
+"""Long work in short slices, so that workers are not delayed."""
 
 from __future__ import annotations
 
@@ -7,42 +7,39 @@ from typing import Final
 
 import gevent
 
-STEP: Final = 0.0001
-"""Seconds of work at a stretch."""
+SLICE: Final = 0.0001
+"""Seconds of work between two yields to the event loop."""
 
-REST: Final = 0.003
-"""Seconds that all others have after each, if there is work for them."""
+PAUSE: Final = 0.003
+"""Seconds left to others after each slice, while they have work."""
 
-QUIET: Final = 0.0001
-"""Seconds in which the loop comes round when nobody else has work."""
+IDLE_ROUND_TRIP: Final = 0.0001
+"""Seconds that an iteration of the event loop takes at most when nobody else has work."""
 
-TURN: Final = 0.000001
-"""Seconds between two slices of work that is to go on at once: time for the loop to look at its sockets."""
-
-BUSY_FOR: Final = 0.01
-"""Seconds that others are taken to be at work after a turn in which they were."""
+BUSY_PERIOD: Final = 0.01
+"""Seconds that others are assumed to be busy after an iteration in which they were."""
 
 
 class Pace:
-    """Sees to it that work which calls `rest` every few items holds the loop for about STEP at a time.
+    """Limits long work to slices of about SLICE seconds; the work calls `yield_if_due` every few items.
 
-    It takes a thirtieth of the time while others are at work, and most of it while nobody is.
+    The work gets a thirtieth of the time while others are busy, and most of it while they are not.
     """
 
     def __init__(self) -> None:
-        self._until: float = time.perf_counter() + STEP
+        self._until: float = time.perf_counter() + SLICE
         self._busy_until: float = 0.0
 
-    def rest(self) -> None:
-        """Let others run if it is time to. May switch."""
+    def yield_if_due(self) -> None:
+        """Let others run if the slice is used up. May switch."""
         now = time.perf_counter()
         if now < self._until:
             return
         if now < self._busy_until:
-            gevent.sleep(REST)
+            gevent.sleep(PAUSE)
         else:
-            with gevent.Timeout(REST, False):
-                gevent.idle()  # not sleep(0): fifty of those may come before the loop looks at a socket
-            if time.perf_counter() - now > QUIET:
-                self._busy_until = now + BUSY_FOR
-        self._until = time.perf_counter() + STEP
+            with gevent.Timeout(PAUSE, False):
+                gevent.idle()  # not sleep(0): up to fifty of those run before the loop checks a socket
+            if time.perf_counter() - now > IDLE_ROUND_TRIP:
+                self._busy_until = now + BUSY_PERIOD
+        self._until = time.perf_counter() + SLICE

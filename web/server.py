@@ -1,6 +1,6 @@
-"""The dashboard as this process serves it.
+"""Creation of the dashboard and of its HTTP server, from the process's options.
 
-Imported only by a server that has one: with Flask and the pages it takes half the time of a start.
+Only a server that has a dashboard imports this module: Flask and the pages take half the time of a start.
 """
 
 from __future__ import annotations
@@ -12,26 +12,29 @@ from typing import Final
 
 from flask import Flask
 
-from greenstalk_server.cluster.role import Role
+from greenstalk_server.cluster.status import ClusterStatus
 from greenstalk_server.config.options import Options
 from greenstalk_server.core.broker import Broker
-from greenstalk_server.net.acceptor import Files, WebServer
+from greenstalk_server.net.acceptor import DescriptorBudget, WebServer
 from greenstalk_server.net.committer import Committer
 from greenstalk_server.net.http import RequestHandler
 from greenstalk_server.net.listeners import describe
 from greenstalk_server.runtime import logs
 from greenstalk_server.runtime.clock import Clock
-from greenstalk_server.web.app import WebOptions, create_app, create_standby_app, warm_up
+from greenstalk_server.web.app import Dashboard, WebOptions, create_dashboard, create_standby_app
 
 COMMIT_TIMEOUT: Final = 5.0
-"""Seconds that a change made on the dashboard waits for the disk, before its page says that the disk fails."""
+"""Seconds that a change made on the dashboard waits for the disk, before its page warns that it is not durable."""
 
 
-class Dashboard:
-    """Where the dashboard is served, and with what settings."""
+class DashboardFactory:
+    """Creates dashboards and their HTTP server for one listening socket.
+
+    address         URL of the dashboard.
+    """
 
     def __init__(self, listener: socket.socket, options: Options, beanstalk: str) -> None:
-        """*beanstalk* is where the examples of the dashboard connect to."""
+        """*beanstalk* is the queue's address, which the examples on an empty dashboard show."""
         self._listener: socket.socket = listener
         self._host: str = options.web_host
         self.address: str = f"http://{describe(listener)}{options.url_prefix}/"
@@ -51,31 +54,31 @@ class Dashboard:
             beanstalk=beanstalk,
         )
 
-    def app(
-        self, broker: Broker, clock: Clock, committer: Committer | None, role: Callable[[], Role] | None = None
-    ) -> Flask:
-        """Return the dashboard of *broker*, whose journal has *committer*, if any.
+    def start_dashboard(
+        self, broker: Broker, clock: Clock, committer: Committer | None, role: Callable[[], ClusterStatus] | None = None
+    ) -> Dashboard:
+        """Return a started dashboard of *broker*, whose journal has *committer*, if any.
 
         Takes 0.07 s of CPU, and 0.2 s more if the templates have to be compiled.
         """
         commit = partial(committer.wait, COMMIT_TIMEOUT) if committer is not None else None
-        app = create_app(broker, clock, self._options, commit=commit, role=role)
-        warm_up(app)
-        return app
+        dashboard = create_dashboard(broker, clock, self._options, commit=commit, role=role)
+        dashboard.start()
+        return dashboard
 
-    def standby_app(self, role: Callable[[], Role], hostname: str, clock: Clock) -> Flask:
-        """What there is to see of a server that stands by."""
+    def create_standby_app(self, role: Callable[[], ClusterStatus], hostname: str, clock: Clock) -> Flask:
+        """Return the app that shows a standby's role and lag."""
         return create_standby_app(role, hostname, clock, self._options)
 
-    def server(self, app: Flask, files: Files) -> WebServer:
-        """An HTTP server of *app*, not started."""
+    def create_server(self, app: Flask, files: DescriptorBudget) -> WebServer:
+        """Return an HTTP server of *app*, not started."""
         server = WebServer(
             self._listener,
             app,
             log=None,  # the handler logs requests
             error_log=logs.web_errors,
             handler_class=RequestHandler,
-            environ={"SERVER_NAME": self._host},  # else gevent asks the DNS for one
+            environ={"SERVER_NAME": self._host},  # without it, gevent queries the DNS
         )
         server.files = files
         return server

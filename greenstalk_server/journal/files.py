@@ -13,7 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, Protocol
 
-MODE: Final = 0o600
+FILE_MODE: Final = 0o600
+"""Permissions of the files that the journal creates: jobs may hold secrets."""
 
 MAX_PIECES: Final = 1024
 """Buffers that one pwritev takes (IOV_MAX)."""
@@ -91,7 +92,7 @@ class Directory:
 
     def create(self, name: str, size: int) -> int:
         path = Path(self.path, name)
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, MODE)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
         try:
             os.posix_fallocate(handle, 0, size)
         except OSError as error:
@@ -147,16 +148,16 @@ class Directory:
         target = Path(self.path, directory)
         target.mkdir(mode=0o700, exist_ok=True)
         Path(self.path, name).rename(target / name)
-        _sync_directory(target)
+        sync_directory(target)
         self.sync_directory()
 
     def sync_directory(self) -> None:
-        _sync_directory(Path(self.path))
+        sync_directory(Path(self.path))
 
 
 def open_regular(path: str | Path, flags: int) -> int:
     """Open *path* if it is a regular file: to open a FIFO waits until somebody opens its other end."""
-    handle = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, MODE)
+    handle = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, FILE_MODE)
     mode = os.fstat(handle).st_mode
     if stat.S_ISREG(mode):
         return handle
@@ -166,7 +167,8 @@ def open_regular(path: str | Path, flags: int) -> int:
     raise OSError(errno.EINVAL, "not a regular file", str(path))
 
 
-def _sync_directory(path: Path) -> None:
+def sync_directory(path: Path) -> None:
+    """Wait until the entries of the directory *path* are on disk. Blocks; raises OSError."""
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(handle)

@@ -13,6 +13,7 @@ import struct
 from pathlib import Path
 from typing import Final
 
+from greenstalk_server.journal.files import FILE_MODE
 from greenstalk_server.runtime.exit_codes import EXIT_BINLOG, StartError
 
 LOCK_NAME: Final = "lock"
@@ -33,7 +34,7 @@ class DirectoryLock:
         self.directory = directory
         path = Path(directory, LOCK_NAME)
         try:
-            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
         except OSError as error:
             if error.errno == errno.ELOOP:
                 raise refused(directory, f"its file {LOCK_NAME} is a symbolic link; remove it") from error

@@ -17,7 +17,7 @@ from greenstalk_server.journal.files import Files
 from greenstalk_server.journal.recovery import Recovery, is_begun, retold
 from greenstalk_server.journal.segment import name_of, numbers
 from greenstalk_server.journal.writer import Binlog
-from greenstalk_server.runtime.exit_codes import EXIT_BINLOG, MORE_MEMORY, StartError
+from greenstalk_server.runtime.exit_codes import EXIT_BINLOG, MEMORY_ADVICE, StartError
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ def recover(files: Files, broker: Broker, binlog: Binlog, now: int, is_strict: b
         reason = f"{error.filename}: {error.strerror}" if error.filename is not None else str(error)
         raise StartError(f"journal: {reason}", EXIT_BINLOG) from error
     except MemoryError:
-        raise StartError(f"journal: not enough memory to read it; {MORE_MEMORY}", EXIT_BINLOG) from None
+        raise StartError(f"journal: not enough memory to read it; {MEMORY_ADVICE}", EXIT_BINLOG) from None
     broker.restore(next_id)
 
 

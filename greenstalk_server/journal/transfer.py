@@ -21,7 +21,7 @@ from greenstalk_server.core.tube import Tube
 from greenstalk_server.journal import record
 from greenstalk_server.journal.archive import BadLine, Count, Pause, Reader, Writer
 from greenstalk_server.journal.check import Report, inspect
-from greenstalk_server.journal.files import Directory, Files
+from greenstalk_server.journal.files import FILE_MODE, Directory, Files
 from greenstalk_server.journal.lock import LOCK_NAME, DirectoryLock
 from greenstalk_server.journal.recovery import Recovery
 from greenstalk_server.journal.segment import name_of
@@ -34,8 +34,6 @@ BUFFER: Final = 2**20
 
 LONGEST_HEAD: Final = 65536
 """Bytes of a first line."""
-
-MODE: Final = 0o600
 
 
 def export_journal(directory: str, target: str | None, is_quiet: bool = False) -> int:
@@ -122,7 +120,7 @@ def _output(target: str | None) -> Iterator[BinaryIO]:
     try:
         with suppress(FileNotFoundError):
             Path(part).unlink()  # left by one that was killed; its mode may be any
-        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, MODE), "wb", BUFFER) as out:  # noqa: PTH123
+        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE), "wb", BUFFER) as out:  # noqa: PTH123
             yield out
             out.flush()
             os.fsync(out.fileno())

@@ -28,9 +28,11 @@ from gevent.lock import BoundedSemaphore
 from greenlet import getcurrent
 
 from greenstalk_server.core.job import SECOND
-from greenstalk_server.journal.writer import READ_AT_ONCE, Batch, Binlog, Sync
+from greenstalk_server.journal.batch import Batch, Sync
+from greenstalk_server.journal.compaction import READ_BATCH
+from greenstalk_server.journal.writer import Binlog
 from greenstalk_server.net.body_loader import LET_GO_AT_ONCE, Loader
-from greenstalk_server.protocol.session import TURN
+from greenstalk_server.runtime.scheduling import YIELD_DELAY
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +41,8 @@ RETRY_EVERY: Final = 1.0
 
 COMPACTION_SHARE: Final = 3
 COMPACTION_AT_MOST: Final = 524288
-"""Compaction may copy so many bytes for each byte written or deleted, and in one turn this many at most."""
+"""Bytes that compaction copies for each byte written or deleted, and bytes at most in one turn; it copies the rest
+before the next batch."""
 
 COMPACTION_WHEN_FULL: Final = 65536
 """Or, on a full disk, so many bytes after each batch: releases must not overtake it."""
@@ -82,6 +85,7 @@ class Committer:
         self._greenlets: list[gevent.Greenlet] = []
         self._copied: int = 0
         self._died: int = 0
+        self._owed: int = 0
         self._lone_holder: Holder | None = None
         self._lone_batches: int = 0
         self._sync_time: float = QUICK_SYNC
@@ -125,7 +129,7 @@ class Committer:
             self._lone_batches = 0
         self._lone_batches += 1
         is_quick = self._lone_batches > LONE_BATCHES and self._sync_time < QUICK_SYNC
-        if not is_quick or self._holders or self._disk.locked():
+        if not is_quick or self._owed or self._holders or self._disk.locked():
             return False
         binlog = self.binlog
         if binlog.sync_interval != 0 or binlog.is_remote or binlog.wants_rewrite or binlog.is_full:
@@ -160,6 +164,8 @@ class Committer:
         is_large = binlog.is_over_bound
         is_synced = binlog.sync_interval == 0 or (is_large and binlog.sync_interval is not None)
         self._await_room(is_large)
+        while self._owed > 0 and self._compact_slice(COMPACTION_SLICE):
+            gevent.sleep(YIELD_DELAY)
         if not binlog.wants_rewrite:
             if not binlog.has_records:  # a new segment's header waits for the first record
                 self._release(self._take_holders())
@@ -191,7 +197,7 @@ class Committer:
                 next(slices)
             except StopIteration as end:
                 return bool(end.value)
-            gevent.sleep(TURN)
+            gevent.sleep(YIELD_DELAY)
 
     def _write_all(self, run: Callable[[Batch], None]) -> bool:
         """Write and sync all there is, in as many steps as it takes; False if the disk fails. Only for `stop`."""
@@ -247,16 +253,26 @@ class Committer:
         return True
 
     def _compact(self, batch: Batch) -> bool:
-        """Copy in proportion to what *batch* has written and what was deleted since the last; return if more is due."""
+        """Copy in proportion to what *batch* has written and what was deleted since the last; return if more is due.
+
+        What exceeds COMPACTION_AT_MOST is owed: it is copied before the next batch, so that clients whose commands
+        come in large batches do not overtake compaction.
+        """
         binlog = self.binlog
         churned = batch.size - self._copied + binlog.bytes_died - self._died
-        budget = COMPACTION_WHEN_FULL if binlog.is_full else COMPACTION_SHARE * churned
+        self._copied, self._died = 0, binlog.bytes_died
+        self._owed = COMPACTION_WHEN_FULL if binlog.is_full else self._owed + COMPACTION_SHARE * churned
         if binlog.is_over_bound:
-            budget = COMPACTION_AT_MOST
-        before = binlog.pending_bytes
-        is_behind = binlog.compact(min(budget, COMPACTION_AT_MOST))
-        self._copied = binlog.pending_bytes - before  # they come with the next batch, and are not to count
-        self._died = binlog.bytes_died
+            self._owed = max(self._owed, COMPACTION_AT_MOST)
+        return self._compact_slice(COMPACTION_AT_MOST)
+
+    def _compact_slice(self, at_most: int) -> bool:
+        """Copy *at_most* bytes of what is owed; return if more is due. If none is, nothing is owed any longer."""
+        budget = min(self._owed, at_most)
+        before = self.binlog.pending_bytes
+        is_behind = self.binlog.compact(budget)
+        self._copied += self.binlog.pending_bytes - before  # they come with the next batch, and are not to count
+        self._owed = self._owed - budget if is_behind else 0
         return is_behind
 
     def _take_holders(self) -> list[Holder]:
@@ -315,9 +331,9 @@ class Committer:
             if read is not None:
                 get_hub().threadpool.apply(read.run)
                 self.binlog.have_read(read)
-            is_behind = self.binlog.compact(COMPACTION_SLICE if read is None else READ_AT_ONCE)
+            is_behind = self.binlog.compact(COMPACTION_SLICE if read is None else READ_BATCH)
             while self.binlog.let_go(LET_GO_AT_ONCE):
-                gevent.sleep(TURN)
+                gevent.sleep(YIELD_DELAY)
             if is_behind or self.binlog.wants_bodies:
                 gevent.sleep(IDLE_PAUSE)
                 self._upkeep_wanted.set()

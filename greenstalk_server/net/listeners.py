@@ -23,14 +23,12 @@ from typing import Any, Final, NamedTuple, Self
 
 from greenstalk_server.config.options import Options
 from greenstalk_server.runtime.exit_codes import EXIT_LISTEN, StartError
+from greenstalk_server.runtime.process import FIRST_INHERITED_FD
 
 BACKLOG: Final = 4096
 """Connections that may wait to be accepted; the kernel cuts it to net.core.somaxconn."""
 
 LAST_PORT: Final = 65535
-
-INHERITED_FD: Final = 3
-"""SD_LISTEN_FDS_START of sd_listen_fds(3)."""
 
 UNIX_PREFIX: Final = "unix:"
 PLAIN_PREFIX: Final = "plain:"
@@ -92,7 +90,7 @@ def open_listeners(options: Options, environ: Mapping[str, str], is_serving: boo
     if inherited:
         for field, value in (("listen", ",".join(options.listen)), ("port", options.port)):
             if field in options.origins:
-                log.warning("%s %s is ignored: serving the socket that was handed over", options.named(field), value)
+                log.warning("%s %s is ignored: serving the socket that was handed over", options.label_of(field), value)
         return
     yield from _listen_on_each(options, has_tls, is_serving)
 
@@ -200,7 +198,7 @@ def _listen_on_each(options: Options, has_tls: bool, is_serving: bool) -> list[L
             found = _listen_on(target, list(opened.values()), is_serving)
             if isinstance(found, Listener):
                 where = found.described()
-                log.warning("%s %s is ignored: %s covers it", options.named("listen"), target.name, where)
+                log.warning("%s %s is ignored: %s covers it", options.label_of("listen"), target.name, where)
             else:
                 opened[target.place] = on_failure.enter_context(Listener(found, target.name, target.is_tls))
         on_failure.pop_all()
@@ -371,7 +369,7 @@ def _inherited(environ: Mapping[str, str]) -> list[tuple[socket.socket, str]]:
         raise StartError(f"LISTEN_FDS {count!r}: must be how many sockets are handed over, at least 1", EXIT_LISTEN)
     names = environ.get("LISTEN_FDNAMES", "").split(":")
     names += [""] * (int(count) - len(names))
-    return [(_adopt(INHERITED_FD + place), names[place]) for place in range(int(count))]
+    return [(_adopt(FIRST_INHERITED_FD + place), names[place]) for place in range(int(count))]
 
 
 def _adopt(fd: int) -> socket.socket:

@@ -76,10 +76,6 @@ NEW_TUBE_COST: Final = 2048
 DISCONNECT_COST: Final = 128
 """Cost of each job and each watched tube of a client that disconnects."""
 
-TURN: Final = 0.000001
-"""Seconds between two slices, to yield to the event loop. Not zero: gevent would run everything that does not wait for
-a socket, and poll the sockets only after fifty slices."""
-
 
 class Session:
     """The conversation of one connection with the broker.

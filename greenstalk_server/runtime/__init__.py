@@ -1,1 +1,1 @@
-"""The process: clock, exit codes, log, privileges, garbage collector."""
+"""The process: clock, threads, exit codes, log, privileges and garbage collector."""

@@ -1,6 +1,6 @@
-"""The time the server lives by: the wall clock read once, plus the monotonic time since.
+"""The server's clock: the wall clock read once, plus the monotonic time since then.
 
-So it never jumps when somebody sets the clock, and times of an earlier run still compare with those of now.
+It never jumps when somebody sets the wall clock, and its times can be compared with those of an earlier run.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 Clock: TypeAlias = Callable[[], int]
-"""Gives the time in nanoseconds since the Unix epoch; never goes back."""
+"""Returns nanoseconds since the Unix epoch; never decreases."""
 
 
 def steady_clock(at: int | None = None) -> Clock:
-    """A clock that starts at *at*, or at the wall clock's time."""
+    """Return a clock that starts at *at*, by default at the wall clock's time, in nanoseconds since the epoch."""
     monotonic = time.monotonic_ns
     offset = (time.time_ns() if at is None else at) - monotonic()
 

@@ -1,4 +1,4 @@
-"""Why the command ends: beanstalkd's exit codes and ours, and the error that carries one from where a start fails."""
+"""Exit codes (those of beanstalkd where it has one), and the error that ends a start with an exit code."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Final
 
 EXIT_OK: Final = 0
 EXIT_DAMAGED: Final = 1
-"""Of `journal` alone: what was to be checked, exported or imported is damaged."""
+"""The journal to check, export or import is damaged; returned by `journal` only."""
 
 EXIT_USAGE: Final = 5
 EXIT_BINLOG: Final = 10
@@ -14,12 +14,12 @@ EXIT_NO_SUCH_USER: Final = 33
 EXIT_PRIVILEGES: Final = 34
 EXIT_LISTEN: Final = 111
 
-MORE_MEMORY: Final = "free some, or raise the limit of this process (ulimit -v, MemoryMax=)"
-"""What to do where memory does not suffice."""
+MEMORY_ADVICE: Final = "free some, or raise the limit of this process (ulimit -v, MemoryMax=)"
+"""The end of a message about too little memory."""
 
 
 class StartError(Exception):
-    """The daemon cannot start as asked: str() is for the operator, `exit_code` for whoever started it."""
+    """The server cannot start, or the command cannot be run; str() is the message to the operator."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)

@@ -1,14 +1,14 @@
 """Garbage-collector and malloc tuning for a process with millions of jobs.
 
-The collector does not track jobs (see untracked). It collects young objects as usual, but never all objects: those that
-exist since the start alone take 20 ms. So the objects that exist at the start are frozen, and so are old objects when
-there are many of them. A frozen object is still freed when its last reference goes, but the collector ignores it, and
-garbage in a cycle with it is never freed. Therefore old objects are collected once more before they are frozen: each
-HTTP request leaves cyclic garbage, which would stay for the life of the process. Old objects that are few are collected
-every few seconds.
+The collector does not track jobs (see core.gc_untrack). It collects young objects as usual, but never all objects:
+collecting those that exist at the start takes 20 ms. So the objects that exist at the start are frozen, and so are old
+objects once there are more than MAX_UNFROZEN. A frozen object is still freed when its last reference goes, but the
+collector ignores it, and garbage in a cycle with it is never freed. Therefore old objects are collected once more
+before they are frozen: each HTTP request leaves cyclic garbage, which would stay for the life of the process. Old
+objects up to that number are collected every few seconds.
 
-glibc's malloc does not return free memory to the system while something above it in the heap is in use, until it is
-told to trim the heap.
+glibc's malloc does not return free memory to the system while a block above it in the heap is in use, unless it is
+asked to trim the heap.
 """
 
 from __future__ import annotations
@@ -22,53 +22,91 @@ from typing import Any, Final
 
 from gevent import get_hub
 
-YOUNGEST: Final = 3_000
+YOUNG_THRESHOLD: Final = 3_000
 """Allocations between two collections of the youngest generation."""
 
-MIDDLE: Final = 1
-"""Of those, how many until the middle generation is collected too: 6,000 objects, about a millisecond."""
+MIDDLE_THRESHOLD: Final = 1
+"""Collections of the youngest generation before the middle one is collected too: 6,000 objects, about 1 ms."""
 
 NEVER: Final = 1_000_000_000
 
-OLD_AT_MOST: Final = 10_000
-"""Old objects that are not frozen; collecting them takes about 2 ms."""
+MAX_UNFROZEN: Final = 10_000
+"""Old objects that are not frozen. A collection of them takes about 2 ms."""
 
-LONG: Final = 0.02
-"""Seconds of CPU time that it may take; what takes longer is frozen. Not of time: on a busy machine all would be."""
+SLOW_COLLECTION: Final = 0.02
+"""Seconds of CPU time of a collection, after which what it looked at is frozen. Elapsed time would freeze everything on
+a busy machine."""
 
-WORTH_A_TRIM: Final = 16 * 2**20
-"""Bytes that have become free, before the heap is trimmed."""
+MIN_TRIM: Final = 16 * 2**20
+"""Bytes that must have become free before the heap is trimmed."""
 
 
-def collect_nothing() -> None:
-    """Stop collections while a journal is read, and the dashboard made: nothing of that goes."""
+def pause_gc() -> None:
+    """Stop the collector while a journal is read and the dashboard is made: none of those objects becomes garbage."""
     gc.disable()
 
 
-def keep_collections_short() -> None:
-    """Freeze all objects, and from now on old objects when there are many.
+def tune_gc() -> None:
+    """Freeze all objects, restart the collector, and freeze old objects from now on whenever there are many.
 
     Call once, in the hub's thread, when the server is set up.
     """
     gc.freeze()
     gc.enable()
-    gc.set_threshold(YOUNGEST, MIDDLE, NEVER)
+    gc.set_threshold(YOUNG_THRESHOLD, MIDDLE_THRESHOLD, NEVER)
     gc.callbacks.append(_Freezer())
 
 
 def collect_old() -> None:
-    """Free what is old, and in cycles that nobody refers to: about 2 ms, or once longer, as for a dict of many jobs."""
+    """Free cyclic garbage among old objects: about 2 ms, or longer once, for example with a dict of many jobs."""
     began = time.thread_time()
     gc.collect()
-    if time.thread_time() - began > LONG:
+    if time.thread_time() - began > SLOW_COLLECTION:
         gc.freeze()
 
 
-class _Freezer:
-    """A callback of the collector that freezes old objects when there are more than `OLD_AT_MOST`.
+class Heap:
+    """glibc's heap. With another libc, or with glibc before 2.33, `trim` does nothing."""
 
-    A collection cannot begin within another, so the hub collects and freezes in its next iteration. The collection
-    that ends may have run in any thread.
+    def __init__(self) -> None:
+        libc = ctypes.CDLL(None)
+        self._mallinfo: Any = getattr(libc, "mallinfo2", None)
+        self._malloc_trim: Any = getattr(libc, "malloc_trim", None)
+        if self._mallinfo is not None:
+            self._mallinfo.restype = _MallInfo
+        self._min_free: int = self._free_bytes()
+
+    def trim(self) -> None:
+        """Return free memory to the system if MIN_TRIM bytes have become free since the last trim; takes some ms.
+
+        mallinfo2 does not say which free blocks still have pages. Those that were free at the last trim have none,
+        unless they have been used since then.
+        """
+        free = self._free_bytes()
+        if free > self._min_free + MIN_TRIM:
+            self._malloc_trim(0)
+            self._min_free = free
+        else:
+            self._min_free = min(free, self._min_free)
+
+    def _free_bytes(self) -> int:
+        return int(self._mallinfo().fordblks) if self._mallinfo is not None else 0
+
+
+def resident_bytes() -> int:
+    """Return the bytes of this process that are in memory (proc(5), statm); 0 if the system does not say."""
+    try:
+        pages = Path("/proc/self/statm").read_text().split()[1]
+    except OSError:
+        return 0
+    return int(pages) * resource.getpagesize()
+
+
+class _Freezer:
+    """A callback of the collector that freezes old objects when there are more than MAX_UNFROZEN.
+
+    A collection cannot begin within another one, so the hub collects and freezes in its next iteration. The collection
+    that calls this may have run in any thread.
     """
 
     def __init__(self) -> None:
@@ -76,7 +114,7 @@ class _Freezer:
         self._is_due: bool = False
 
     def __call__(self, phase: str, info: dict[str, Any]) -> None:
-        if phase == "stop" and info["generation"] == 1 and not self._is_due and len(gc.get_objects(2)) > OLD_AT_MOST:
+        if phase == "stop" and info["generation"] == 1 and not self._is_due and len(gc.get_objects(2)) > MAX_UNFROZEN:
             self._is_due = True
             self._call_in_hub(self._freeze)
 
@@ -87,7 +125,7 @@ class _Freezer:
 
 
 class _MallInfo(ctypes.Structure):
-    """struct mallinfo2 of malloc.h; fordblks is the bytes of all free blocks, trimmed ones too."""
+    """struct mallinfo2 of malloc.h; fordblks is the bytes in free blocks, including trimmed ones."""
 
     _fields_ = [
         (name, ctypes.c_size_t)
@@ -104,39 +142,3 @@ class _MallInfo(ctypes.Structure):
             "keepcost",
         )
     ]
-
-
-class Heap:
-    """glibc's heap; where there is another libc, or one older than 2.33, it does nothing."""
-
-    def __init__(self) -> None:
-        libc = ctypes.CDLL(None)
-        self._mallinfo: Any = getattr(libc, "mallinfo2", None)
-        self._malloc_trim: Any = getattr(libc, "malloc_trim", None)
-        if self._mallinfo is not None:
-            self._mallinfo.restype = _MallInfo
-        self._least_free: int = self._free()
-
-    def give_back(self) -> None:
-        """Give free memory back to the system, if more of it has become free since the last time: some ms then.
-
-        Free blocks do not say whether the system has their pages; those of the last time it has, unless they were used.
-        """
-        free = self._free()
-        if free > self._least_free + WORTH_A_TRIM:
-            self._malloc_trim(0)
-            self._least_free = free
-        else:
-            self._least_free = min(free, self._least_free)
-
-    def _free(self) -> int:
-        return int(self._mallinfo().fordblks) if self._mallinfo is not None else 0
-
-
-def resident() -> int:
-    """Bytes of the process that are in memory (proc(5), statm); 0 where that is not told."""
-    try:
-        pages = Path("/proc/self/statm").read_text().split()[1]
-    except OSError:
-        return 0
-    return int(pages) * resource.getpagesize()

@@ -1,4 +1,4 @@
-"""This process itself: whom it runs as, and how many files it may have open."""
+"""This process: its user, its limit on open files, its environment, and what it reports to systemd and in stats."""
 
 from __future__ import annotations
 
@@ -27,11 +27,14 @@ READY: Final = "READY=1"
 STOPPING: Final = "STOPPING=1"
 """States of a service (sd_notify(3))."""
 
+FIRST_INHERITED_FD: Final = 3
+"""First file descriptor of the sockets that systemd passes: SD_LISTEN_FDS_START of sd_listen_fds(3)."""
+
 
 def drop_privileges(user: str) -> None:
-    """Become *user*, with the user's groups, for good; raise StartError if there is none, or it is not allowed.
+    """Become *user*, with the user's groups, permanently; raise StartError if there is no such user or no permission.
 
-    Whoever is not root can only become itself, which changes nothing.
+    A process that is not root can only become its own user, which changes nothing.
     """
     account = _account(user)
     try:
@@ -45,7 +48,7 @@ def drop_privileges(user: str) -> None:
 
 @contextmanager
 def acting_as(user: str) -> Iterator[None]:
-    """Have the permissions of *user* within the block; raise StartError as `drop_privileges` would."""
+    """Run the block with the permissions of *user*; raise StartError where `drop_privileges` would."""
     account = _account(user)
     groups, group, owner = os.getgroups(), os.getegid(), os.geteuid()
     try:
@@ -76,19 +79,19 @@ def _not_allowed(user: str, error: OSError) -> StartError:
     return StartError(f"-u {user}: only root can become another user ({error.strerror})", EXIT_PRIVILEGES)
 
 
-def refuse_unreadable(user: str) -> None:
-    """Raise StartError if *user*, whose permissions this process has, cannot read the code that is imported only later.
+def require_readable_code(user: str) -> None:
+    """Raise StartError if *user*, whose permissions this process has, cannot read the code that is imported later.
 
-    The dashboard needs this: its templates are read and compiled when it is made.
+    Only the dashboard needs this: its templates are read and compiled when it is made.
     """
     for path in (os.__file__, gevent.__file__, __file__):
         if not os.access(path, os.R_OK, effective_ids=True):
-            reason = f"that user cannot read {path}, and the dashboard loads more code from there"
+            reason = f"that user cannot read {path}, from where the dashboard loads code"
             raise StartError(f"-u {user}: {reason}; install it where every user can read it", EXIT_PRIVILEGES)
 
 
 def raise_file_limit() -> int:
-    """Raise the soft limit on open files to the hard one, and return the limit now: each connection is a file."""
+    """Raise the soft limit on open files to the hard limit, and return the limit in force: a connection is a file."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -99,9 +102,9 @@ def raise_file_limit() -> int:
 
 
 def hide_secrets(names: Collection[str]) -> None:
-    """Overwrite the variables *names* where the system shows a process's environment (/proc/PID/environ).
+    """Overwrite the values of the variables *names* in this process's environment as /proc/PID/environ shows it.
 
-    Whoever reads Python's os.environ still has them.
+    Python's os.environ is a copy and keeps the values.
     """
     wanted = {name.encode() for name in names}
     environ = ctypes.POINTER(ctypes.c_void_p).in_dll(ctypes.CDLL(None), "environ")
@@ -114,8 +117,8 @@ def hide_secrets(names: Collection[str]) -> None:
             ctypes.memset(address + len(name) + 1, ord("*"), len(value))
 
 
-def tell_manager(state: str, environ: Mapping[str, str]) -> None:
-    """Tell whoever has started this process, as systemd does a unit of Type=notify, in what *state* it is."""
+def notify_manager(state: str, environ: Mapping[str, str]) -> None:
+    """Report *state* to the service manager, if it has set NOTIFY_SOCKET, as systemd does for Type=notify."""
     if not (address := environ.get("NOTIFY_SOCKET")):
         return
     try:
@@ -123,11 +126,11 @@ def tell_manager(state: str, environ: Mapping[str, str]) -> None:
             sock.connect(f"\0{address[1:]}" if address.startswith("@") else address)
             sock.send(state.encode())
     except OSError as error:
-        log.warning("NOTIFY_SOCKET %s: %s; systemd is not told: %s", address, error.strerror, state)
+        log.warning("NOTIFY_SOCKET %s: %s; the service manager does not receive %s", address, error.strerror, state)
 
 
 def server_facts(started_at: int) -> ServerFacts:
-    """What this process can say of itself, and a new random id, for a server started at *started_at*."""
+    """Return the facts of this process for `stats`, with a new random id; *started_at* in nanoseconds."""
     system = os.uname()
     return ServerFacts(
         id=secrets.token_hex(8),

@@ -7,7 +7,7 @@ import pytest
 from greenstalk_server.core.job import BURIED, DELAYED, READY, SECOND
 from greenstalk_server.core.outcomes import Refusal
 from greenstalk_server.core.transitions import SLICE
-from tests.core.world import FullJournal, World
+from tests.support.world import FullJournal, World
 
 
 def test_bury_job_buries_a_ready_or_delayed_job(world: World) -> None:

@@ -20,7 +20,7 @@ from greenstalk_server.core.ready_ages import ReadyAges
 from greenstalk_server.core.ready_queue import ReadyQueue
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.core.tube_set import MANY_TUBES, TubeSet
-from tests.core.world import START, make_broker
+from tests.support.world import START, make_broker
 
 NAMES = [b"tube-%d" % number for number in range(2 * (MANY_TUBES - 1))]
 KINDS = (ReadyAges, Client, Job, JobHeap, ColdState, ReadyQueue, Tube, TubeSet)

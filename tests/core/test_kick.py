@@ -6,7 +6,7 @@ import pytest
 
 from greenstalk_server.core.job import BURIED, DELAYED
 from greenstalk_server.core.transitions import SLICE
-from tests.core.world import Actor, World
+from tests.support.world import Actor, World
 
 
 def bury(client: Actor, count: int) -> list[int]:

@@ -8,7 +8,7 @@ import pytest
 
 from greenstalk_server.core.job import BURIED, DELAYED
 from greenstalk_server.core.transitions import SLICE
-from tests.core.world import World
+from tests.support.world import World
 
 
 def test_ready_jobs_go_by_priority_and_then_by_id(world: World) -> None:

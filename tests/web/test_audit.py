@@ -1,4 +1,4 @@
-"""The audit log: what is noted, how it is kept through crashes and failing disks, and what its page shows."""
+"""The audit log: its entries, how they survive crashes and failing disks, its page and its export."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from flask.testing import FlaskClient
 
 from greenstalk_server.core.job import SECOND
 from greenstalk_server.web.operations import audit_files
-from greenstalk_server.web.operations.audit import KEPT, REFUSALS, Audit
+from greenstalk_server.web.operations.audit import MAX_ENTRIES, MAX_REFUSALS, Audit
 from greenstalk_server.web.operations.audit_files import BLOCK
 from greenstalk_server.web.pages import audit as audit_pages
 
 from .conftest import Queue
 from .table import Page
 from .test_guard import basic
-from .turns import Turns, until
+from .turns import LoopIterations, until
 
 OURS = {"Sec-Fetch-Site": "same-origin"}
 
@@ -37,17 +37,17 @@ def audit(queue: Queue, tmp_path: Path) -> Audit:
 
 @pytest.fixture(autouse=True)
 def context(queue: Queue) -> Iterator[None]:
-    """A request, for those who note without one."""
+    """A request context, for tests that log without a request."""
     with queue.app().test_request_context():
         yield
 
 
 def numbers(audit: Audit, before: int = 0) -> list[int]:
-    return [entry.number for entry in audit.back(before)]
+    return [entry.number for entry in audit.newest_first(before)]
 
 
 def fill(audit: Audit, count: int, **details: str | int) -> None:
-    """Note *count* entries, as many at a time as are kept in memory."""
+    """Log *count* entries, in batches of as many as are kept in memory."""
     for number in range(count):
         audit.note("tube/pause", tube=f"t{number}", **details)
         if number % 500 == 499:
@@ -57,7 +57,7 @@ def fill(audit: Audit, count: int, **details: str | int) -> None:
 
 @contextmanager
 def failing(monkeypatch: pytest.MonkeyPatch, name: str, error: Callable[..., Any]) -> Iterator[None]:
-    """Have `os.NAME` be *error* for the audit log's files."""
+    """Make `os.NAME` of the audit log's files call *error*."""
     with monkeypatch.context() as patch:
         patch.setattr(audit_files.os, name, error)
         yield
@@ -67,21 +67,21 @@ def no_space(*_: object) -> int:
     raise OSError(28, "No space left on device")
 
 
-# What is noted
+# Entries
 
 
-def test_a_change_is_noted_with_who_what_and_where_from(queue: Queue) -> None:
+def test_change_is_logged_with_name_operation_and_address(queue: Queue) -> None:
     queue.put("mail")
     app = queue.app(password="x")  # noqa: S106
     form = {"tube": "mail", "seconds": "90", "reason": " a  migration "}
     headers = OURS | basic("ada", "x")
     app.test_client().post("/tube/pause", data=form, headers=headers, environ_overrides={"REMOTE_ADDR": "192.0.2.7"})
-    (entry,) = app.extensions["audit"].entries
+    (entry,) = app.extensions["dashboard"].audit.entries
     assert (entry.who, entry.address, entry.what, entry.at) == ("ada", "192.0.2.7", "tube/pause", queue.now)
     assert entry.details == {"tube": "mail", "seconds": 90, "reason": "a migration"}
 
 
-def test_refusals_are_noted(queue: Queue) -> None:
+def test_refusals_are_logged(queue: Queue) -> None:
     app = queue.app(password="x", viewer_password="y")  # noqa: S106
     client = app.test_client()
     client.post("/tube/put", headers={"Sec-Fetch-Site": "cross-site", "Origin": "http://evil.example"})
@@ -89,7 +89,7 @@ def test_refusals_are_noted(queue: Queue) -> None:
     for _ in range(10):
         client.get("/", headers=basic("mallory", "guess"))
     client.get("/")
-    noted = [(entry.what, entry.who, entry.details) for entry in app.extensions["audit"].entries]
+    noted = [(entry.what, entry.who, entry.details) for entry in app.extensions["dashboard"].audit.entries]
     assert noted == [
         ("refused/cross-site", "", {"path": "/tube/put", "origin": "http://evil.example"}),
         ("refused/change", "eve", {"path": "/tube/clear"}),
@@ -98,15 +98,15 @@ def test_refusals_are_noted(queue: Queue) -> None:
     ]
 
 
-def test_a_flood_of_refusals_is_counted_and_drives_no_change_out(queue: Queue) -> None:
+def test_flood_of_refusals_is_counted_and_evicts_no_changes(queue: Queue) -> None:
     audit = Audit(queue.clock)
     audit.note("tube/pause")
-    for _ in range(5 * KEPT):
+    for _ in range(5 * MAX_ENTRIES):
         audit.note_refusal("login/failed")
-    assert [entry.what for entry in audit.entries] == ["tube/pause"] + ["login/failed"] * REFUSALS
+    assert [entry.what for entry in audit.entries] == ["tube/pause"] + ["login/failed"] * MAX_REFUSALS
     queue.now += 60 * SECOND
     audit.note_refusal("login/failed")
-    assert audit.entries[-1].details == {"omitted": 5 * KEPT - REFUSALS}
+    assert audit.entries[-1].details == {"omitted": 5 * MAX_ENTRIES - MAX_REFUSALS}
     audit.note_refusal("login/failed")
     assert audit.entries[-1].details == {}
 
@@ -117,10 +117,10 @@ def test_long_texts_are_cut(queue: Queue) -> None:
     assert audit.entries[0].details == {"text": "a" * 300, "number": 7}
 
 
-def test_in_memory_the_latest_are_kept(queue: Queue) -> None:
+def test_latest_entries_are_kept_in_memory(queue: Queue) -> None:
     audit = Audit(queue.clock)
-    fill(audit, KEPT + 5)
-    assert numbers(audit) == list(range(KEPT + 5, 5, -1))
+    fill(audit, MAX_ENTRIES + 5)
+    assert numbers(audit) == list(range(MAX_ENTRIES + 5, 5, -1))
     assert numbers(audit, 8) == [7, 6]
     assert not audit.is_kept
 
@@ -128,7 +128,7 @@ def test_in_memory_the_latest_are_kept(queue: Queue) -> None:
 # On disk
 
 
-def test_the_file_is_json_lines_for_its_owner_alone(queue: Queue, audit: Audit, tmp_path: Path) -> None:
+def test_file_is_json_lines_readable_by_its_owner_only(queue: Queue, audit: Audit, tmp_path: Path) -> None:
     audit.note("tube/pause", tube="mail", seconds=90)
     audit.note("tube/resume", tube="mäil")
     audit.flush()
@@ -142,31 +142,31 @@ def test_the_file_is_json_lines_for_its_owner_alone(queue: Queue, audit: Audit, 
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_to_note_does_not_wait_for_the_disk(audit: Audit, tmp_path: Path) -> None:
+def test_logging_does_not_wait_for_the_disk(audit: Audit, tmp_path: Path) -> None:
     audit.note("tube/pause")
     path = tmp_path / "audit.jsonl"
     assert not path.exists()
     until(lambda: path.exists() and path.read_text().count("\n") == 1)
 
 
-def test_nothing_noted_leaves_no_file(audit: Audit, tmp_path: Path) -> None:
+def test_no_entries_leave_no_file(audit: Audit, tmp_path: Path) -> None:
     audit.flush()
     assert numbers(audit) == []
     assert list(tmp_path.iterdir()) == []
 
 
-def test_it_goes_on_after_a_restart(queue: Queue, audit: Audit, tmp_path: Path) -> None:
+def test_numbers_continue_after_a_restart(queue: Queue, audit: Audit, tmp_path: Path) -> None:
     queue.now += 5_000
     audit.note("tube/pause", tube="mail", seconds=90)
     audit.flush()
     again = Audit(queue.clock, str(tmp_path))
     again.note("tube/resume")
-    assert list(again.back())[1] == audit.entries[0]
+    assert list(again.newest_first())[1] == audit.entries[0]
     assert numbers(again) == [2, 1]
 
 
-def test_a_torn_last_line_is_passed_over(queue: Queue, audit: Audit, tmp_path: Path) -> None:
-    """Wherever a crash has torn it; and the next entry does not become part of it."""
+def test_torn_last_line_is_skipped(queue: Queue, audit: Audit, tmp_path: Path) -> None:
+    """Wherever a crash has torn it, and the next entry starts on a new line."""
     fill(audit, 3)
     path = tmp_path / "audit.jsonl"
     whole = path.read_bytes()
@@ -174,30 +174,30 @@ def test_a_torn_last_line_is_passed_over(queue: Queue, audit: Audit, tmp_path: P
     for end in range(last, len(whole)):
         path.write_bytes(whole[:end])
         again = Audit(queue.clock, str(tmp_path))
-        is_there = end == len(whole) - 1  # all but its line end
+        is_there = end == len(whole) - 1  # all but the newline
         assert numbers(again) == ([3, 2, 1] if is_there else [2, 1])
         again.note("tube/resume")
         again.flush()
         after = Audit(queue.clock, str(tmp_path))
-        assert next(entry.what for entry in after.back()) == "tube/resume"
+        assert next(entry.what for entry in after.newest_first()) == "tube/resume"
         assert len(numbers(after)) == (4 if is_there else 3)
 
 
 @pytest.mark.parametrize(
     "line", [b"", b"{}", b"[]", b"\xff\xfe", b'{"n":true}', b'{"n":"1"}', b"[" * 50_000, b'{"n":9,"at":5}', b"\0" * 999]
 )
-def test_other_lines_are_passed_over(queue: Queue, audit: Audit, tmp_path: Path, line: bytes) -> None:
+def test_foreign_lines_are_skipped(queue: Queue, audit: Audit, tmp_path: Path, line: bytes) -> None:
     fill(audit, 2)
     path = tmp_path / "audit.jsonl"
     first, second = path.read_bytes().splitlines()
     path.write_bytes(b"\n".join((first, line, second, line, b"")))
-    assert [entry.details["tube"] for entry in Audit(queue.clock, str(tmp_path)).back()] == ["t1", "t0"]
+    assert [entry.details["tube"] for entry in Audit(queue.clock, str(tmp_path)).newest_first()] == ["t1", "t0"]
 
 
 def test_every_entry_of_long_files_is_found_from_every_cursor(
     queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Through several files and blocks; each page goes on where the one before has ended."""
+    """Through several files and blocks. Each page starts where the previous one has ended."""
     monkeypatch.setattr(audit_files, "LARGEST_FILE", 8 * BLOCK)
     audit = Audit(queue.clock, str(tmp_path))
     fill(audit, 2500, note="x" * 290)
@@ -205,7 +205,7 @@ def test_every_entry_of_long_files_is_found_from_every_cursor(
     assert numbers(again) == list(range(2500, 0, -1))
     assert len(list(tmp_path.iterdir())) == 3
     for before in (2, 3, 400, 401, 1200, 1999, 2500, 2501, 9999):
-        assert next(iter(again.back(before))).number == min(before - 1, 2500)
+        assert next(iter(again.newest_first(before))).number == min(before - 1, 2500)
     assert numbers(again, 1) == []
     assert len(numbers(audit)) == 2500, "with the latest in memory"
 
@@ -223,14 +223,14 @@ def test_three_old_files_are_kept(queue: Queue, tmp_path: Path, monkeypatch: pyt
     assert 20 < len(found) < 40
 
 
-def test_a_rotation_while_one_reads_loses_and_repeats_nothing(
+def test_rotation_during_a_read_loses_and_repeats_nothing(
     queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(audit_files, "LARGEST_FILE", 20_000)
     fill(Audit(queue.clock, str(tmp_path)), 300)
     audit = Audit(queue.clock, str(tmp_path))
     seen = []
-    for entry in audit.back():
+    for entry in audit.newest_first():
         seen.append(entry.number)
         if len(seen) in (10, 150):
             fill(audit, 150)
@@ -238,7 +238,7 @@ def test_a_rotation_while_one_reads_loses_and_repeats_nothing(
     assert len(seen) > 200
 
 
-def test_a_full_disk_is_told_once_and_overcome(
+def test_full_disk_is_reported_once_and_recovers(
     audit: Audit,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -269,18 +269,18 @@ def test_a_full_disk_is_told_once_and_overcome(
     assert capfd.readouterr().err == ""
 
 
-def test_what_a_failing_disk_has_lost_is_told(
+def test_lost_entries_are_reported(
     audit: Audit, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with failing(monkeypatch, "fsync", no_space):
-        for _ in range(KEPT + 5):
+        for _ in range(MAX_ENTRIES + 5):
             audit.note("tube/pause")
         until(lambda: audit.trouble)
     audit.flush()
     assert "audit log: 5 entries were lost while the disk failed" in [r.getMessage() for r in caplog.records]
 
 
-def test_a_half_written_line_is_taken_back(audit: Audit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_written_line_is_truncated(audit: Audit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(audit, 1)
     real, calls = os.write, iter((20, 0))
 
@@ -295,22 +295,22 @@ def test_a_half_written_line_is_taken_back(audit: Audit, tmp_path: Path, monkeyp
     assert (tmp_path / "audit.jsonl").read_text().count("\n") == 2
 
 
-def test_a_directory_in_the_place_of_the_file_is_told(queue: Queue, tmp_path: Path) -> None:
+def test_directory_in_place_of_the_file_is_reported(queue: Queue, tmp_path: Path) -> None:
     (tmp_path / "audit.jsonl").mkdir()
     audit = Audit(queue.clock, str(tmp_path))
     assert "it cannot be read: [Errno 21] Is a directory" in audit.trouble
     audit.note("tube/pause")
     until(lambda: "it cannot be written" in audit.trouble)
-    assert [entry.what for entry in audit.back()] == ["tube/pause"]
+    assert [entry.what for entry in audit.newest_first()] == ["tube/pause"]
 
 
-def test_a_fifo_in_the_place_of_the_file_is_told(queue: Queue, tmp_path: Path) -> None:
-    """To open one waits for somebody who writes, and that would be before anybody is served."""
+def test_fifo_in_place_of_the_file_is_reported(queue: Queue, tmp_path: Path) -> None:
+    """Opening a FIFO would block the start until another process writes to it."""
     os.mkfifo(tmp_path / "audit.jsonl")
     assert "cannot be read" in Audit(queue.clock, str(tmp_path)).trouble
 
 
-def test_symbolic_link_in_the_place_of_the_file_is_not_written_through(queue: Queue, tmp_path: Path) -> None:
+def test_symbolic_link_in_place_of_the_file_is_not_written_through(queue: Queue, tmp_path: Path) -> None:
     target = tmp_path / "target"
     target.write_text("precious")
     (tmp_path / "audit.jsonl").symlink_to(target)
@@ -319,24 +319,24 @@ def test_symbolic_link_in_the_place_of_the_file_is_not_written_through(queue: Qu
     audit.note("tube/pause")
     until(lambda: "it cannot be written: [Errno 40]" in audit.trouble)
     assert target.read_text() == "precious"
-    assert [entry.what for entry in audit.back()] == ["tube/pause"]
+    assert [entry.what for entry in audit.newest_first()] == ["tube/pause"]
 
 
-def test_the_end_comes_soon_though_the_disk_fails(
+def test_stop_is_quick_while_the_disk_fails(
     audit: Audit, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("greenstalk_server.web.operations.audit.LAST_CHANCE", 0.1)
+    monkeypatch.setattr("greenstalk_server.web.operations.audit.FLUSH_TIMEOUT", 0.1)
     with failing(monkeypatch, "fsync", no_space):
         audit.note("tube/pause")
         audit.flush()
-    assert caplog.records[-1].getMessage() == "audit log: stopped with entries that are not on disk"
+    assert caplog.records[-1].getMessage() == "audit log: stopped; the last entries are not on disk"
 
 
 # The page
 
 
 def rows(client: FlaskClient, path: str = "/audit", **headers: str) -> list[list[str]]:
-    """The cells of each row of the page, that it is in order."""
+    """Return the cells of each row, and check that the page is valid."""
     html = client.get(path, headers=headers).text
     Page(html)
     body = html.split("<tbody>", 1)[1].split("</tbody>", 1)[0] if "<tbody>" in html else ""
@@ -359,7 +359,7 @@ def do(client: FlaskClient, path: str, headers: dict[str, str] | None = None, **
     assert client.post(path, data=form, headers=OURS | (headers or {})).status_code == 303
 
 
-def test_the_page_shows_the_newest_first_and_leads_to_tube_and_job(queue: Queue) -> None:
+def test_page_shows_the_newest_first_with_links_to_tube_and_job(queue: Queue) -> None:
     client = queue.app().test_client()
     (id,) = queue.put("a+b")
     do(client, "/tube/pause", tube="a+b", seconds=90, reason="<b>")
@@ -373,9 +373,9 @@ def test_the_page_shows_the_newest_first_and_leads_to_tube_and_job(queue: Queue)
     assert (found["a+b"], found["job 1"]) == ("/tube?tube=a%2Bb", "/job?id=1")
 
 
-def test_pages_of_a_hundred(queue: Queue) -> None:
+def test_page_has_a_hundred_entries(queue: Queue) -> None:
     app = queue.app()
-    fill(app.extensions["audit"], 250)
+    fill(app.extensions["dashboard"].audit, 250)
     client, path, tubes, counts = app.test_client(), "/audit", [], []
     while path:
         found = rows(client, path)
@@ -386,9 +386,9 @@ def test_pages_of_a_hundred(queue: Queue) -> None:
     assert tubes == [f"t{number}" for number in range(249, -1, -1)]
 
 
-def test_a_page_that_is_just_full_has_no_next(queue: Queue) -> None:
+def test_exactly_full_page_has_no_next_link(queue: Queue) -> None:
     app = queue.app()
-    fill(app.extensions["audit"], 100)
+    fill(app.extensions["dashboard"].audit, 100)
     assert "Older" not in links(app.test_client(), "/audit")
 
 
@@ -404,10 +404,10 @@ def test_filters(queue: Queue) -> None:
     assert len(rows(client, "/audit?what=Pause&who=bo", **ada)) == 1
     nothing = client.get("/audit?who=eve", headers=ada).text
     assert "No entry matches." in Page(nothing).text
-    assert "Show every entry" in nothing
+    assert "Show all entries" in nothing
 
 
-def test_filter_by_action_finds_what_the_action_does(queue: Queue) -> None:
+def test_filter_by_action_finds_the_action(queue: Queue) -> None:
     queue.put("mail", count=5)
     (id,) = queue.put("mail")
     client = queue.app().test_client()
@@ -445,7 +445,7 @@ def test_filter_by_job_finds_its_copy(queue: Queue) -> None:
 def test_filter_by_time_includes_both_minutes(queue: Queue) -> None:
     app = queue.app()
     for number in range(5):
-        app.extensions["audit"].note("tube/pause", tube=f"t{number}")
+        app.extensions["dashboard"].audit.note("tube/pause", tube=f"t{number}")
         queue.now += 30 * SECOND
     client = app.test_client()
 
@@ -468,7 +468,7 @@ def test_invalid_filter_is_refused_by_its_name(client: FlaskClient, query: str) 
         assert f"“{query.partition('=')[0]}” must be" in Page(response.text).text
 
 
-def test_change_of_many_jobs_is_one_row_that_leads_to_its_task(queue: Queue) -> None:
+def test_bulk_change_is_one_row_with_a_link_to_its_task(queue: Queue) -> None:
     queue.put("mail", count=3)
     client = queue.app().test_client()
     path = bulk(client, tube="mail", action="pri", pri=7)
@@ -479,14 +479,14 @@ def test_change_of_many_jobs_is_one_row_that_leads_to_its_task(queue: Queue) -> 
     assert links(client, "/audit")["task"] == path
     exported = client.get("/audit/export?format=jsonl").text.splitlines()
     assert [json.loads(line)["what"] for line in exported] == ["bulk/end", "bulk/run"]
-    client.application.extensions["tasks"]._kept.clear()
+    client.application.extensions["dashboard"].tasks._kept.clear()
     assert rows(client)[0][4:] == ["mail", f"task {id}, {details}"]
 
 
-def test_start_of_a_change_without_its_end_is_shown(queue: Queue) -> None:
+def test_unfinished_bulk_change_is_shown(queue: Queue) -> None:
     app = queue.app()
-    app.extensions["audit"].note("bulk/end", task="other", jobs=1)
-    app.extensions["audit"].note("bulk/run", task="one", jobs=3)
+    app.extensions["dashboard"].audit.note("bulk/end", task="other", jobs=1)
+    app.extensions["dashboard"].audit.note("bulk/run", task="one", jobs=3)
     assert [row[3:] for row in rows(app.test_client())] == [
         ["bulk/run", "", "task one, jobs 3"],
         ["bulk/end", "", "task other, jobs 1"],
@@ -494,44 +494,44 @@ def test_start_of_a_change_without_its_end_is_shown(queue: Queue) -> None:
 
 
 def bulk(client: FlaskClient, confirm: str = "", **form: object) -> str:
-    """Change all jobs that match; return the address of the task, once that is done."""
+    """Change all matching jobs; return the address of the finished task."""
     preview = client.post("/bulk/preview", data={"scope": "all", "q": "", **form}, headers=OURS)
     id = preview.headers["Location"].removeprefix("/bulk?task=")
     path = client.post("/bulk/run", data={"task": id, "confirm": confirm}, headers=OURS).headers["Location"]
-    task = client.application.extensions["tasks"].find({"id": path.removeprefix("/task?id=")}, "id")
+    task = client.application.extensions["dashboard"].tasks.find({"id": path.removeprefix("/task?id=")}, "id")
     until(lambda: not task.is_running)
     return path
 
 
-def test_the_filter_goes_on_to_the_next_page_and_into_the_export(queue: Queue) -> None:
+def test_filter_applies_to_the_next_page_and_the_export(queue: Queue) -> None:
     app = queue.app()
-    fill(app.extensions["audit"], 101)
+    fill(app.extensions["dashboard"].audit, 101)
     found = links(app.test_client(), "/audit?what=tube%2Fp")
     assert found["Older"] == "/audit?what=tube/p&before=2"
     assert found["Export CSV"] == "/audit/export?format=csv&what=tube/p"
 
 
-def test_a_long_search_ends_and_can_be_gone_on_with(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(audit_pages, "SCANNED_AT_MOST", 50)
+def test_long_search_stops_and_can_be_continued(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit_pages, "MAX_SCANNED", 50)
     app = queue.app()
-    app.extensions["audit"].note("tube/kick")
-    fill(app.extensions["audit"], 120)
+    app.extensions["dashboard"].audit.note("tube/kick")
+    fill(app.extensions["dashboard"].audit, 120)
     client = app.test_client()
     path, seen = "/audit?what=kick", 0
     while "Older" in links(client, path):
-        assert "There is more to look through" in client.get(path).text
+        assert "The scan reached its limit" in client.get(path).text
         path, seen = links(client, path)["Older"], seen + 1
     assert seen == 2
     assert [row[3] for row in rows(client, path)] == ["tube/kick"]
 
 
-def test_an_empty_log_says_so(client: FlaskClient) -> None:
+def test_empty_log_says_so(client: FlaskClient) -> None:
     text = Page(client.get("/audit").text).text
     assert "Nothing has been changed through the dashboard yet." in text
-    assert "in memory only, and gone at a restart" in text
+    assert "in memory only and lost at a restart" in text
 
 
-def test_a_log_that_is_kept_does_not_say_that_it_is_not(queue: Queue, tmp_path: Path) -> None:
+def test_page_of_a_kept_log_does_not_warn_about_memory(queue: Queue, tmp_path: Path) -> None:
     assert "in memory only" not in queue.app(directory=str(tmp_path)).test_client().get("/audit").text
 
 
@@ -540,15 +540,15 @@ def test_trouble_is_on_the_page(queue: Queue, tmp_path: Path, monkeypatch: pytes
     client = queue.app(directory=str(tmp_path)).test_client()
     with failing(monkeypatch, "fsync", no_space):
         do(client, "/tube/pause", tube="mail", seconds=9)
-        until(lambda: client.application.extensions["audit"].trouble)
+        until(lambda: client.application.extensions["dashboard"].audit.trouble)
         page = Page(client.get("/audit").text).text
         assert "it cannot be written: [Errno 28] No space left on device." in page
         assert "tube/pause" in page
-    client.application.extensions["audit"].flush()
+    client.application.extensions["dashboard"].audit.flush()
 
 
 @pytest.mark.parametrize("query", ["before=0", "before=x", "before=-1", f"before={2**64}"])
-def test_a_cursor_that_is_none_is_refused(client: FlaskClient, query: str) -> None:
+def test_invalid_cursor_is_refused(client: FlaskClient, query: str) -> None:
     assert client.get(f"/audit?{query}").status_code == 400
 
 
@@ -557,8 +557,8 @@ def test_a_cursor_that_is_none_is_refused(client: FlaskClient, query: str) -> No
 
 def test_export_as_json_lines(queue: Queue) -> None:
     app = queue.app()
-    app.extensions["audit"].note("tube/pause", tube="mäil", seconds=9)
-    app.extensions["audit"].note("job/kick", id=7)
+    app.extensions["dashboard"].audit.note("tube/pause", tube="mäil", seconds=9)
+    app.extensions["dashboard"].audit.note("job/kick", id=7)
     response = app.test_client().get("/audit/export?format=jsonl")
     assert response.mimetype == "application/x-ndjson"
     assert response.headers["Content-Disposition"] == 'attachment; filename="audit.jsonl"'
@@ -569,13 +569,13 @@ def test_export_as_json_lines(queue: Queue) -> None:
     ]
 
 
-def test_export_as_csv_runs_no_formula(queue: Queue) -> None:
+def test_csv_export_contains_no_formula(queue: Queue) -> None:
     app = queue.app(password="x")  # noqa: S106
     client = app.test_client()
     for name in ("=1+1", "+1", "-1", "@SUM(A1)", "\tx", 'a"b,c', "plain"):
         client.get("/", headers=basic(name, "wrong"), environ_overrides={"REMOTE_ADDR": name})
     with client.application.test_request_context():
-        app.extensions["audit"].note("tube/kick", tube="+a", id=7, jobs=3)
+        app.extensions["dashboard"].audit.note("tube/kick", tube="+a", id=7, jobs=3)
     text = client.get("/audit/export?format=csv", headers=basic("", "x")).text
     head, kick, *failed = csv.reader(io.StringIO(text))
     assert head == ["at", "who", "address", "what", "tube", "id", "details"]
@@ -584,17 +584,17 @@ def test_export_as_csv_runs_no_formula(queue: Queue) -> None:
     assert {row[1] == row[2] for row in failed} == {True}
 
 
-def test_an_empty_export(client: FlaskClient) -> None:
+def test_empty_export(client: FlaskClient) -> None:
     assert client.get("/audit/export?format=jsonl").text == ""
     assert client.get("/audit/export?format=csv").text == "at,who,address,what,tube,id,details\r\n"
     assert client.get("/audit/export").status_code == 400
     assert client.get("/audit/export?format=xml").status_code == 400
 
 
-def test_an_export_is_streamed_and_lets_others_run(queue: Queue, tmp_path: Path, short_steps: None) -> None:
+def test_export_is_streamed_and_yields(queue: Queue, tmp_path: Path, short_steps: None) -> None:
     fill(Audit(queue.clock, str(tmp_path)), 3000)
     client = queue.app(directory=str(tmp_path)).test_client()
-    with Turns() as turns:
+    with LoopIterations() as turns:
         response = client.get("/audit/export?format=jsonl")
         parts = list(response.iter_encoded())
     assert len(parts) > 10
@@ -602,7 +602,7 @@ def test_an_export_is_streamed_and_lets_others_run(queue: Queue, tmp_path: Path,
     assert turns.count >= 3000
 
 
-def test_notes_are_logged_nowhere_else(queue: Queue, caplog: pytest.LogCaptureFixture) -> None:
+def test_entries_are_not_logged_elsewhere(queue: Queue, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG):
         Audit(queue.clock).note("tube/pause", tube="mail")
     assert caplog.records == []

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from jinja2 import DictLoader, Environment
 
-from greenstalk_server.web.app import template_cache
+from greenstalk_server.web import template_cache
 from greenstalk_server.web.template_cache import TemplateCache
 
 from .conftest import Queue

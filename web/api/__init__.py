@@ -1,25 +1,26 @@
-"""`/api/v1`: all that the dashboard can show or do, as JSON. docs/api.md is for its users.
+"""`/api/v1`: everything that the dashboard shows and does, as JSON. docs/api.md is the guide for users.
 
 How to add a group of endpoints:
 
-1. Write a class in a module of its own. Its name is the tag under which users find it, its docstring tells them what
-   it is about. It takes what it needs (the broker, the clock, `commit`, the deeds) in `__init__`.
-2. Each endpoint is a method with `@endpoint("POST", "/things/{id}/do", errors={409: "…"})`. Its signature is its
-   definition: parameters in the path are annotated with a type of `values`; `query` is a Struct of class `Asked`, whose
-   fields are the parameters; `body` is another, or a list or a union, and optional if it has a default; what it returns
-   is a Struct of class `Told`, None for 204, or a Response for what is no JSON. Its docstring is for users.
-3. Add it below, in `install`. The OpenAPI document, the page of it, reading, refusing, and the guard's questions
-   (who may, from where, how large) follow from that.
+1. Write a class in its own module. Its name is the tag in the OpenAPI document, and its docstring describes the tag.
+   `__init__` takes what the endpoints need (the broker, the clock, `commit`, the operations).
+2. Write each endpoint as a method with `@endpoint("POST", "/things/{id}/do", errors={409: "…"})`. The signature defines
+   the endpoint: path parameters are annotated with types from `values`; `query` is a subclass of `RequestModel` whose
+   fields are the parameters; `body` is a `RequestModel`, or a list or union of them, and optional if it has a default.
+   The return type is a `ResponseModel`, None for status 204, or a Response for other content than JSON. The docstring
+   is for users.
+3. Add the class in `init_app` below. The OpenAPI document and its page, parsing, error responses, and the checks of the
+   guard follow from that.
 
-A method may switch, so what it knew before is looked up anew after. It refuses by raising an HTTPException: `refuse` of
-`problems` names a field; NotFound, Conflict, ServiceUnavailable and deeds.NotTaken say what they mean. What changes
-something notes it in the audit log, as operations.operations does, and ends with `settle(self._commit)` of `settled`.
+A method may switch greenlets, so it must look up tubes and jobs again after each call that may switch. To refuse a
+request, raise an HTTPException: `problems.refuse` names a field; NotFound, Conflict, ServiceUnavailable and PutRefused
+mean what they say. A method that changes something writes an audit entry, as operations.operations does, and ends with
+`durability.settle(self._commit)`.
 
-    endpoint, frame     what an endpoint is; what serves them
-    reading, problems   what comes in, and what is wrong with it
-    values, cursors     types that many share; where a list goes on
+    framework           endpoints, parsing, problems, schemas, the OpenAPI document and its page; see its README.md
+    values, cursors     types shared by several groups, and cursors for lists
     listing             lists of jobs
-    schema, openapi     what the types are in words, and as a document; docs is the page of it
+    durability          waiting for the journal
 """
 
 from __future__ import annotations
@@ -43,19 +44,19 @@ from greenstalk_server.web.live.hub import LiveHub
 from greenstalk_server.web.metrics.history import History
 from greenstalk_server.web.operations.audit import Audit
 from greenstalk_server.web.operations.bulk import Bulk
-from greenstalk_server.web.operations.leases import Leases as Lessor
-from greenstalk_server.web.operations.operations import Deeds
+from greenstalk_server.web.operations.leases import Leases as LeaseManager
+from greenstalk_server.web.operations.operations import Operations
 from greenstalk_server.web.operations.store import Store
-from greenstalk_server.web.operations.tasks import Tasks as Running
+from greenstalk_server.web.operations.tasks import Tasks as TaskManager
 from greenstalk_server.web.options import WebOptions
 from greenstalk_server.web.pages.export import Exports
-from greenstalk_server.web.pages.samples import Samples as Kept
+from greenstalk_server.web.pages.samples import Samples as SamplePages
 from greenstalk_server.web.pages.search import Searches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """The parts of the dashboard that the API is another way to; *commit* as for pages.actions."""
+    """The parts of the dashboard that the API uses; *commit* is the one of pages.actions."""
 
     options: WebOptions
     broker: Broker
@@ -63,33 +64,33 @@ class Parts:
     commit: Callable[[], bool]
     audit: Audit
     bulk: Bulk
-    deeds: Deeds
+    operations: Operations
     exports: Exports
     history: History
+    leases: LeaseManager
     live: LiveHub
-    samples: Kept
+    samples: SamplePages
     searches: Searches
     store: Store
-    tasks: Running
+    tasks: TaskManager
 
 
-def install(app: Flask, parts: Parts) -> None:
-    """Add the API to *app*. Its `extensions["leases"]` is to be stopped before the server: leases end with that."""
-    broker, clock, commit, deeds = parts.broker, parts.clock, parts.commit, parts.deeds
-    tubes = Tubes(broker, clock, commit, deeds, parts.history, parts.store)
+def init_app(app: Flask, parts: Parts) -> None:
+    """Add the API to *app*."""
+    broker, clock, commit, operations = parts.broker, parts.clock, parts.commit, parts.operations
+    tubes = Tubes(broker, clock, commit, operations, parts.history, parts.store)
     api = Api(broker, _security(parts.options))
-    api.add(Jobs(broker, clock, commit, deeds, parts.exports))
-    leases = app.extensions["leases"] = Lessor(broker, clock, commit)
-    api.add(Leases(leases, clock, commit))
+    api.add(Jobs(broker, clock, commit, operations, parts.exports))
+    api.add(Leases(parts.leases, clock, commit))
     api.add(tubes)
     api.add(Tasks(broker, clock, parts.tasks, parts.searches, parts.bulk))
-    api.add(Connections(broker, clock, commit, deeds))
+    api.add(Connections(broker, clock, commit, operations))
     api.add(Samples(parts.store, parts.samples))
     api.add(Server(broker, clock, tubes, parts.history, parts.audit, parts.live))
-    api.install(app)
+    api.init_app(app)
 
 
 def _security(options: WebOptions) -> list[str]:
-    """What the guard asks of who uses the API, by the names of openapi.SECURITY: one of these; of nobody if none."""
+    """Return the keys of openapi.SECURITY, one of which each request needs; none if the API is open."""
     has_token, has_password = options.api_token or options.api_viewer_token, options.password or options.viewer_password
     return [name for name, is_asked in (("bearer", has_token), ("basic", has_password)) if is_asked]

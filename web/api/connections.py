@@ -1,4 +1,4 @@
-"""The connections of the API: a list, one of them with what it holds and watches, and its end."""
+"""The connections of the API: a list, single connections with their jobs and tubes, and closing them."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from greenstalk_server.web.api.cursors import DEFAULT_LIMIT, Cursor, Limit, Next
 from greenstalk_server.web.api.durability import settle
 from greenstalk_server.web.api.framework.endpoint import endpoint
 from greenstalk_server.web.api.framework.problems import refuse
-from greenstalk_server.web.api.values import Asked, Count, Instant, JobId, Pri, Told, TubeName, instant
-from greenstalk_server.web.cooperative import Pace
-from greenstalk_server.web.operations.operations import Deeds
-from greenstalk_server.web.pages.connections import (
-    JOBS_LISTED,
-    LONGEST_FILTER,
-    LOOKED_AT,
+from greenstalk_server.web.api.values import Count, Instant, JobId, Pri, RequestModel, ResponseModel, TubeName, instant
+from greenstalk_server.web.connection_queries import (
+    MAX_FILTER_LENGTH,
+    MAX_JOBS_LISTED,
+    MAX_SCANNED_JOBS,
+    MAX_TUBES_IN_ROW,
+    MAX_TUBES_LISTED,
     SORTS,
-    TUBES_IN_ROW,
-    TUBES_LISTED,
     find_client,
-    matching,
-    paced,
-    soonest,
+    iter_batched,
+    matching_clients,
+    soonest_jobs,
 )
+from greenstalk_server.web.cooperative import Pace
+from greenstalk_server.web.operations.operations import Operations
 
 ConnectionNumber = Annotated[
     int, Meta(ge=1, description="The number of a connection.", extra_json_schema={"maximum": 2**32 - 1}, examples=[7])
 ]
 
 
-class HeldJob(Told):
+class HeldJob(ResponseModel):
     """A job that a connection holds."""
 
     id: JobId
@@ -46,15 +46,15 @@ class HeldJob(Told):
     pri: Pri
     size: Annotated[Count, Meta(description="Bytes of the body.")]
     reserved_at: Instant
-    time_left: Annotated[Count, Meta(description="Seconds until it turns ready again.")]
+    time_left: Annotated[Count, Meta(description="Seconds until it becomes ready again.")]
 
 
-class Connection(Told):
+class Connection(ResponseModel):
     """A client: a connection of the beanstalk protocol, or a request to reserve over HTTP."""
 
     number: ConnectionNumber
-    address: Annotated[str, Meta(description="Where it comes from.")]
-    program: Annotated[str, Meta(description="What is known of who it is.")]
+    address: Annotated[str, Meta(description="The address of the client.")]
+    program: Annotated[str, Meta(description="The name of the client, as far as it is known.")]
     is_http: Annotated[bool, Meta(description="It is a request to reserve over HTTP.")]
     is_producer: Annotated[bool, Meta(description="It has put jobs.")]
     is_worker: Annotated[bool, Meta(description="It has reserved jobs.")]
@@ -62,64 +62,67 @@ class Connection(Told):
     uses: Annotated[TubeName, Meta(description="The tube that it puts into.")]
     watches: Annotated[
         list[TubeName],
-        Meta(description=f"Tubes that it reserves from: the first {TUBES_IN_ROW}, or {TUBES_LISTED} of one alone."),
+        Meta(
+            description=f"Tubes that it reserves from: the first {MAX_TUBES_IN_ROW} in lists,"
+            f" {MAX_TUBES_LISTED} for a single connection."
+        ),
     ]
-    watched: Annotated[Count, Meta(description="How many tubes it watches.")]
-    held: Annotated[Count, Meta(description="How many jobs it holds.")]
-    waiting_since: Annotated[Instant | None, Meta(description="Since when it has waited in a reserve; null if not.")]
-    waits_until: Annotated[Instant | None, Meta(description="When that ends without a job; null if it never does.")]
+    watched: Annotated[Count, Meta(description="The number of tubes that it watches.")]
+    held: Annotated[Count, Meta(description="The number of jobs that it holds.")]
+    waiting_since: Annotated[Instant | None, Meta(description="Start of its current reserve; null if it has none.")]
+    waits_until: Annotated[Instant | None, Meta(description="Timeout of that reserve; null if there is none.")]
 
 
 class ConnectionWithJobs(Connection):
     """A connection, and the jobs that it holds."""
 
-    jobs: Annotated[list[HeldJob], Meta(description=f"The first {JOBS_LISTED} of them, the next to time out first.")]
+    jobs: Annotated[list[HeldJob], Meta(description=f"The first {MAX_JOBS_LISTED} to time out, in that order.")]
 
 
-class ConnectionList(Told):
-    """Some of the connections."""
+class ConnectionList(ResponseModel):
+    """A page of connections."""
 
     connections: list[Connection]
     next_cursor: NextCursor
 
 
-class ListConnections(Asked):
-    """Which connections."""
+class ListConnections(RequestModel):
+    """Selects connections, and a page of the list."""
 
     q: Annotated[
         str,
         Meta(
-            max_length=LONGEST_FILTER,
-            description="Only those with this in their address, program or a tube's name, or as their number.",
+            max_length=MAX_FILTER_LENGTH,
+            description="Only connections whose address, program or a tube's name contains this, or with this number.",
         ),
     ] = ""
     sort: Annotated[
         Literal["number", "held", "waiting"],
-        Meta(description="By number; by who holds a job for longest; or by who waits for longest."),
+        Meta(description="By number, by the longest held job first, or by the longest wait first."),
     ] = "number"
     cursor: Cursor | UnsetType = UNSET
     limit: Limit = DEFAULT_LIMIT
 
 
 class _Place(Struct, array_like=True):
-    """After which connection a list goes on."""
+    """The last connection of the previous page, and the order of the list."""
 
     sort: str
     rank: int
     number: int
 
 
-NO_CONNECTION: Final = {404: "There is no such connection now."}
+NO_CONNECTION: Final = {404: "The connection does not exist."}
 
 
 class Connections:
-    """Connections of producers and workers: who waits, who holds what."""
+    """Connections of producers and workers, with the jobs that they hold."""
 
-    def __init__(self, broker: Broker, clock: Clock, commit: Callable[[], bool], deeds: Deeds) -> None:
+    def __init__(self, broker: Broker, clock: Clock, commit: Callable[[], bool], operations: Operations) -> None:
         self._broker: Broker = broker
         self._clock: Clock = clock
         self._commit: Callable[[], bool] = commit
-        self._deeds: Deeds = deeds
+        self._operations: Operations = operations
 
     @endpoint("GET", "/connections")
     def list_connections(self, query: ListConnections) -> ConnectionList:
@@ -128,30 +131,31 @@ class Connections:
         after = _after(query)
         keys = [
             (rank(client), client.number, client)
-            for client in paced(matching(self._broker, query.q.strip(), pace), pace)
+            for client in iter_batched(matching_clients(self._broker, query.q.strip(), pace), pace)
         ]
         first = nsmallest(query.limit + 1, [key for key in keys if after is None or key[:2] > after])
-        told = []
+        connections = []
         for _, _, client in first[: query.limit]:
-            if not client.is_closed:  # others had their turn since
-                told.append(_told(client, TUBES_IN_ROW))
-            pace.rest()
+            if not client.is_closed:  # the loop has yielded since the listing
+                connections.append(_connection_model(client, MAX_TUBES_IN_ROW))
+            pace.yield_if_due()
         is_cut = len(first) > query.limit
         following = dump(_Place(query.sort, *first[query.limit - 1][:2])) if is_cut else None
-        return ConnectionList(connections=told, next_cursor=following)
+        return ConnectionList(connections=connections, next_cursor=following)
 
     @endpoint("GET", "/connections/{number}", errors=NO_CONNECTION)
     def get_connection(self, number: ConnectionNumber) -> ConnectionWithJobs:
-        """Look at one connection, and the jobs that it holds."""
+        """Get one connection, and the jobs that it holds."""
         client, now = self._find(number), self._clock()
-        told = _told(client, TUBES_LISTED)
-        jobs = [_held(job, now) for job in soonest(client, JOBS_LISTED, LOOKED_AT)]
-        return ConnectionWithJobs(**{name: getattr(told, name) for name in told.__struct_fields__}, jobs=jobs)
+        connection = _connection_model(client, MAX_TUBES_LISTED)
+        jobs = [_held(job, now) for job in soonest_jobs(client, MAX_JOBS_LISTED, MAX_SCANNED_JOBS)]
+        fields = {name: getattr(connection, name) for name in connection.__struct_fields__}
+        return ConnectionWithJobs(**fields, jobs=jobs)
 
     @endpoint("DELETE", "/connections/{number}", status=204, errors=NO_CONNECTION)
     def close_connection(self, number: ConnectionNumber) -> None:
-        """Close a connection. The jobs that it holds turn ready."""
-        self._deeds.close(self._find(number))
+        """Close a connection. The jobs that it holds become ready."""
+        self._operations.close(self._find(number))
         settle(self._commit)
 
     def _find(self, number: int) -> Client:
@@ -167,8 +171,8 @@ def _after(query: ListConnections) -> tuple[int, int] | None:
     return place.rank, place.number
 
 
-def _told(client: Client, tubes: int) -> Connection:
-    """*client*, with the first *tubes* of those that it watches."""
+def _connection_model(client: Client, tubes: int) -> Connection:
+    """Return *client*, with the first *tubes* tubes that it watches."""
     until = client.wait_until if client.is_waiting else None
     return Connection(
         number=client.number,

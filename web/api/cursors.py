@@ -1,4 +1,4 @@
-"""Cursors: where a list goes on, as an opaque text that any server of any time reads, or refuses."""
+"""Cursors: positions in a list, as opaque text that every version of the server either reads or refuses."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from msgspec import Meta, Struct
 from greenstalk_server.web.api.framework.problems import refuse
 
 DEFAULT_LIMIT: Final = 100
-MOST: Final = 1000
+MAX_LIMIT: Final = 1000
 
-Limit = Annotated[int, Meta(ge=1, le=MOST, description="How many to answer at most.")]
+Limit = Annotated[int, Meta(ge=1, le=MAX_LIMIT, description="The most items to return.")]
 
 Cursor = Annotated[
     str,
     Meta(
         max_length=2000,
-        description="Where to go on: `next_cursor` of the answer before, with the other parameters as they were.",
+        description="Where to continue: `next_cursor` of the previous response. All other parameters must stay.",
     ),
 ]
 
 NextCursor = Annotated[
     str | None,
-    Meta(description="The `cursor` that leads on; null if there is no more. A page may have few rows, or none."),
+    Meta(description="The `cursor` of the next page; null on the last page. A page may have few items or none."),
 ]
 
 Place = TypeVar("Place", bound=Struct)
 
 
 def dump(place: Struct) -> str:
-    """*place* as a cursor."""
+    """Return *place* as a cursor."""
     return base64.urlsafe_b64encode(msgspec.json.encode(place)).rstrip(b"=").decode()
 
 
 def load(cursor: str, type: type[Place]) -> Place:
-    """The place that *cursor* tells; refuse it if it is none of this type."""
+    """Return the place in *cursor*; refuse a cursor that does not hold one of this type."""
     try:
         raw = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
         return msgspec.json.decode(raw, type=type)
     except (ValueError, RecursionError):  # binascii.Error, msgspec's errors and UnicodeDecodeError are ValueErrors
-        refuse("cursor", "must be the “next_cursor” of an answer to the same request")
+        refuse("cursor", "must be the “next_cursor” of a response to the same request")

@@ -1,8 +1,8 @@
-"""The leases of the API: jobs reserved over HTTP, by workers that have nothing but HTTP. docs/http-jobs.md is for them.
+"""The leases of the API: jobs reserved over HTTP, for workers without the beanstalk protocol. Guide: docs/http-jobs.md.
 
-A token stands in the body, never in the path: that is logged, here and by whatever stands between, and a token is a
-secret. What workers do is in the counts of tubes and jobs, and not in the audit log, as little as what those do that
-speak the protocol: it would drive out what people did.
+A token is sent in the body and never in the path, since it is a secret, and paths are logged here and by proxies.
+Workers appear in the counts of tubes and jobs but not in the audit log, just as workers of the beanstalk protocol:
+their entries would evict those of people.
 """
 
 from __future__ import annotations
@@ -19,193 +19,193 @@ from greenstalk_server.core.job import SECOND
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.api.durability import settle
 from greenstalk_server.web.api.framework.endpoint import endpoint
-from greenstalk_server.web.api.jobs import Job, row_of, shows_body
-from greenstalk_server.web.api.values import Asked, Delay, Pri, Told, TubeName
+from greenstalk_server.web.api.jobs import Job, job_model, shows_body
+from greenstalk_server.web.api.values import Delay, Pri, RequestModel, ResponseModel, TubeName
 from greenstalk_server.web.auth.access import visitor
 from greenstalk_server.web.cooperative import Pace
 from greenstalk_server.web.live.peer import peer_of
-from greenstalk_server.web.operations.leases import Ask, Lease, LeaseEnded, NoLease, Refused
-from greenstalk_server.web.operations.leases import Leases as Lessor
+from greenstalk_server.web.operations.leases import Lease, LeaseEnded, NoLease, ReserveRefused, ReserveRequest
+from greenstalk_server.web.operations.leases import Leases as LeaseManager
 
-WAIT_AT_MOST: Final = 50
-"""Seconds; most proxies end a request that has no answer after 60, and some platforms before."""
+MAX_WAIT: Final = 50
+"""Seconds. Most proxies end a request without a response after 60 seconds, and some platforms earlier."""
 
-COUNT_AT_MOST: Final = 100
-TUBES_AT_MOST: Final = 100
+MAX_COUNT: Final = 100
+MAX_TUBES: Final = 100
 
 RETRY_AFTER: Final = 5
-"""Seconds after which who was refused may ask again."""
+"""Seconds in the Retry-After header of a refused reserve."""
 
 Token = Annotated[
     str,
     Meta(
         max_length=200,
-        description="The token of the lease, as it came with the job. It is a secret.",
+        description="The token of the lease, received with the job. It is a secret.",
         examples=["AAAAAAAAACoAAAAAAAAAAQm2O7ucRiy3QHBuTLbD6XBC"],
     ),
 ]
 
-NewPri = Annotated[Pri | None, Meta(description="Its new priority; null leaves it as it is.")]
+NewPri = Annotated[Pri | None, Meta(description="The new priority; null keeps the old one.")]
 
 
-class Reserve(Asked):
-    """What to reserve, and for how long to wait for it."""
+class Reserve(RequestModel):
+    """Options of a reserve."""
 
     tubes: Annotated[
         tuple[TubeName, ...],
         Meta(
             min_length=1,
-            max_length=TUBES_AT_MOST,
-            description="From which: those that the worker watches.",
+            max_length=MAX_TUBES,
+            description="The tubes to reserve from, as those that a worker watches.",
             examples=[["mail"]],
         ),
     ] = ("default",)
-    count: Annotated[int, Meta(ge=1, le=COUNT_AT_MOST, description="How many jobs at most.")] = 1
+    count: Annotated[int, Meta(ge=1, le=MAX_COUNT, description="The most jobs to reserve.")] = 1
     wait: Annotated[
         int,
-        Meta(ge=0, le=WAIT_AT_MOST, description="Seconds to wait for the first job if none is ready.", examples=[25]),
+        Meta(ge=0, le=MAX_WAIT, description="Seconds to wait for the first job if none is ready.", examples=[25]),
     ] = 0
     worker: Annotated[
         str,
         Meta(
             max_length=100,
             pattern=r"^[^\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]*$(?!\n)",
-            description="a name of at most 100 characters on one line. It shows under Connections.",
+            description="a name of at most 100 characters on one line. It appears under Connections.",
             examples=["mailer-1"],
         ),
     ] = ""
 
 
 class LeasedJob(Job):
-    """A job that was reserved, and the token of its lease."""
+    """A reserved job, and the token of its lease."""
 
     token: Token
 
 
-class Reserved(Told):
-    """What was reserved."""
+class Reserved(ResponseModel):
+    """The reserved jobs."""
 
-    jobs: Annotated[list[LeasedJob], Meta(description="None if time was up.")]
+    jobs: Annotated[list[LeasedJob], Meta(description="Empty if the wait ended without a job.")]
 
 
-class Leased(Asked):
-    """Which lease."""
+class Leased(RequestModel):
+    """The lease."""
 
     token: Token
 
 
 class Release(Leased):
-    """How the job goes back."""
+    """The lease, and options of the release."""
 
     pri: NewPri = None
     delay: Delay = 0
 
 
 class Bury(Leased):
-    """How the job is set aside."""
+    """The lease, and options of the bury."""
 
     pri: NewPri = None
 
 
-ANY: Final = Reserve()
+DEFAULT_RESERVE: Final = Reserve()
 
 NO_LEASE: Final = {
-    404: "This server has given no such token since it started. With a restart all leases end.",
-    410: "The lease has ended: its ttr ran out, the job was finished, or somebody took it. It may be another's by now.",
+    404: "The server has not issued this token since it started. A restart ends all leases.",
+    410: "The lease has ended: its ttr ran out, or the job was finished or taken. Another worker may hold it by now.",
 }
 
 REFUSED: Final = {
-    403: "You are a viewer, all is read-only, or bodies are hidden: without them there is nothing to work on.",
-    503: "Too many wait or have jobs out, the server stops, the journal is late, or the body of the only job is lost,"
-    " which was buried. Nothing was reserved.",
+    403: "You are a viewer, the server is read-only, or bodies are hidden, without which there is nothing to work on.",
+    503: "Too many reserves wait or hold jobs, the server is stopping, the journal is late, or the body of the only"
+    " job is lost, and the job was buried. Nothing was reserved.",
 }
 
 
 class Leases:
-    """Leases: reserve jobs, and finish them, by HTTP alone.
+    """Leases: reserve and finish jobs over HTTP alone.
 
-    A job that is reserved is yours until its ttr ends, by the token that comes with it. Delete it when it is done, or
-    release it, bury it, or touch it to have its whole ttr again. If you do none of it, or vanish, it turns ready when
-    its ttr ends, and goes to whoever asks next: so each job is done at least once, and may be twice.
+    A reserved job is yours until its ttr ends; the token that comes with it is the proof. Delete the job when it is
+    done, release or bury it, or touch it to restart its ttr. Otherwise the job becomes ready when its ttr ends, and the
+    next worker gets it. So each job is processed at least once, and may be processed twice.
     """
 
-    def __init__(self, lessor: Lessor, clock: Clock, commit: Callable[[], bool]) -> None:
-        self._lessor: Lessor = lessor
+    def __init__(self, leases: LeaseManager, clock: Clock, commit: Callable[[], bool]) -> None:
+        self._leases: LeaseManager = leases
         self._clock: Clock = clock
         self._commit: Callable[[], bool] = commit
 
     @endpoint("POST", "/reserve", errors=REFUSED)
-    def reserve_jobs(self, body: Reserve = ANY) -> Reserved:
-        """Reserve jobs, as soon as there is one.
+    def reserve_jobs(self, body: Reserve = DEFAULT_RESERVE) -> Reserved:
+        """Reserve jobs, as soon as one is ready.
 
-        Of all ready jobs of these tubes, those with the smallest priority. It waits in line with all other workers. It
-        answers with what is ready, up to `count` and about 1 MiB of bodies, as soon as there is one job; or with none
-        when `wait` seconds are over. Close the connection to give up before.
+        Returns the ready jobs with the smallest priorities in the given tubes, up to `count` jobs and about 1 MiB of
+        bodies. If none is ready, the request waits in line with all other workers, and returns no jobs when `wait`
+        seconds are over. Close the connection to end the wait early.
         """
         who = visitor()
         if not who.sees_bodies:
-            raise Forbidden("Bodies are hidden here (--hide-bodies), and so no job can be worked on over HTTP.")
+            raise Forbidden("Bodies are hidden on this server (--hide-bodies), so jobs cannot be reserved over HTTP.")
         tubes = tuple(dict.fromkeys(name.encode() for name in body.tubes))
-        ask = Ask(tubes, body.count, body.wait * SECOND, body.worker, who.address)
+        reserve = ReserveRequest(tubes, body.count, body.wait * SECOND, body.worker, who.address)
         try:
-            leases = self._lessor.reserve(ask, peer_of(request.environ))
-        except Refused as refusal:
+            leases = self._leases.reserve(reserve, peer_of(request.environ))
+        except ReserveRefused as refusal:
             raise ServiceUnavailable(str(refusal), retry_after=RETRY_AFTER) from refusal
         pace, jobs = Pace(), []
         for lease in leases:
             jobs.append(_leased(lease, self._clock()))
-            pace.rest()
+            pace.yield_if_due()
         return Reserved(jobs=jobs)
 
     @endpoint("POST", "/leases/show", errors=NO_LEASE)
     def show_lease(self, body: Leased) -> Job:
-        """See whether a lease goes on.
+        """Check whether a lease is still valid.
 
-        Answers with the job, but for its body; `time_left` is what is left of its ttr.
+        Returns the job without its body; `time_left` is the rest of its ttr.
         """
-        with _ends_told():
-            return row_of(self._lessor.job(body.token), self._clock())
+        with _lease_errors():
+            return job_model(self._leases.job(body.token), self._clock())
 
     @endpoint("POST", "/leases/touch", errors=NO_LEASE)
     def touch_lease(self, body: Leased) -> Job:
-        """Begin the ttr of the job anew, from now.
+        """Restart the ttr of the job.
 
-        Answers with the job, but for its body.
+        Returns the job without its body.
         """
-        with _ends_told():
-            return row_of(self._lessor.touch(body.token), self._clock())
+        with _lease_errors():
+            return job_model(self._leases.touch(body.token), self._clock())
 
     @endpoint("POST", "/leases/delete", status=204, errors=NO_LEASE)
     def delete_leased(self, body: Leased) -> None:
-        """Delete the job: it is done."""
-        with _ends_told():
-            self._lessor.delete(body.token)
+        """Delete the job, as it is done."""
+        with _lease_errors():
+            self._leases.delete(body.token)
         settle(self._commit)
 
     @endpoint("POST", "/leases/release", status=204, errors=NO_LEASE)
     def release_leased(self, body: Release) -> None:
-        """Give the job back: it is ready again, at once or after a delay.
+        """Release the job, so that it becomes ready, at once or after a delay.
 
-        Its priority stays as it is unless `pri` says another.
+        Its priority stays unless `pri` is given.
         """
-        with _ends_told():
-            self._lessor.release(body.token, body.pri, body.delay * SECOND)
+        with _lease_errors():
+            self._leases.release(body.token, body.pri, body.delay * SECOND)
         settle(self._commit)
 
     @endpoint("POST", "/leases/bury", status=204, errors=NO_LEASE)
     def bury_leased(self, body: Bury) -> None:
-        """Set the job aside, until somebody kicks it.
+        """Bury the job. It stays buried until it is kicked.
 
-        Its priority stays as it is unless `pri` says another.
+        Its priority stays unless `pri` is given.
         """
-        with _ends_told():
-            self._lessor.bury(body.token, body.pri)
+        with _lease_errors():
+            self._leases.bury(body.token, body.pri)
         settle(self._commit)
 
 
 @contextmanager
-def _ends_told() -> Iterator[None]:
-    """Refuse the request if there is no lease, or none any more."""
+def _lease_errors() -> Iterator[None]:
+    """Turn NoLease into status 404, and LeaseEnded into 410."""
     try:
         yield
     except LeaseEnded as error:
@@ -215,5 +215,5 @@ def _ends_told() -> Iterator[None]:
 
 
 def _leased(lease: Lease, now: int) -> LeasedJob:
-    row = row_of(lease.job, now, lease.body if shows_body(lease.job) else None)
+    row = job_model(lease.job, now, lease.body if shows_body(lease.job) else None)
     return LeasedJob(**{name: getattr(row, name) for name in Job.__struct_fields__}, token=lease.token)

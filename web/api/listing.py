@@ -1,9 +1,9 @@
-"""Lists of jobs that go on by cursors: all that match, each once, whatever happens to the others meanwhile.
+"""Lists of jobs with cursors: every matching job exactly once, even while other jobs change.
 
-Those of one tube in one state come in the order of a list page, as far as a walk of DEEPEST jobs leads; the others
-after them, and all other lists, by id, which is in the order in which they were put. A page that is found by looking
-through many jobs ends after SCAN_FOR with what it has, and its cursor goes on from there: so it never waits long, and
-never leaves out what it has not looked at.
+A list of one tube in one state starts in the order of a list page, for the first DEEPEST jobs. The other jobs of that
+list, and all other lists, are ordered by id, which is the order of the puts. A page that has to scan many jobs ends
+after SCAN_TIME with the jobs found so far, and its cursor continues from there. So no request waits long, and no job is
+skipped.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from greenstalk_server.core.job import RESERVED, STATE_NAMES, Job
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.web.api.framework.problems import refuse
 from greenstalk_server.web.cooperative import Pace
-from greenstalk_server.web.jobs.bodies import each
-from greenstalk_server.web.jobs.job_list import DEEPEST, count, in_order, rank
+from greenstalk_server.web.jobs.bodies import iter_with_bodies
+from greenstalk_server.web.jobs.job_list import MAX_LISTED, count_jobs, jobs_in_order, sort_key
+from greenstalk_server.web.jobs.matching import JobMatcher, candidate_ids
 from greenstalk_server.web.jobs.query import Query
-from greenstalk_server.web.pages.search import Matches, candidates
 
-SCAN_FOR: Final = 0.5
-"""Seconds that a page looks for jobs."""
+SCAN_TIME: Final = 0.5
+"""Seconds that one page scans for jobs."""
 
 PAGE_BYTES: Final = 1024 * 1024
-"""Bytes of bodies on a page, after which it ends."""
+"""Bytes of bodies after which a page is full."""
 
 Row = TypeVar("Row")
 
 
 class Place(Struct, array_like=True, kw_only=True):
-    """Where a list goes on.
+    """The position of a cursor in a list.
 
-    of          tells the list from others.
-    above       the last id that was looked at, where it goes by id; None while it goes in order.
-    beyond      rank and id of the last job that came in order; None if none did.
+    of          a digest of the query, to recognize cursors of other lists.
+    above       the last id scanned, in the part of the list ordered by id; None in the part in page order.
+    beyond      rank and id of the last job in page order; None if there was none.
     """
 
     of: str
@@ -52,18 +52,18 @@ class Place(Struct, array_like=True, kw_only=True):
 class Rows(Generic[Row]):
     """The rows of a page, until it is full.
 
-    tell            makes a row of a job and its body, and says how many bytes of that it has.
-    wants_body      whether the body of a job is needed for that.
+    make_row        makes the row of a job and its body; also returns the bytes of body in the row.
+    wants_body      whether the row of a job needs its body.
     """
 
     def __init__(
-        self, limit: int, tell: Callable[[Job, bytes | None], tuple[Row, int]], wants_body: Callable[[Job], bool]
+        self, limit: int, make_row: Callable[[Job, bytes | None], tuple[Row, int]], wants_body: Callable[[Job], bool]
     ) -> None:
         self.wants_body: Callable[[Job], bool] = wants_body
         self.rows: list[Row] = []
         self._limit: int = limit
         self._bytes: int = 0
-        self._tell: Callable[[Job, bytes | None], tuple[Row, int]] = tell
+        self._make_row: Callable[[Job, bytes | None], tuple[Row, int]] = make_row
         self._pace: Pace = Pace()
 
     @property
@@ -71,29 +71,29 @@ class Rows(Generic[Row]):
         return len(self.rows) >= self._limit or self._bytes >= PAGE_BYTES
 
     def add(self, job: Job, body: bytes | None) -> None:
-        """Add *job* as it is now; *body* is None if it is not wanted, or lost."""
-        row, size = self._tell(job, body)
+        """Add *job* as it is now. *body* is None if it is not wanted, or lost."""
+        row, size = self._make_row(job, body)
         self.rows.append(row)
         self._bytes += size
 
     def rest(self) -> None:
-        """Let others run if it is time to. May switch."""
-        self._pace.rest()
+        """Yield to the event loop if it is time. May switch."""
+        self._pace.yield_if_due()
 
 
 def begin(query: Query) -> Place:
-    """Where the list of *query* begins."""
+    """Return the first place of the list of *query*."""
     return Place(of=_digest(query), above=None if _has_order(query) else 0, beyond=None)
 
 
 def refuse_other(place: Place, query: Query) -> None:
-    """Refuse a *place* of another list than that of *query*."""
+    """Refuse the request if *place* belongs to another list than that of *query*."""
     if place.of != _digest(query) or (place.above is None and not _has_order(query)):
-        refuse("cursor", "is of another list: the other parameters have to be as they were")
+        refuse("cursor", "is of another list: the other parameters must be the same as in the first request")
 
 
 def fill(broker: Broker, query: Query, place: Place, now: int, rows: Rows[Row]) -> Place | None:
-    """Fill a page of the list of *query* from *place* on; return where it goes on, or None. May switch."""
+    """Fill *rows* from *place* on; return the next place, or None at the end of the list. May switch."""
     if place.above is not None:
         return _by_id(broker, query, place, now, rows)
     tube = broker.tubes.get(query.tube.encode())
@@ -101,40 +101,40 @@ def fill(broker: Broker, query: Query, place: Place, now: int, rows: Rows[Row]) 
 
 
 def _in_order(broker: Broker, tube: Tube, query: Query, place: Place, rows: Rows[Row]) -> Place | None:
-    """Fill in the order of a list page. May switch."""
+    """Fill *rows* in page order. May switch."""
     state = STATE_NAMES.index(query.state)
-    listed = [(rank(job, state), job) for job in islice(in_order(broker, tube, state), DEEPEST)]
-    is_all = len(listed) >= count(tube, state)
-    if state == RESERVED and not is_all:  # the first that a bounded look found need not be the first of all
+    listed = [(sort_key(job, state), job) for job in islice(jobs_in_order(broker, tube, state), MAX_LISTED)]
+    is_all = len(listed) >= count_jobs(tube, state)
+    if state == RESERVED and not is_all:  # a bounded scan need not have found the first jobs of the whole order
         return Place(of=place.of, above=0, beyond=place.beyond)
     beyond = place.beyond
     places = {job.id: (at, job) for at, job in listed if beyond is None or at > beyond}
-    for id, job, body in each(broker, places, rows.wants_body, rows.rest):
+    for id, job, body in iter_with_bodies(broker, places, rows.wants_body, rows.rest):
         if rows.is_full:
             return Place(of=place.of, above=None, beyond=beyond)
         beyond, was = places[id]
-        if job is was and job.state == state:  # others had their turn since
+        if job is was and job.state == state:  # the loop has yielded since the listing
             rows.add(job, body)
     return None if is_all else Place(of=place.of, above=0, beyond=beyond)
 
 
 def _by_id(broker: Broker, query: Query, place: Place, now: int, rows: Rows[Row]) -> Place | None:
-    """Fill by id, with what did not come in order. May switch."""
+    """Fill *rows* by id, without the jobs that came in page order. May switch."""
     until, above, beyond = inf, place.above or 0, place.beyond
-    matches = Matches(broker, query, now, rows.rest, rows.wants_body)
-    for id, job, body in matches.among(candidates(broker, query, above)[1]):
+    matcher = JobMatcher(broker, query, now, rows.rest, rows.wants_body)
+    for id, job, body in matcher.match(candidate_ids(broker, query, above)[1]):
         if rows.is_full or time.monotonic() > until:
             return Place(of=place.of, above=above, beyond=beyond)
-        if until == inf:  # the first has come, however long a disk took for it
-            until = time.monotonic() + SCAN_FOR
-        if job is not None and (beyond is None or rank(job, job.state) > beyond):
+        if until == inf:  # start the clock at the first job, which may have waited for a slow disk
+            until = time.monotonic() + SCAN_TIME
+        if job is not None and (beyond is None or sort_key(job, job.state) > beyond):
             rows.add(job, body)
         above = id
     return None
 
 
 def _has_order(query: Query) -> bool:
-    """Whether *query* asks for one tube and one state, and no more: else each job is asked, step by step by id."""
+    """Return whether *query* selects exactly one tube and one state, and nothing else."""
     return bool(query.tube and query.state) and query == Query().within(query.tube, query.state)
 
 

@@ -1,4 +1,4 @@
-"""The samples of the API: jobs that are kept by a name, to be put again."""
+"""The samples of the API: named jobs that are kept to be put again."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from werkzeug.exceptions import Forbidden
 
 from greenstalk_server.web.api.framework.endpoint import endpoint
 from greenstalk_server.web.api.framework.problems import refuse
-from greenstalk_server.web.api.values import Asked, Delay, Pri, Told, Ttr, TubeName
+from greenstalk_server.web.api.values import Delay, Pri, RequestModel, ResponseModel, Ttr, TubeName
 from greenstalk_server.web.auth.access import visitor
 from greenstalk_server.web.operations.store import LARGEST_SAMPLE, Store
-from greenstalk_server.web.operations.store import Sample as Stored
-from greenstalk_server.web.pages.samples import DEFAULT_PRI, DEFAULT_TTR, LONGEST_NAME
-from greenstalk_server.web.pages.samples import Samples as Kept
+from greenstalk_server.web.operations.store import Sample as StoredSample
+from greenstalk_server.web.pages.samples import DEFAULT_PRI, DEFAULT_TTR, MAX_NAME_LENGTH
+from greenstalk_server.web.pages.samples import Samples as SamplePages
 
-Name = Annotated[str, Meta(min_length=1, max_length=LONGEST_NAME, description="Its name.", examples=["welcome"])]
+Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_LENGTH, description="Its name.", examples=["welcome"])]
 
 
-class Sample(Told):
-    """A job that is kept, to be put again."""
+class Sample(ResponseModel):
+    """A named job that is kept to be put again."""
 
     name: Name
     tube: TubeName
@@ -30,15 +30,15 @@ class Sample(Told):
     ttr: Ttr
 
 
-class SampleList(Told):
-    """All samples there are."""
+class SampleList(ResponseModel):
+    """All samples."""
 
     samples: list[Sample]
-    trouble: Annotated[str, Meta(description="Why the last change of them is not on disk; empty if it is.")]
+    trouble: Annotated[str, Meta(description="Why the last change is not on disk; empty if it is.")]
 
 
-class NewSample(Asked):
-    """A job to keep, by a name."""
+class NewSample(RequestModel):
+    """A job to keep under a name."""
 
     name: Name
     tube: TubeName
@@ -48,8 +48,8 @@ class NewSample(Asked):
     ttr: Ttr = DEFAULT_TTR
 
 
-class ByName(Asked):
-    """Which sample."""
+class ByName(RequestModel):
+    """The sample."""
 
     name: Name
 
@@ -58,37 +58,37 @@ HIDDEN: Final = {403: "Bodies are hidden from you, and so are samples."}
 
 
 class Samples:
-    """Samples: jobs kept by name, as the form for a new job offers them."""
+    """Samples: named jobs that the form for a new job offers."""
 
-    def __init__(self, store: Store, samples: Kept) -> None:
+    def __init__(self, store: Store, samples: SamplePages) -> None:
         self._store: Store = store
-        self._samples: Kept = samples
+        self._samples: SamplePages = samples
 
     @endpoint("GET", "/samples", errors=HIDDEN)
     def list_samples(self) -> SampleList:
-        """List the samples."""
+        """List all samples."""
         if not visitor().sees_bodies:
             raise Forbidden("Bodies are hidden from you, and so are samples.")
-        found = sorted(self._store.samples.values(), key=lambda sample: sample.name.casefold())
-        return SampleList(samples=[_told(sample) for sample in found], trouble=self._store.trouble)
+        samples = sorted(self._store.samples.values(), key=lambda sample: sample.name.casefold())
+        return SampleList(samples=[_sample_model(sample) for sample in samples], trouble=self._store.trouble)
 
-    @endpoint("POST", "/samples", status=201, errors={409: "There is no room for one more."}, has_bodies=True)
+    @endpoint("POST", "/samples", status=201, errors={409: "There is no room for another sample."}, has_bodies=True)
     def save_sample(self, body: NewSample) -> Sample:
-        """Save a sample, in place of one of the same name."""
+        """Save a sample. It replaces one of the same name."""
         name = " ".join(body.name.split())
         if not name:
             refuse("name", "must have other characters than spaces")
-        sample = Stored(name, body.tube, body.pri, body.delay, body.ttr, body.body)
+        sample = StoredSample(name, body.tube, body.pri, body.delay, body.ttr, body.body)
         self._samples.keep(sample)
-        return _told(sample)
+        return _sample_model(sample)
 
-    @endpoint("DELETE", "/samples", status=204, errors={404: "There is no such sample."})
+    @endpoint("DELETE", "/samples", status=204, errors={404: "The sample does not exist."})
     def delete_sample(self, query: ByName) -> None:
         """Delete a sample."""
         self._samples.forget(query.name)
 
 
-def _told(sample: Stored) -> Sample:
+def _sample_model(sample: StoredSample) -> Sample:
     return Sample(
         name=sample.name, tube=sample.tube, body=sample.body, pri=sample.pri, delay=sample.delay, ttr=sample.ttr
     )

@@ -1,4 +1,4 @@
-"""The server of the API: its figures, what has happened lately, as a stream too, and who changed what."""
+"""The server of the API: its figures, recent history, a stream of changes, and the audit log."""
 
 from __future__ import annotations
 
@@ -11,109 +11,126 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.protocol.stats import ServerStats, server_stats
 from greenstalk_server.runtime.clock import Clock
-from greenstalk_server.web.api.cursors import DEFAULT_LIMIT, MOST, Cursor, Limit, NextCursor, dump, load
+from greenstalk_server.web.api.cursors import DEFAULT_LIMIT, MAX_LIMIT, Cursor, Limit, NextCursor, dump, load
 from greenstalk_server.web.api.framework.endpoint import endpoint
-from greenstalk_server.web.api.tubes import ListTubes, RatesPerSecond, Series, Spanned, Tubes, rates_told
-from greenstalk_server.web.api.values import Asked, Count, Instant, JobId, Told, TubeName, instant, nanoseconds, tube_of
+from greenstalk_server.web.api.tubes import ListTubes, RatesPerSecond, Series, Spanned, Tubes, rates_model
+from greenstalk_server.web.api.values import (
+    Count,
+    Instant,
+    JobId,
+    RequestModel,
+    ResponseModel,
+    TubeName,
+    instant,
+    nanoseconds,
+    tube_of,
+)
 from greenstalk_server.web.fields import Fields
 from greenstalk_server.web.live.hub import LiveHub, State
 from greenstalk_server.web.metrics.history import History
 from greenstalk_server.web.metrics.rings import SPANS
 from greenstalk_server.web.operations.audit import Audit
-from greenstalk_server.web.pages.audit import END_OF_TIME, LONGEST_FILTER, MAX_CURSOR, Filter, collect, refuse_others
-from greenstalk_server.web.pages.charts import figures
-from greenstalk_server.web.pages.overview import Lookout
+from greenstalk_server.web.pages.audit import (
+    END_OF_TIME,
+    MAX_CURSOR,
+    MAX_FILTER_LENGTH,
+    Filter,
+    find_entries,
+    require_audit_access,
+)
+from greenstalk_server.web.pages.charts import history_json
+from greenstalk_server.web.pages.overview import OverviewBuilder
 
 LIVE: Final = "api"
-"""The name of the API's stream among the live pages."""
+"""Name of the API's stream among the live pages."""
 
 EVENT_STREAM: Final = "text/event-stream"
 
 
-class Journal(Told):
-    """How the journal is."""
+class Journal(ResponseModel):
+    """The state of the journal."""
 
-    is_on_disk: Annotated[bool, Meta(description="Jobs survive the process.")]
-    trouble: Annotated[str | None, Meta(description="Why it cannot be written, and so puts are refused.")]
-    is_full: Annotated[bool, Meta(description="The disk has no room for a file ahead.")]
+    is_on_disk: Annotated[bool, Meta(description="Jobs survive a restart of the server.")]
+    trouble: Annotated[str | None, Meta(description="Why the journal cannot be written, so that puts are refused.")]
+    is_full: Annotated[bool, Meta(description="The disk has no room for another file.")]
     files: Count
-    bytes_on_disk: Annotated[Count, Meta(description="What the files take.")]
-    bytes_recorded: Annotated[Count, Meta(description="What the records of files in use take.")]
-    bytes_live: Annotated[Count, Meta(description="Those of them that hold a job.")]
+    bytes_on_disk: Annotated[Count, Meta(description="Size of the files.")]
+    bytes_recorded: Annotated[Count, Meta(description="Size of the records in files that are in use.")]
+    bytes_live: Annotated[Count, Meta(description="Size of the records that hold a job.")]
     synced_ago: Annotated[
-        float | None, Meta(description="Seconds since all written before was known to be on disk; null if never.")
+        float | None, Meta(description="Seconds since all records were known to be on disk; null if never.")
     ]
 
 
-class Memory(Told):
-    """What the process has of memory."""
+class Memory(ResponseModel):
+    """The memory of the process, in bytes."""
 
     bytes: Count
-    private: Annotated[Count, Meta(description="Of it, shared with no other process.")]
+    private: Annotated[Count, Meta(description="The part that is not shared with other processes.")]
 
 
-class Bodies(Told):
-    """The bodies of jobs, where there is a limit to memory."""
+class Bodies(ResponseModel):
+    """The bodies of jobs, where memory is limited."""
 
-    limit: Annotated[Count, Meta(description="Bytes that jobs may take of memory.")]
-    taken: Annotated[Count, Meta(description="Bytes that they take, about.")]
+    limit: Annotated[Count, Meta(description="Bytes of memory that jobs may use.")]
+    taken: Annotated[Count, Meta(description="Bytes of memory that jobs use, approximately.")]
     in_memory: Annotated[Count, Meta(description="Jobs whose bodies are in memory.")]
     bytes_in_memory: Count
-    on_disk: Annotated[Count, Meta(description="Jobs whose bodies are on disk alone.")]
+    on_disk: Annotated[Count, Meta(description="Jobs whose bodies are only on disk.")]
     bytes_on_disk: Count
-    is_full: Annotated[bool, Meta(description="Puts are refused, as jobs take too much.")]
+    is_full: Annotated[bool, Meta(description="Puts are refused because of the limit.")]
 
 
-class ServerFigures(Told):
+class ServerFigures(ResponseModel):
     """The server and its figures."""
 
     stats: ServerStats
-    rates: Annotated[RatesPerSecond, Meta(description="What happens in all tubes.")]
+    rates: Annotated[RatesPerSecond, Meta(description="Rates of all tubes together.")]
     journal: Journal
-    memory: Annotated[Memory | None, Meta(description="Null where the system does not tell.")]
-    bodies: Annotated[Bodies | None, Meta(description="Null without a limit to memory.")]
+    memory: Annotated[Memory | None, Meta(description="Null if the system does not report it.")]
+    bodies: Annotated[Bodies | None, Meta(description="Null if memory is not limited.")]
     limited: Annotated[
         dict[str, Count],
-        Meta(description="How often each limit, or an access rule, refused something or held it up."),
+        Meta(description="How often each limit or access rule has refused or delayed something."),
     ]
 
 
-class AuditEntry(Told):
-    """One change, or one refusal."""
+class AuditEntry(ResponseModel):
+    """A change, or a refused request."""
 
-    number: Annotated[Count, Meta(description="Counts up, and on after a restart.")]
+    number: Annotated[Count, Meta(description="Increases by one per entry, across restarts.")]
     at: Instant
-    who: Annotated[str, Meta(description="The name that was given; with a token, which one it was.")]
-    address: Annotated[str, Meta(description="Where it came from.")]
-    what: Annotated[str, Meta(examples=["tube/pause"])]
+    who: Annotated[str, Meta(description="The login name, or the kind of token.")]
+    address: Annotated[str, Meta(description="The address of the client.")]
+    what: Annotated[str, Meta(description="The operation.", examples=["tube/pause"])]
     details: dict[str, str | int]
 
 
-class AuditList(Told):
-    """Some of the audit log, the newest first."""
+class AuditList(ResponseModel):
+    """A page of the audit log, newest first."""
 
     entries: list[AuditEntry]
     next_cursor: NextCursor
-    trouble: Annotated[str, Meta(description="Why not all of it is on disk; empty if it is.")]
+    trouble: Annotated[str, Meta(description="Why some entries are not on disk; empty if all are.")]
 
 
-class ListAudit(Asked):
-    """A filter of entries, the same as on the dashboard's audit page."""
+class ListAudit(RequestModel):
+    """Selects entries as the dashboard's audit page does, and a page of the list."""
 
     who: Annotated[
-        str, Meta(max_length=LONGEST_FILTER, description="Only entries with this text in the name, in any case.")
+        str, Meta(max_length=MAX_FILTER_LENGTH, description="Only entries with this text in the name, in any case.")
     ] = ""
     what: Annotated[
         str,
         Meta(
-            max_length=LONGEST_FILTER,
+            max_length=MAX_FILTER_LENGTH,
             description="Only entries with this text in the action, or in the change that it makes, such as delete.",
         ),
     ] = ""
     tube: Annotated[
         str,
         Meta(
-            max_length=LONGEST_FILTER,
+            max_length=MAX_FILTER_LENGTH,
             description="Only entries with this text in the name of the tube, or of the tube that jobs were moved to.",
         ),
     ] = ""
@@ -124,22 +141,22 @@ class ListAudit(Asked):
     limit: Limit = DEFAULT_LIMIT
 
 
-class Watched(Asked):
-    """What to watch."""
+class Watched(RequestModel):
+    """The tube to watch."""
 
     tube: Annotated[
-        TubeName | UnsetType, Meta(description="This tube alone; else the server, and the first 1000 tubes by name.")
+        TubeName | UnsetType, Meta(description="Only this tube; without it, the server and the first 1000 tubes.")
     ] = UNSET
 
 
 class _Place(Struct, array_like=True):
-    """Before which entry a list goes on."""
+    """The number of the last entry of the previous page."""
 
     before: Annotated[int, Meta(ge=1, le=MAX_CURSOR)]
 
 
 class Server:
-    """The server: its figures, what has happened lately, a stream of all that changes, and the audit log."""
+    """The server: its figures, recent history, a stream of all changes, and the audit log."""
 
     def __init__(
         self, broker: Broker, clock: Clock, tubes: Tubes, history: History, audit: Audit, live: LiveHub
@@ -148,41 +165,41 @@ class Server:
         self._clock: Clock = clock
         self._tubes: Tubes = tubes
         self._history: History = history
-        self._lookout: Lookout = Lookout(broker, history)
+        self._builder: OverviewBuilder = OverviewBuilder(broker, history)
         self._audit: Audit = audit
         self._live: LiveHub = live
         live.register(LIVE, self.live_state)
 
     @endpoint("GET", "/server")
     def get_server(self) -> ServerFigures:
-        """Look at the server."""
-        return self._told(self._clock())
+        """Get the figures of the server."""
+        return self._figures(self._clock())
 
     @endpoint("GET", "/server/history")
     def get_server_history(self, query: Spanned) -> Series:
-        """See what has happened in all tubes lately."""
-        return Series(**figures(self._history.columns(None, SPANS[query.span])))
+        """Get the recent history of all tubes together."""
+        return Series(**history_json(self._history.columns(None, SPANS[query.span])))
 
     @endpoint(
         "GET",
         "/events",
         content=(EVENT_STREAM,),
-        errors={404: "There is no such tube now.", 503: "There are as many streams as there may be."},
+        errors={404: "The tube does not exist.", 503: "The maximum number of streams is open."},
     )
     def watch(self, query: Watched) -> Response:
         """Watch the figures of the server and of its tubes, as server-sent events.
 
-        The data of the first event is `{"server": {…}, "tubes": {NAME: {…}}}`, with what `/server` and `/tube` tell.
-        Each second that something changes another follows, with what is other than before: a member of `server`, or
-        a whole tube, which is null if it is gone. When a tube that alone is watched is gone, an event `gone` comes, and
-        the stream ends. When nothing changes, an empty object comes every 15 seconds.
+        The data of the first event is `{"server": {…}, "tubes": {NAME: {…}}}`, with the contents of `/server` and
+        `/tube`. Then an event follows each second in which something has changed, with the changed members of `server`
+        and the changed tubes; a tube that is gone is null. A stream of a single tube sends an event `gone` and ends
+        when the tube is gone. While nothing changes, an empty object is sent every 15 seconds.
         """
         return self._live.stream(LIVE, {} if query.tube is UNSET else {"tube": query.tube})
 
-    @endpoint("GET", "/audit", errors={403: "Only admins can see the audit log."})
+    @endpoint("GET", "/audit", errors={403: "Only admins may read the audit log."})
     def list_audit(self, query: ListAudit) -> AuditList:
-        """See who changed what, and what was refused, the newest first."""
-        refuse_others()
+        """List the changes and the refused requests, newest first."""
+        require_audit_access()
         before = load(query.cursor, _Place).before if query.cursor is not UNSET else 0
         wanted = Filter(
             who=query.who.strip(),
@@ -192,7 +209,7 @@ class Server:
             since=0 if query.since is UNSET else nanoseconds(query.since),
             until=END_OF_TIME if query.until is UNSET else nanoseconds(query.until),
         )
-        entries, following, _ = collect(self._audit, wanted, before, query.limit)
+        entries, following, _ = find_entries(self._audit, wanted, before, query.limit)
         return AuditList(
             entries=[
                 AuditEntry(
@@ -210,21 +227,21 @@ class Server:
         )
 
     def live_state(self, args: Fields, now: int) -> State:
-        """What the stream tells, as greenstalk_server.web.live.hub has it. May switch."""
+        """Return the state of the stream, in the form of web.live.hub. May switch."""
         if "tube" in args:
             tube = tube_of(self._broker, args["tube"])
-            return {"tubes": {args["tube"]: msgspec.to_builtins(self._tubes.told(tube, now))}}
-        listed = self._tubes.list_tubes(ListTubes(limit=MOST))
+            return {"tubes": {args["tube"]: msgspec.to_builtins(self._tubes.tube_model(tube, now))}}
+        listed = self._tubes.list_tubes(ListTubes(limit=MAX_LIMIT))
         return {
-            "server": msgspec.to_builtins(self._told(now)),
+            "server": msgspec.to_builtins(self._figures(now)),
             "tubes": {tube.name: msgspec.to_builtins(tube) for tube in listed.tubes},
         }
 
-    def _told(self, now: int) -> ServerFigures:
+    def _figures(self, now: int) -> ServerFigures:
         journal, memory = self._broker.journal.stats(), self._broker.facts.memory()
         return ServerFigures(
             stats=server_stats(self._broker, now),
-            rates=rates_told(self._history.total_rates()),
+            rates=rates_model(self._history.total_rates()),
             journal=Journal(
                 is_on_disk=journal.is_on_disk,
                 trouble=self._broker.journal.trouble,

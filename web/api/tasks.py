@@ -1,4 +1,4 @@
-"""The tasks of the API: searches and changes of many jobs, which go on by themselves and tell how far they are."""
+"""The tasks of the API: searches and bulk changes, which run on the server and report progress."""
 
 from __future__ import annotations
 
@@ -12,14 +12,24 @@ from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.api.cursors import DEFAULT_LIMIT, Cursor, Limit, dump, load
 from greenstalk_server.web.api.framework.endpoint import endpoint
 from greenstalk_server.web.api.framework.problems import refuse
-from greenstalk_server.web.api.framework.router import located
-from greenstalk_server.web.api.jobs import HIDDEN, JobList, Which, rows_of, wanted_by
-from greenstalk_server.web.api.values import Asked, Count, Delay, Instant, JobId, Pri, Told, TubeName, instant
-from greenstalk_server.web.jobs.bodies import each
-from greenstalk_server.web.operations.bulk import ACTIONS, TICKED_AT_MOST, Bulk, Change, Plan, plan_of
-from greenstalk_server.web.operations.tasks import Task as Work
-from greenstalk_server.web.operations.tasks import Tasks as Running
-from greenstalk_server.web.pages.search import FIRST_WAIT, FOUND_AT_MOST, Search, Searches, search_of
+from greenstalk_server.web.api.framework.router import set_location
+from greenstalk_server.web.api.jobs import HIDDEN, JobList, JobSelector, job_rows, parse_selector
+from greenstalk_server.web.api.values import (
+    Count,
+    Delay,
+    Instant,
+    JobId,
+    Pri,
+    RequestModel,
+    ResponseModel,
+    TubeName,
+    instant,
+)
+from greenstalk_server.web.jobs.bodies import iter_with_bodies
+from greenstalk_server.web.operations.bulk import ACTIONS, MAX_TICKED, Bulk, Change, Plan, plan_of
+from greenstalk_server.web.operations.tasks import Task as CoreTask
+from greenstalk_server.web.operations.tasks import Tasks as TaskManager
+from greenstalk_server.web.pages.search import INITIAL_WAIT, MAX_MATCHES, Search, Searches, search_of
 
 TaskId = Annotated[str, Meta(description="The id of a task.", max_length=64, examples=["8f14e45fceea167a"])]
 
@@ -29,95 +39,97 @@ Progress = Literal["running", "done", "cancelled", "failed"]
 
 _ACTIONS: Final[Mapping[str, Action]] = {action: action for action in get_args(Action)}
 _STATES: Final[Mapping[str, Progress]] = {state: state for state in get_args(Progress)}
-"""By the words of operations.bulk and operations.tasks, which are the same; a test compares them."""
+"""The words of operations.bulk and operations.tasks; a test compares them."""
 
 
-class Counted(Told):
-    """What a dry run has counted so far, and what came of it."""
+class Counted(ResponseModel):
+    """The counts of a dry run so far, and its run."""
 
     action: Action
-    would_change: Annotated[Count, Meta(description="Jobs that it would change.")]
-    held: Annotated[Count, Meta(description="Jobs that clients hold: it would change them too with `force`.")]
-    as_they_are: Annotated[Count, Meta(description="Jobs that match, and that it would not change.")]
-    sample: Annotated[list[JobId], Meta(description="Some of those that it would change.")]
-    run: Annotated[str | None, Meta(description="The task that carries it out; null if none does yet.")]
+    would_change: Annotated[Count, Meta(description="Jobs that the change would change.")]
+    held: Annotated[Count, Meta(description="Jobs held by clients; the change would change them only with `force`.")]
+    as_they_are: Annotated[Count, Meta(description="Matching jobs that the change would not change.")]
+    sample: Annotated[list[JobId], Meta(description="Some of the jobs that the change would change.")]
+    run: Annotated[str | None, Meta(description="The task that does the change; null if it has not started.")]
 
 
-class Task(Told):
-    """A piece of long work, and how far it is."""
+class Task(ResponseModel):
+    """A piece of long work, and its progress."""
 
     id: TaskId
     kind: Kind
-    title: Annotated[str, Meta(description="What it does, for people.")]
+    title: Annotated[str, Meta(description="A short description.")]
     state: Progress
     started_at: Instant
     ended_at: Instant | None
     total: Annotated[Count, Meta(description="Jobs to look at.")]
     scanned: Annotated[Count, Meta(description="Jobs looked at so far.")]
-    matched: Annotated[Count, Meta(description="Those of them that it is about.")]
-    changed: Annotated[Count, Meta(description="Those of them that it has changed.")]
-    message: Annotated[str, Meta(description="Why it ended before its time, if it did.")]
-    counted: Annotated[Counted | None, Meta(description="Of a dry run alone.")]
+    matched: Annotated[Count, Meta(description="Jobs that matched so far.")]
+    changed: Annotated[Count, Meta(description="Jobs changed so far.")]
+    message: Annotated[str, Meta(description="Why the task ended early, or which jobs it skipped.")]
+    counted: Annotated[Counted | None, Meta(description="The counts of a dry run; null for other tasks.")]
 
 
-class TaskList(Told):
-    """Tasks, the newest first."""
+class TaskList(ResponseModel):
+    """All tasks that are kept, newest first."""
 
     tasks: list[Task]
 
 
-class NewSearch(Which):
-    """What to search for."""
+class NewSearch(JobSelector):
+    """The jobs to search for."""
 
 
-class BulkChange(Which, kw_only=True):
-    """What to do, to which jobs: all that match `tube`, `state` and `q`; only to those of `ids`, if they are given."""
+class BulkChange(JobSelector, kw_only=True):
+    """A change of all jobs that match `tube`, `state` and `q`; with `ids`, only of these jobs."""
 
-    action: Annotated[Action, Meta(description="`pri` and `delay` set that.")]
-    all: Annotated[bool, Meta(description="Needed if neither `ids` nor `tube`, `state` or `q` say which jobs.")] = False
-    ids: Annotated[list[JobId], Meta(min_length=1, max_length=TICKED_AT_MOST)] | UnsetType = UNSET
-    to: Annotated[TubeName | UnsetType, Meta(description="The tube, for `move`.")] = UNSET
-    pri: Annotated[Pri | UnsetType, Meta(description="The priority, for `pri`.")] = UNSET
-    delay: Annotated[Delay | UnsetType, Meta(description="Seconds from now, for `delay`.")] = UNSET
-    force: Annotated[bool, Meta(description="To jobs that clients hold, too.")] = False
-    dry_run: Annotated[bool, Meta(description="Only count. It has to be turned off to change anything.")] = True
-
-
-class CarryOut(Asked):
-    """How to carry out a dry run."""
-
-    force: Annotated[bool, Meta(description="To jobs that clients hold, too.")] = False
+    action: Annotated[Action, Meta(description="The change. `pri` and `delay` set the field of that name.")]
+    all: Annotated[
+        bool, Meta(description="Must be true to change every job, without `ids`, `tube`, `state` and `q`.")
+    ] = False
+    ids: Annotated[list[JobId], Meta(min_length=1, max_length=MAX_TICKED)] | UnsetType = UNSET
+    to: Annotated[TubeName | UnsetType, Meta(description="The target tube of `move`.")] = UNSET
+    pri: Annotated[Pri | UnsetType, Meta(description="The new priority of `pri`.")] = UNSET
+    delay: Annotated[Delay | UnsetType, Meta(description="The new delay of `delay`: seconds from now.")] = UNSET
+    force: Annotated[bool, Meta(description="Also change jobs that clients hold.")] = False
+    dry_run: Annotated[bool, Meta(description="Only count. Must be false to change anything.")] = True
 
 
-UNFORCED: Final = CarryOut()
+class CarryOut(RequestModel):
+    """Options for the run of a dry run."""
+
+    force: Annotated[bool, Meta(description="Also change jobs that clients hold.")] = False
 
 
-class Found(Asked):
-    """Which of the jobs that were found."""
+NOT_FORCED: Final = CarryOut()
 
-    bodies: Annotated[bool, Meta(description="With their bodies.")] = True
+
+class Found(RequestModel):
+    """A page of the jobs found."""
+
+    bodies: Annotated[bool, Meta(description="Include the bodies.")] = True
     cursor: Cursor | UnsetType = UNSET
     limit: Limit = DEFAULT_LIMIT
 
 
 class _Place(Struct, array_like=True):
-    """Where a list of what was found goes on."""
+    """A position in the list of the jobs found."""
 
     task: str
     at: int
 
 
-NO_TASK: Final = {404: "There is no such task. The last 50 of a kind are kept, and none longer than the server runs."}
-BUSY: Final = {503: "The server drains, or as much is under way as may be at once."}
+NO_TASK: Final = {404: "The task does not exist. The server keeps the last 50 of each kind until it stops."}
+BUSY: Final = {503: "The server is draining, or the maximum number of tasks is running."}
 
 
 class Tasks:
-    """Long work: searches, and changes of many jobs. A task goes on by itself, and tells how far it is."""
+    """Tasks: searches and bulk changes, which run on the server and report progress."""
 
-    def __init__(self, broker: Broker, clock: Clock, tasks: Running, searches: Searches, bulk: Bulk) -> None:
+    def __init__(self, broker: Broker, clock: Clock, tasks: TaskManager, searches: Searches, bulk: Bulk) -> None:
         self._broker: Broker = broker
         self._clock: Clock = clock
-        self._tasks: Running = tasks
+        self._tasks: TaskManager = tasks
         self._searches: Searches = searches
         self._bulk: Bulk = bulk
 
@@ -125,62 +137,64 @@ class Tasks:
     def search_jobs(self, body: NewSearch) -> Task:
         """Search all jobs, as a task.
 
-        It counts every match, and keeps the first 1000 for `/tasks/{task}/jobs`. The answer comes within half a second,
-        with the task as far as it is by then. To page through all matches instead, ask for `/jobs` with `q`.
+        The task counts every match, and keeps the first 1000 for `/tasks/{task}/jobs`. The response comes within half a
+        second, with the progress so far. To page through all matches, use `GET /jobs` with `q` instead.
         """
-        task = self._searches.start(wanted_by(body))
+        task = self._searches.start(parse_selector(body))
         return self._started(task)
 
     @endpoint("POST", "/bulk", status=202, errors=HIDDEN | BUSY)
     def change_jobs(
         self, body: Annotated[BulkChange, Meta(examples=[{"action": "kick", "tube": "mail", "state": "buried"}])]
     ) -> Task:
-        """Change many jobs, or count which would be changed, as a task.
+        """Change many jobs, or count the jobs that a change would affect, as a task.
 
-        A dry run, which is what this does unless `dry_run` is false, counts and changes nothing; then
-        `/tasks/{task}/run` carries out just what it has counted. A change spares jobs that are put after it began.
+        Unless `dry_run` is false, this is a dry run: it counts and changes nothing. `/tasks/{task}/run` then changes
+        exactly the jobs counted. A change never affects jobs put after it has started.
         """
         plan = self._plan(body)
-        task = self._bulk.dry_run(plan) if body.dry_run else self._bulk.carry_out(plan, body.force)
+        task = self._bulk.dry_run(plan) if body.dry_run else self._bulk.start_run(plan, body.force)
         return self._started(task)
 
     @endpoint("GET", "/tasks")
     def list_tasks(self) -> TaskList:
-        """List the last tasks."""
-        return TaskList(tasks=[_told(task) for task in self._tasks.all()])
+        """List the tasks that are kept."""
+        return TaskList(tasks=[_task_model(task) for task in self._tasks.all()])
 
-    @endpoint("GET", "/tasks/{task}", errors=NO_TASK | {403: "It is about bodies, and those are hidden from you."})
+    @endpoint("GET", "/tasks/{task}", errors=NO_TASK | {403: "The task is about bodies, which are hidden from you."})
     def get_task(self, task: TaskId) -> Task:
-        """See how far a task is."""
-        return _told(self._find(task))
+        """Get a task and its progress."""
+        return _task_model(self._find(task))
 
     @endpoint("DELETE", "/tasks/{task}", errors=NO_TASK)
     def cancel_task(self, task: TaskId) -> Task:
-        """Cancel a task. What it has done so far stays done."""
+        """Cancel a task. Changes that it has already made stay."""
         found = self._find(task)
         self._tasks.stop(found)
-        return _told(found)
+        return _task_model(found)
 
     @endpoint("POST", "/tasks/{task}/run", status=202, errors=NO_TASK | BUSY | {409: "The dry run has not ended."})
-    def run_task(self, task: TaskId, body: CarryOut = UNFORCED) -> Task:
-        """Carry out a dry run.
+    def run_task(self, task: TaskId, body: CarryOut = NOT_FORCED) -> Task:
+        """Do the change of a dry run.
 
-        It is done once, however often it is asked for: to jobs that match as they did then, and none newer.
+        The change is done at most once, to the jobs that match as in the dry run and are not newer than it.
         """
         dry_run = self._find(task)
         plan = plan_of(dry_run)
         if plan.run is None:
             self._bulk.refuse_unfinished(dry_run)
-        return self._started(self._bulk.carry_out(plan, body.force))
+        return self._started(self._bulk.start_run(plan, body.force))
 
-    @endpoint("GET", "/tasks/{task}/jobs", errors=NO_TASK | {403: "It is about bodies, and those are hidden from you."})
+    @endpoint(
+        "GET", "/tasks/{task}/jobs", errors=NO_TASK | {403: "The task is about bodies, which are hidden from you."}
+    )
     def list_found(self, task: TaskId, query: Found) -> JobList:
-        """List the jobs that a search has found so far, as they are now; those that are gone are left out."""
+        """List the jobs that a search has found so far, as they are now. Deleted jobs are left out."""
         found = self._find(task)
         ids, now = search_of(found).ids, self._clock()
-        rows = rows_of(query.limit, now, has_bodies=query.bodies)
+        rows = job_rows(query.limit, now, has_bodies=query.bodies)
         at = _at(query, found)
-        for _, job, body in each(self._broker, ids[at:], rows.wants_body, rows.rest):
+        for _, job, body in iter_with_bodies(self._broker, ids[at:], rows.wants_body, rows.rest):
             if rows.is_full:
                 break
             at += 1
@@ -188,45 +202,45 @@ class Tasks:
                 rows.add(job, body)
         return JobList(jobs=rows.rows, next_cursor=dump(_Place(found.id, at)) if at < len(ids) else None)
 
-    def _find(self, id: str) -> Work:
+    def _find(self, id: str) -> CoreTask:
         return self._tasks.find({"task": id})
 
-    def _started(self, task: Work) -> Task:
-        located("get_task", task=task.id)
-        task.wait(FIRST_WAIT)
-        return _told(task)
+    def _started(self, task: CoreTask) -> Task:
+        set_location("get_task", task=task.id)
+        task.wait(INITIAL_WAIT)
+        return _task_model(task)
 
     def _plan(self, body: BulkChange) -> Plan:
-        query = wanted_by(body)
+        query = parse_selector(body)
         if not query.terms and body.ids is UNSET and not body.all:
-            refuse("all", "must be true to change every job there is; else say which by ids, tube, state or q")
+            refuse("all", "must be true to change every job; otherwise select jobs by ids, tube, state or q")
         ids = None if body.ids is UNSET else tuple(dict.fromkeys(body.ids))
         return self._bulk.plan(_change(body), query, ids)
 
 
 def _change(body: BulkChange) -> Change:
-    asks = ACTIONS[body.action].asks
+    field_name = ACTIONS[body.action].field_name
     for name in ("to", "pri", "delay"):
         is_given = getattr(body, name) is not UNSET
-        if is_given and name != asks:
+        if is_given and name != field_name:
             refuse(name, f"does not go with the action {body.action}")
-        if name == asks and not is_given:
+        if name == field_name and not is_given:
             refuse(name, f"is missing: the action {body.action} needs it")
     if body.action == "move" and body.to is not UNSET:
         return Change("move", body.to.encode())
-    return Change(body.action, getattr(body, asks) if asks else 0)
+    return Change(body.action, getattr(body, field_name) if field_name else 0)
 
 
-def _at(query: Found, task: Work) -> int:
+def _at(query: Found, task: CoreTask) -> int:
     if query.cursor is UNSET:
         return 0
     place = load(query.cursor, _Place)
-    if place.task != task.id or not 0 <= place.at <= FOUND_AT_MOST:
+    if place.task != task.id or not 0 <= place.at <= MAX_MATCHES:
         refuse("cursor", "is of another list")
     return place.at
 
 
-def _told(task: Work) -> Task:
+def _task_model(task: CoreTask) -> Task:
     subject = task.subject
     is_dry_run = isinstance(subject, Plan) and subject.run is not task
     kind: Kind = "search" if isinstance(subject, Search) else "dry-run" if is_dry_run else "change"

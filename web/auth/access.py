@@ -1,6 +1,6 @@
-"""Who asks, and what they may: admins change things, viewers look on.
+"""The visitor of the current request, and what the visitor may do: admins may change things, viewers may only look.
 
-The guard puts a Visitor on each request before a view sees it; views and templates ask here.
+The guard sets a Visitor for each request before a view runs. Views and templates read it here.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from flask import g, request
 
 @dataclass(frozen=True, slots=True)
 class Visitor:
-    """Who sent the current request.
+    """The sender of a request.
 
-    name            as logged in, or empty where nobody has to.
-    address         where from.
+    name            the login name; empty where no login is needed.
+    address         the sender's IP address.
     is_admin        may change things.
-    sees_bodies     may see what is in jobs.
-    sees_audit      may see who changed what; an admin of a dashboard that is read-only may, too.
-    is_known        has passed the guard; else the name is only what was claimed.
+    sees_bodies     may see job bodies.
+    sees_audit      may see the audit log. An admin may, even if the dashboard is read-only.
+    is_known        has passed the guard; otherwise *name* is only a claim.
     """
 
     name: str
@@ -35,14 +35,14 @@ NOBODY: Final = Visitor("", "", is_admin=False, sees_bodies=False, is_known=Fals
 
 
 API: Final = "/api/"
-"""What the paths of the API begin with, under the prefix."""
+"""Start of every path of the API, below the prefix."""
 
 
-def asks_api() -> bool:
-    """Whether the current request is for the API, and so is refused as programs want it."""
+def is_api_request() -> bool:
+    """Return whether the current request is for the API. Errors are then sent as JSON."""
     return request.path.startswith(API)
 
 
 def visitor() -> Visitor:
-    """Who sent the current request."""
+    """Return the sender of the current request; NOBODY before the guard has run."""
     return cast(Visitor, g.get("visitor", NOBODY))

@@ -1,11 +1,11 @@
-"""Who may: what is asked of every request before a view sees it, and the headers that every response bears.
+"""The guard: the checks that every request passes before a view runs, and the headers of every response.
 
-In this order: the Host is one of ours, a change comes from our own pages, no page of another site embeds what is asked
-for, the password is right, the path is under the prefix, and who wants to change something is an admin.
+The checks, in order: the Host is allowed; a change comes from our own pages; no page of another site embeds the
+response; the password is right; the path is under the prefix; and a visitor who changes something is an admin.
 
-Of the API a bearer token takes the place of the first three, since no browser sends one unasked. Without one the same
-is asked there as of a page, the password first; but a program, which no site has sent, may change things too: see
-`_check_same_origin`.
+For the API, a bearer token replaces the first three checks, since no browser adds one to a request. Without a token, an
+API request passes the same checks as a page, the password first. A program may then change things too, if no web page
+can have sent its request: see `_check_same_origin`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from werkzeug.exceptions import BadHost, Forbidden, MisdirectedRequest, NotFound
 from werkzeug.routing import MapAdapter
 
 from greenstalk_server.runtime.clock import Clock
-from greenstalk_server.web.auth.access import Visitor, asks_api, visitor
+from greenstalk_server.web.auth.access import Visitor, is_api_request, visitor
 from greenstalk_server.web.auth.logins import FAILURES, Logins
 from greenstalk_server.web.auth.proxies import IS_OUTSIDE
 from greenstalk_server.web.operations.audit import Audit
@@ -41,38 +41,38 @@ SECURITY_HEADERS: Final = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
 }
-# No Cross-Origin-Opener-Policy: over plain HTTP on a host name browsers ignore it and complain on the console.
+# No Cross-Origin-Opener-Policy: over plain HTTP on a host name, browsers ignore it and log a warning.
 
 SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 
 WITHOUT_PASSWORD: Final = frozenset({"static", "theme", "healthz", "readyz"})
-"""Endpoints that tell nothing of the jobs: the look of the page that asks for a password, and health checks."""
+"""Endpoints that show nothing about jobs: files that the login error page needs, and health checks."""
 
 ANY_HOST: Final = frozenset({"healthz", "readyz"})
-"""Endpoints for platforms, which call them by whatever name they like."""
+"""Endpoints that accept every Host, since platforms call them by any name."""
 
 WITHOUT_PREFIX: Final = ANY_HOST | {"metrics"}
-"""Endpoints that are outside of the prefix too, where platforms and monitoring look for them."""
+"""Endpoints that are also served outside the prefix, where platforms and monitoring expect them."""
 
-FOR_EVERYBODY: Final = frozenset({"theme", "api_search_jobs"})
-"""Endpoints that are no GETs, and yet change nothing but a cookie, or what is known of the jobs."""
+OPEN_TO_VIEWERS: Final = frozenset({"theme", "api_search_jobs"})
+"""Endpoints with other methods than GET that viewers may use: they set a cookie, or start a search."""
 
 FOREIGN_SITES: Final = frozenset({"cross-site", "same-site"})
 """Values of Sec-Fetch-Site for a request that a page of another site caused."""
 
 PAGES_OF_API: Final = frozenset({"api_docs", "api_document"})
-"""Endpoints of the API that tell nothing but what it is, to whom the dashboard is open; tokens open them too."""
+"""Endpoints that describe the API and show no data. A visitor of an open dashboard may read them without a token."""
 
-METHODS_OF_FORMS: Final = frozenset({"POST"})
-"""Those of the methods that change something which a form knows."""
+FORM_METHODS: Final = frozenset({"POST"})
+"""Methods of changes that an HTML form can send."""
 
 REQUESTED_WITH: Final = "X-Requested-With"
 NO_FORM: Final = f"“Content-Type: application/json”, or the header “{REQUESTED_WITH}”"
-"""What no form of another site can send."""
+"""Headers that an HTML form of another site cannot send."""
 
 API_ADMIN: Final = "api-token"
 API_VIEWER: Final = "api-viewer-token"
-"""Who the audit log says it was that came with a token."""
+"""Names in the audit log for requests with a token."""
 
 _host_header: Final = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9._-]+))(?::[0-9]{1,5})?")
 
@@ -80,23 +80,23 @@ log = logging.getLogger(__name__)
 
 
 class Guarded(Flask):
-    """A Flask app that knows its views and links whatever the Host: its guard alone decides about that."""
+    """A Flask app whose routing accepts every Host; the guard checks the Host instead."""
 
     def create_url_adapter(self, request: Request | None) -> MapAdapter | None:
         try:
             return super().create_url_adapter(request)
-        except BadHost:  # it is no name: a label of it is empty, or too long
+        except BadHost:  # not a host name: a label is empty or too long
             assert request is not None
             return self.url_map.bind_to_environ({**request.environ, "HTTP_HOST": "localhost"})
 
 
 class Guard:
-    """Refuses what must not reach a view.
+    """Checks every request.
 
-    Host. A page of another site can have its own name resolve to our address, and then read us as same-origin
-    (DNS rebinding). So while there is no password, a Host must be an IP literal, which needs no DNS; localhost; or
-    one of the options' hosts. With a password any will do: a browser sends a password only to the name it was given
-    for. And so a dashboard behind a proxy needs no list of names.
+    The Host check prevents DNS rebinding: a page of another site can make its own name resolve to our address, and then
+    read our responses as same-origin. So without a password, the Host must be an IP literal (which needs no DNS),
+    localhost, or one of the hosts in the options. With a password every Host is allowed, since a browser sends a
+    password only to the name for which it was entered. So a dashboard behind a proxy needs no list of names.
     """
 
     def __init__(self, options: WebOptions, hostname: str, clock: Clock, audit: Audit) -> None:
@@ -107,35 +107,35 @@ class Guard:
         self._metrics_token: bytes | None = _digest(options.metrics_token) if options.metrics_token else None
         self._api_token: bytes | None = _digest(options.api_token) if options.api_token else None
         self._api_viewer_token: bytes | None = _digest(options.api_viewer_token) if options.api_viewer_token else None
-        self._asks: bool = self._password is not None or self._viewer_password is not None
+        self._needs_password: bool = self._password is not None or self._viewer_password is not None
         self._options: WebOptions = options
         self._logins: Logins = Logins(clock)
-        self._tokens: Logins = Logins(clock)  # a scraper that is set up wrongly locks out itself, and no people
-        self._api_tokens: Logins = Logins(clock)  # likewise a program
+        self._tokens: Logins = Logins(clock)  # separate, so that a misconfigured scraper locks out only itself
+        self._api_tokens: Logins = Logins(clock)  # separate for the same reason
         self._audit: Audit = audit
 
-    def install(self, app: Flask) -> None:
-        """Have *app* ask this guard before each request, and put the headers on each response."""
+    def init_app(self, app: Flask) -> None:
+        """Check each request of *app*, and add the headers to each response."""
         app.before_request(self.check)
         app.after_request(add_headers)
 
     def check(self) -> None:
-        """Raise the HTTPException that refuses the current request, if one does; else its Visitor is known."""
+        """Raise an HTTPException if the current request must be refused; otherwise set its Visitor."""
         g.visitor = _stranger("")
         is_change = request.method not in SAFE_METHODS
-        is_page = request.endpoint in PAGES_OF_API and not self._asks and _bearer() is None
-        if asks_api() and not is_page:
+        is_page = request.endpoint in PAGES_OF_API and not self._needs_password and _bearer() is None
+        if is_api_request() and not is_page:
             self._check_api(is_change)
         else:
             self._check_page(is_change)
         if IS_OUTSIDE in request.environ and request.endpoint not in WITHOUT_PREFIX:
-            raise NotFound(f"This dashboard is at {request.script_root}/, and nothing is outside of that.")
-        if is_change and not visitor().is_admin and request.endpoint not in FOR_EVERYBODY:
+            raise NotFound(f"This dashboard is at {request.script_root}/. There is nothing outside that path.")
+        if is_change and not visitor().is_admin and request.endpoint not in OPEN_TO_VIEWERS:
             self._refuse_change()
 
     def _check_page(self, is_change: bool) -> None:
         takes_token = request.endpoint == "metrics" and self._metrics_token is not None
-        if not self._asks and not takes_token and request.endpoint not in ANY_HOST:
+        if not self._needs_password and not takes_token and request.endpoint not in ANY_HOST:
             self._check_host()
         if is_change:
             self._check_same_origin()
@@ -144,23 +144,23 @@ class Guard:
         if takes_token:
             g.visitor = self._check_token()
         elif request.endpoint not in WITHOUT_PASSWORD:
-            g.visitor = self._log_in() if self._asks else self._visitor("", may_change=True)
+            g.visitor = self._log_in() if self._needs_password else self._visitor("", may_change=True)
 
     def _check_api(self, is_change: bool) -> None:
-        """Check a request for the API. What is answered to a wrong token is what is answered to none.
+        """Check a request for the API.
 
-        So who asks is asked first here.
+        The credentials are checked first, and a wrong token gets the same response as a missing one.
         """
         if (token := _bearer()) is not None:
             g.visitor = self._check_api_token(token)
             return
-        if self._asks:
+        if self._needs_password:
             try:
                 g.visitor = self._log_in()
             except Unauthorized:
-                raise self._ask_for_token() from None
-        elif self._asks_for_token:
-            raise self._ask_for_token()
+                raise self._unauthorized() from None
+        elif self._has_api_tokens:
+            raise self._unauthorized()
         else:
             self._check_host()
             g.visitor = self._visitor("", may_change=True)
@@ -174,7 +174,7 @@ class Guard:
         if not self._is_ours(host):
             raise MisdirectedRequest(
                 f"This dashboard does not answer to the name “{host[:200]}”. Visit it by its IP address, or by the"
-                " name it is bound to; with a password set, it answers to every name."
+                " name it is bound to. With a password set, it answers to every name."
             )
 
     def _is_ours(self, host: str) -> bool:
@@ -186,16 +186,16 @@ class Guard:
         return _plain(match["name"]) in self._hosts or _is_ip_literal(match["name"])
 
     def _check_same_origin(self) -> None:
-        """Raise Forbidden unless the current request comes from a page of ours, as the browser's own headers tell.
+        """Raise Forbidden unless the browser's headers say that the current request comes from a page of ours.
 
-        Of the API also what bears neither of those headers: a browser sends at least one with every change that a
-        page asks for. Should one not, then a page of another site could still send no more than a form can, without
-        asking first; so it has to be something else than that.
+        An API request with neither Sec-Fetch-Site nor Origin comes from a program: a browser sends at least one of them
+        with every change. In case a browser does not, the request must also be one that an HTML form cannot send, as a
+        page of another site can send no other request without a CORS preflight.
         """
         site, origin = request.headers.get("Sec-Fetch-Site"), request.headers.get("Origin")
-        if site is None and origin is None and asks_api():
+        if site is None and origin is None and is_api_request():
             is_ours = _is_no_form()
-        elif site is None:  # as browsers have it on plain HTTP, other than to loopback
+        elif site is None:  # browsers omit Sec-Fetch-Site on plain HTTP, except to loopback addresses
             host = request.headers.get("Host", "")
             is_ours = origin in (f"http://{host}", f"https://{host}")
         else:
@@ -204,18 +204,18 @@ class Guard:
             self._audit.note_refusal("refused/cross-site", path=request.path, origin=origin or "")
             raise Forbidden(
                 "Only this dashboard's own pages may change something, and this request came from elsewhere."
-                + (f" A program sends a bearer token, or {NO_FORM}." if asks_api() and origin is None else "")
+                + (f" A program must send a bearer token, or {NO_FORM}." if is_api_request() and origin is None else "")
             )
 
     def _log_in(self) -> Visitor:
-        """Return who the password tells that it is; raise Unauthorized, or TooManyRequests after many failures."""
+        """Return the visitor by the password; raise Unauthorized, or TooManyRequests after too many failures."""
         address = _address()
         _refuse_locked(self._logins, address)
-        given = _basic()
-        if given is None or given.type != "basic" or given.password is None:
-            raise _challenge(f"This dashboard asks for {self._what_is_asked()}.")
-        name, password = given.username or "", _digest(given.password)
-        # Digests, since compare_digest is constant-time only among equal lengths; and every one is compared.
+        login = _basic()
+        if login is None or login.type != "basic" or login.password is None:
+            raise _challenge(f"This dashboard asks for {self._credentials()}.")
+        name, password = login.username or "", _digest(login.password)
+        # Compare digests, as compare_digest is constant-time only for equal lengths; and always compare all of them.
         is_user = self._user is None or hmac.compare_digest(_digest(name), self._user)
         is_admin = hmac.compare_digest(password, self._password or b"")
         is_viewer = hmac.compare_digest(password, self._viewer_password or b"")
@@ -224,7 +224,7 @@ class Guard:
         return self._visitor(name, may_change=not is_viewer)
 
     def _check_token(self) -> Visitor:
-        """Return who scrapes the metrics; raise as `_log_in` does without the token, unless a password is given."""
+        """Return the visitor that scrapes the metrics, by the token or a password; raise as `_log_in` does."""
         token, address = _bearer(), _address()
         if token is not None:
             _refuse_locked(self._tokens, address)
@@ -232,58 +232,59 @@ class Guard:
                 return Visitor("metrics", address, is_admin=False, sees_bodies=False)
             self._tokens.fail(address)
             self._audit.note_refusal("refused/metrics")
-            raise _challenge("That is not the token of the metrics.", "bearer")
-        if self._asks and "Authorization" in request.headers:
+            raise _challenge("The bearer token is not the one for the metrics.", "bearer")
+        if self._needs_password and "Authorization" in request.headers:
             return self._log_in()
-        raise _challenge("The metrics ask for a token: “Authorization: Bearer TOKEN”.", "bearer")
+        raise _challenge("The metrics need a token: “Authorization: Bearer TOKEN”.", "bearer")
 
     def _check_api_token(self, token: str) -> Visitor:
-        """Return whose *token* it is; raise Unauthorized, or TooManyRequests after many failures.
+        """Return the visitor of *token*; raise Unauthorized, or TooManyRequests after too many failures.
 
-        A server without tokens refuses every token too, but counts none as a failure: there is nothing to guess.
+        A server without tokens refuses every token, but does not count failures: there is nothing to guess.
         """
-        if not self._asks_for_token:
-            raise self._ask_for_token()
+        if not self._has_api_tokens:
+            raise self._unauthorized()
         address = _address()
         _refuse_locked(self._api_tokens, address)
-        given = _digest(token)
-        is_admin = hmac.compare_digest(given, self._api_token or b"")
-        is_viewer = hmac.compare_digest(given, self._api_viewer_token or b"")
+        digest = _digest(token)
+        is_admin = hmac.compare_digest(digest, self._api_token or b"")
+        is_viewer = hmac.compare_digest(digest, self._api_viewer_token or b"")
         if is_admin or is_viewer:
             return self._visitor(API_ADMIN if is_admin else API_VIEWER, may_change=is_admin)
         is_locked = self._api_tokens.fail(address)
         self._audit.note_refusal("token/locked" if is_locked else "token/failed")
-        raise self._ask_for_token()
+        raise self._unauthorized()
 
     @property
-    def _asks_for_token(self) -> bool:
+    def _has_api_tokens(self) -> bool:
         return self._api_token is not None or self._api_viewer_token is not None
 
-    def _ask_for_token(self) -> Unauthorized:
-        """What asks for whatever opens the API."""
-        said = ["“Authorization: Bearer TOKEN”"] if self._asks_for_token else []
-        said += ["the dashboard's password, by HTTP basic auth"] if self._asks else []
-        challenges = [_authenticate("bearer")] if self._asks_for_token else []
-        challenges += [_authenticate("basic")] if self._asks else []
-        if not said:
+    def _unauthorized(self) -> Unauthorized:
+        """Return the error that names the credentials which the API accepts."""
+        accepted = ["“Authorization: Bearer TOKEN”"] if self._has_api_tokens else []
+        accepted += ["the dashboard's password, by HTTP basic auth"] if self._needs_password else []
+        challenges = [_authenticate("bearer")] if self._has_api_tokens else []
+        challenges += [_authenticate("basic")] if self._needs_password else []
+        if not accepted:
             return Unauthorized("This server has no API token. Send the request without the Authorization header.")
-        return Unauthorized(f"The API asks for {', or '.join(said)}.", www_authenticate=challenges or None)
+        return Unauthorized(f"The API needs {', or '.join(accepted)}.", www_authenticate=challenges or None)
 
     def _fail(self, name: str, address: str) -> NoReturn:
-        """Note a failed login of *name*, and refuse it."""
+        """Record a failed login by *name*, and raise Unauthorized."""
         g.visitor = _stranger(name)
         is_locked = self._logins.fail(address)
         self._audit.note_refusal("login/locked" if is_locked else "login/failed")
         if is_locked:
-            log.warning("dashboard: %d failed logins from %s, which is refused for a minute", FAILURES, address)
-        known = "the name and password" if self._user is not None else "password. The user name does not matter"
-        raise _challenge(f"That is not this dashboard's {known}.")
+            log.warning("dashboard: %d failed logins from %s; refusing its logins for a minute", FAILURES, address)
+        if self._user is not None:
+            raise _challenge("The name or the password is wrong.")
+        raise _challenge("The password is wrong. The user name does not matter.")
 
-    def _what_is_asked(self) -> str:
+    def _credentials(self) -> str:
         return "a name and a password" if self._user is not None else "a password; any user name will do"
 
     def _visitor(self, name: str, *, may_change: bool) -> Visitor:
-        """Return the Visitor of this name, who is an admin if *may_change*."""
+        """Return a known visitor, who is an admin if *may_change* and the dashboard is not read-only."""
         return Visitor(
             name[:200],
             _address(),
@@ -295,69 +296,67 @@ class Guard:
     def _refuse_change(self) -> NoReturn:
         self._audit.note_refusal("refused/change", path=request.path)
         if self._options.is_read_only:
-            raise Forbidden("This dashboard is read-only, as its server was told to be: it shows, and changes nothing.")
-        if asks_api() and _bearer() is not None:
-            raise Forbidden("That token is a viewer's, who can look at everything and change nothing.")
+            raise Forbidden("This dashboard is read-only: an option of its server forbids all changes.")
+        if is_api_request() and _bearer() is not None:
+            raise Forbidden("This is a viewer's token. It can read everything and change nothing.")
         if self._password is None:
-            raise Forbidden("There is no admin's password here, so nobody can change anything.")
-        raise Forbidden("You are logged in as a viewer, who can look at everything and change nothing.")
+            raise Forbidden("No admin password is set on this dashboard, so nobody can change anything.")
+        raise Forbidden("You are logged in as a viewer. A viewer can look at everything and change nothing.")
 
 
 def _check_not_embedded() -> None:
-    """Raise Forbidden if a page of another site loads this one as an image, a script, a frame or the like.
+    """Raise Forbidden if a page of another site loads this URL as an image, a script, a frame or the like.
 
-    Such a page cannot read the answer; but the browser adds the password, and a search costs the server work. To
-    follow a link from another site is fine.
+    That page cannot read the response, but the browser adds the password, and a search costs the server work. Following
+    a link from another site is allowed.
     """
     headers = request.headers
     is_link = (headers.get("Sec-Fetch-Mode"), headers.get("Sec-Fetch-Dest")) == ("navigate", "document")
     if headers.get("Sec-Fetch-Site") in FOREIGN_SITES and not is_link:
-        raise Forbidden("A page of another site may link to this dashboard, and load nothing from it.")
+        raise Forbidden("Pages of other sites may link to this dashboard, but may not load anything from it.")
 
 
 def _refuse_locked(logins: Logins, address: str) -> None:
     if left := logins.seconds_locked(address):
-        raise TooManyRequests(
-            f"Too many logins from {address} have failed. The next is possible in {left} s.", retry_after=left
-        )
+        raise TooManyRequests(f"Too many logins from {address} have failed. Try again in {left} s.", retry_after=left)
 
 
 def _stranger(name: str) -> Visitor:
-    """Return who has not passed the guard, whatever the name."""
+    """Return a visitor who has not passed the guard."""
     return Visitor(name[:200], _address(), is_admin=False, sees_bodies=False, is_known=False)
 
 
 def add_headers(response: Response) -> Response:
-    """Add what every response bears. Static files are kept but asked for anew each time; all else is not kept."""
+    """Add the security headers. Caches may keep only static files, and must revalidate them each time."""
     response.headers.update(SECURITY_HEADERS)
     response.headers.setdefault("Cache-Control", "no-store")
     return response
 
 
 def _address() -> str:
-    """Where the current request comes from; a proxy may have told anything."""
+    """Return the address of the current request, cut to 100 characters, since a proxy may have sent any text."""
     return (request.remote_addr or "")[:100]
 
 
 def _basic() -> Authorization | None:
-    """What the current request has to say of who sends it, or None; not for bearer tokens."""
+    """Return the credentials of the current request, or None. Not for bearer tokens: see `_bearer`."""
     try:
         return request.authorization
-    except ValueError:  # Werkzeug expects base64, and to be ASCII at least
+    except ValueError:  # Werkzeug expects base64, and ASCII at least
         return None
 
 
 def _bearer() -> str | None:
-    """The bearer token of the current request, or None."""
-    # Not request.authorization, which takes a token with an equals sign within for parameters.
+    """Return the bearer token of the current request, or None."""
+    # Not request.authorization, which parses a token that contains an equals sign as parameters.
     kind, _, token = request.headers.get("Authorization", "").partition(" ")
     return token.strip() if kind.lower() == "bearer" else None
 
 
 def _is_no_form() -> bool:
-    """Whether the current request is one that a browser sends for another site only after it has asked us (CORS)."""
+    """Return whether a browser would send the current request for another site only after a CORS preflight."""
     return (
-        request.method not in METHODS_OF_FORMS
+        request.method not in FORM_METHODS
         or request.mimetype == "application/json"
         or REQUESTED_WITH in request.headers
     )

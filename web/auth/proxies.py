@@ -1,6 +1,6 @@
-"""Where the app is on the web: behind proxies that are trusted, and under a prefix of the path.
+"""WSGI middleware for deployments behind trusted proxies and under a path prefix.
 
-Both are WSGI middleware around the Flask app, since they decide what a request is before it is routed.
+It wraps the Flask app, since it must rewrite a request before it is routed.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
 
 IS_OUTSIDE: Final = "greenstalk.is_outside"
-"""In the environ of a request for a path that is not under the prefix."""
+"""Key in the WSGI environ of a request whose path is not under the prefix."""
 
 _PREFIX: Final = re.compile(r"(/(?!\.\.?(/|$))[A-Za-z0-9._~-]+)+")
-"""Segments of a path, none of which is `.` or `..`: a browser would leave the prefix by such a link."""
+"""Path segments other than `.` and `..`, with which a link would lead out of the prefix."""
 
 
 class TrustedProxies:
-    """Believes X-Forwarded-For, -Proto, -Host and -Prefix of *networks*, and of nobody else."""
+    """Applies X-Forwarded-For, -Proto, -Host and -Prefix from proxies in *networks*, and ignores them from others."""
 
     def __init__(self, app: WSGIApplication, networks: Sequence[IPv4Network | IPv6Network]) -> None:
         self._app: WSGIApplication = app
@@ -32,16 +32,16 @@ class TrustedProxies:
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         app = self._app
         if self._is_trusted(environ.get("REMOTE_ADDR", "")):
-            # A prefix becomes part of links: one that is no plain path could lead elsewhere.
+            # The prefix becomes part of links: a value that is not a plain path could lead elsewhere.
             if not _PREFIX.fullmatch(environ.get("HTTP_X_FORWARDED_PREFIX", "/")):
                 environ.pop("HTTP_X_FORWARDED_PREFIX", None)
-            # One value is left, since ProxyFix would let a client hide what follows behind a quotation mark.
+            # Pass one value on: with ProxyFix a client could hide the values after it behind a quotation mark.
             environ["HTTP_X_FORWARDED_FOR"] = self._sender(environ.get("HTTP_X_FORWARDED_FOR", ""))
             app = ProxyFix(app, x_for=1, x_proto=1, x_host=1, x_prefix=1)
         return app(environ, start_response)
 
     def _sender(self, forwarded: str) -> str:
-        """Return the last address of X-Forwarded-For that is no trusted proxy's own, or the first."""
+        """Return the last address in X-Forwarded-For that is not a trusted proxy's own, or else the first."""
         addresses = [part.strip() for part in forwarded.split(",")]
         while len(addresses) > 1 and self._is_trusted(addresses[-1]):
             addresses.pop()
@@ -53,7 +53,7 @@ class TrustedProxies:
 
 
 class Prefix:
-    """Serves an app under *prefix*; other paths are marked, and the guard decides about them."""
+    """Serves an app under *prefix*. Requests for other paths get IS_OUTSIDE, for the guard to decide."""
 
     def __init__(self, app: WSGIApplication, prefix: str) -> None:
         self._app: WSGIApplication = app
@@ -70,7 +70,7 @@ class Prefix:
 
 
 def _address(text: str) -> IPv4Address | IPv6Address | None:
-    """Return the address that *text* is; an IPv4 one also where IPv6 wraps it."""
+    """Return the IP address in *text*, or None. An IPv4-mapped IPv6 address becomes an IPv4 one."""
     try:
         address = ip_address(text)
     except ValueError:

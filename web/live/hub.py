@@ -1,21 +1,21 @@
-"""Live pages: what each shows that changes, as a dict, and streams that send from second to second what has changed.
+"""Live pages: each has a state, a dict of what changes on it, and streams send the changes every second.
 
-A page registers under a name a function that returns its live state; static/live.js puts that into the page. The
-dict has any of these keys:
+A page registers a function that returns its state. static/live.js applies the state to the page. The dict may have
+these keys:
 
     fields      name: text of the elements `data-field`.
-    rows        table: a row each, the key first, of the `<tbody data-rows>`.
-    parts       name: HTML of the elements `data-part`, escaped already.
-    shown       name: whether the elements `data-shown` are to be seen.
+    rows        table: the rows of its `<tbody data-rows>`, each a list that starts with the row's key.
+    parts       name: escaped HTML of the elements `data-part`.
+    shown       name: whether the elements `data-shown` are visible.
     series      name: numbers for charts.
 
-`/live?page=NAME` answers with all of it once. `/events?page=NAME` is a stream of server-sent events: first all of it,
-then only what has changed. Of a table whose rows have changed it sends an object instead of the list: `changed`, the
-rows that are new or other, and `order`, the keys, if these are others or stand otherwise.
+`/live?page=NAME` returns the whole state once. `/events?page=NAME` is a stream of server-sent events: first the whole
+state, then only the changes. For a table whose rows have changed, the event has an object instead of the list:
+`changed`, the rows that are new or different, and `order`, the keys, if the set or the order of the rows has changed.
 
-One greenlet renders each page that somebody looks at once a second, however many look at it, one after the other with
-rests between. Nothing is queued: a stream remembers what it sent last, and what it sends next is the difference of
-that to the newest. So a slow reader costs one state, and misses some between.
+One greenlet renders each watched page once a second, however many streams watch it, one page after the other with
+pauses in between. Nothing is queued: a stream remembers the last state that it sent, and next sends the difference to
+the newest state. So a slow reader costs the memory of one state, and skips the states in between.
 """
 
 from __future__ import annotations
@@ -36,50 +36,50 @@ from werkzeug.exceptions import BadRequest, NotFound, ServiceUnavailable
 from greenstalk_server.core.job import SECOND
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.auth.access import Visitor, visitor
-from greenstalk_server.web.live.peer import PARTED, descriptor_of
+from greenstalk_server.web.live.peer import PEER_CLOSED, descriptor_of
 
 log = logging.getLogger(__name__)
 
 State = dict[str, Any]
 Render = Callable[[Mapping[str, str], int], State]
-"""Returns the state of a page for its arguments and the time; raises NotFound if what it is about is gone.
+"""Returns the state of a page for its arguments and the time; raises NotFound if the page's subject is gone.
 
-It only reads, and takes under a millisecond, or rests (pace.Pace). It runs in a request's context; of who asks it goes
-by what they may, not by their name, since all who may the same share what it returns.
+It must only read, and must take under a millisecond or yield (web.cooperative.Pace). It runs in a request context. Its
+result may depend on the rights of the visitor but not on the name, since visitors with the same rights share it.
 """
 
-EVERY: Final = 1.0
-"""Seconds between two looks at a page."""
+REFRESH_INTERVAL: Final = 1.0
+"""Seconds between two renderings of a page."""
 
 HEARTBEAT: Final = 15.0
-"""Seconds after which a stream with nothing to tell says so; proxies cut silent ones, many after 55 s."""
+"""Seconds after which an idle stream sends a heartbeat. Proxies cut silent connections, many after 55 s."""
 
 RETRY: Final = 2000
-"""Milliseconds after which a browser whose stream has ended asks again."""
+"""Milliseconds after which a browser reconnects when its stream has ended."""
 
-STREAMS_AT_MOST: Final = 100
+MAX_STREAMS: Final = 100
 
 STUCK_AFTER: Final = 60.0
-"""Seconds that a reader may take for what was sent to it; about what a TCP stack gives a peer that is gone."""
+"""Seconds that a reader may take to accept one event; about the time after which TCP gives up on a dead peer."""
 
-WOKEN_AT_ONCE: Final = 8
-"""Streams that send in one turn of the loop, about 0.5 ms."""
+WAKE_BATCH: Final = 8
+"""Streams woken per iteration of the event loop. They take about 0.5 ms to send."""
 
-REST: Final = 0.002
-"""Seconds between those."""
+WAKE_INTERVAL: Final = 0.002
+"""Seconds between two batches."""
 
-KEPT: Final = ("SCRIPT_NAME", "SERVER_NAME", "SERVER_PORT", "HTTP_HOST", "REMOTE_ADDR", "wsgi.url_scheme")
-"""What is kept of a request, so that a page can be rendered for it later."""
+KEPT_KEYS: Final = ("SCRIPT_NAME", "SERVER_NAME", "SERVER_PORT", "HTTP_HOST", "REMOTE_ADDR", "wsgi.url_scheme")
+"""Keys of a request's WSGI environ that are kept, to render the page later as for that request."""
 
 Key = tuple[str, tuple[tuple[str, str], ...], str, bool, bool, bool]
 
 
 class Topic:
-    """One page with its arguments, as one kind of visitor sees it.
+    """One page with its arguments, as visitors with the same rights see it.
 
-    state       the newest; never changed in place.
-    taken_at    its time.
-    streams     who looks at it.
+    state       the newest state. Invariant: never changed in place.
+    taken_at    the time of *state*.
+    streams     the streams that watch the page.
     """
 
     def __init__(self, key: Key, page: str, args: Mapping[str, str], environ: Mapping[str, Any], who: Visitor) -> None:
@@ -95,7 +95,7 @@ class Topic:
         self._message: tuple[State | None, bytes] = None, b""
 
     def take(self, state: State, now: int) -> bool:
-        """Note the *state* as of *now*; return whether it is another."""
+        """Store *state* as of *now*; return whether it differs from the last one."""
         self.taken_at = now
         if state == self.state:
             return False
@@ -104,10 +104,10 @@ class Topic:
         return True
 
     def message_since(self, last: State) -> bytes:
-        """The event that leads from *last* to the newest state; empty if they are the same."""
+        """Return the event with the changes from *last* to the newest state; empty if there are none."""
         if last == self.state:
             return b""
-        if self._message[0] is not last or not self._message[1]:  # most streams have sent the same last
+        if self._message[0] is not last or not self._message[1]:  # cached: most streams have sent the same state
             self._message = last, event(difference(last, self.state))
         return self._message[1]
 
@@ -115,10 +115,10 @@ class Topic:
 class Stream:
     """One client's stream of events.
 
-    greenlet    serves it.
-    descriptor  of its socket, or None if the server does not tell.
-    wake        is set when there is something to send.
-    busy_since  when what it sends now was handed over; 0 while it waits.
+    greenlet    serves the stream.
+    descriptor  of its socket; None if the WSGI server does not expose it.
+    wake        is set when there is an event to send.
+    busy_since  when the event that is being sent was handed over; 0 while the stream waits.
     """
 
     def __init__(self, topic: Topic, descriptor: int | None) -> None:
@@ -130,19 +130,20 @@ class Stream:
         self.busy_since: int = 0
 
     def end(self) -> None:
-        """Have it end as soon as it has sent what it is at. Does not switch."""
+        """End the stream once it has sent the current event. Does not switch."""
         self.is_over = True
         self.wake.set()
 
     def kill(self) -> None:
-        """End it now, whatever it is at. Does not switch."""
+        """End the stream now, even in the middle of an event. Does not switch."""
         self.greenlet.kill(block=False)
 
 
 class LiveHub:
-    """The live pages of one dashboard, and all streams of them."""
+    """The live pages of one dashboard, and their streams."""
 
     def __init__(self, app: Flask, clock: Clock) -> None:
+        """Add `/live` and `/events` to *app*."""
         self._app: Flask = app
         self._clock: Clock = clock
         self._pages: dict[str, Render] = {}
@@ -150,47 +151,44 @@ class LiveHub:
         self._streams: dict[Stream, None] = {}
         self._greenlet: gevent.Greenlet | None = None
         self._is_stopped: bool = False
-
-    def install(self) -> None:
-        """Add `/live` and `/events` to the app."""
-        self._app.add_url_rule("/live", "live", self.live)
-        self._app.add_url_rule("/events", "events", self.events)
+        app.add_url_rule("/live", "live", self.live)
+        app.add_url_rule("/events", "events", self.events)
 
     def register(self, name: str, render: Render) -> None:
-        """Have the page *name* shown live by *render*."""
+        """Register *render* for the live state of the page *name*."""
         assert name not in self._pages
         self._pages[name] = render
 
     def stop(self) -> None:
-        """End all streams, and begin no more. Does not switch."""
+        """End all streams, and refuse new ones. Does not switch."""
         self._is_stopped = True
         for stream in self._streams:
             stream.end()
 
     @property
     def stream_count(self) -> int:
-        """How many streams there are."""
+        """The number of streams."""
         return len(self._streams)
 
     # Requests
 
     def live(self) -> Response:
-        """`/live?page=`, and what the page takes: its live state, once."""
-        page, args = self._asked()
+        """`/live?page=`, plus the arguments of the page: its live state, once."""
+        page, args = self._page_args()
         return jsonify(self._pages[page](args, self._clock()))
 
     def events(self) -> Response:
-        """`/events?page=`, and what the page takes: its live state, and then its changes, as they come. May switch."""
-        return self.stream(*self._asked())
+        """`/events?page=`, plus the arguments of the page: a stream of its live state and changes. May switch."""
+        return self.stream(*self._page_args())
 
     def stream(self, page: str, args: dict[str, str]) -> Response:
-        """A stream of the live state of *page*, and of its changes. May switch."""
+        """Return a stream of the live state of *page* and its changes. May switch."""
         topic = self._topic(page, args)
-        state = self._pages[page](args, self._clock())  # what others were sent may be older than the page that asks
+        state = self._pages[page](args, self._clock())  # the topic's state may be older than the visitor's page
         if not topic.streams:
             topic.take(state, self._clock())
-        if self._is_stopped or len(self._streams) >= STREAMS_AT_MOST:
-            raise ServiceUnavailable("There are as many streams of events as there may be. Ask for /live instead.")
+        if self._is_stopped or len(self._streams) >= MAX_STREAMS:
+            raise ServiceUnavailable("The maximum number of event streams is open. Use /live instead.")
         stream = self._serve(topic, state, descriptor_of(request.environ))
         response = make_response("" if request.method == "HEAD" else stream)
         response.mimetype = "text/event-stream"
@@ -199,7 +197,7 @@ class LiveHub:
         response.headers["Connection"] = "close"
         return response
 
-    def _asked(self) -> tuple[str, dict[str, str]]:
+    def _page_args(self) -> tuple[str, dict[str, str]]:
         args = request.args.to_dict()
         page = args.pop("page", "")
         if page not in self._pages:
@@ -209,14 +207,14 @@ class LiveHub:
     def _topic(self, page: str, args: dict[str, str]) -> Topic:
         who = visitor()
         key = page, tuple(sorted(args.items())), request.root_path, who.is_admin, who.sees_bodies, who.sees_audit
-        environ = {name: value for name, value in request.environ.items() if name in KEPT}
+        environ = {name: value for name, value in request.environ.items() if name in KEPT_KEYS}
         environ |= {"REQUEST_METHOD": "GET", "PATH_INFO": request.path, "QUERY_STRING": ""}
         return self._topics.get(key) or Topic(key, page, args, environ, who)
 
     # Streams
 
     def _serve(self, topic: Topic, state: State, descriptor: int | None) -> Iterator[bytes]:
-        """What one stream sends, from *state* on. Switches; run by the greenlet of its request."""
+        """Yield the events of one stream, from *state* on. Runs in the greenlet of its request. Switches."""
         stream = self._begin(topic, descriptor)
         topic, last, out = stream.topic, state, event(state)
         try:
@@ -246,29 +244,29 @@ class LiveHub:
         if not stream.topic.streams and self._topics.get(stream.topic.key) is stream.topic:
             del self._topics[stream.topic.key]
 
-    # The greenlet that looks
+    # Rendering
 
     def _run(self) -> None:
-        """Look at each page that somebody looks at, once every EVERY seconds, until nobody does. Switches."""
+        """Render each watched page every REFRESH_INTERVAL seconds until none is watched. Switches."""
         while self._topics:
             topics = list(self._topics.values())
             for topic in topics:
-                gevent.sleep(EVERY / len(topics))
+                gevent.sleep(REFRESH_INTERVAL / len(topics))
                 if topic.streams:
-                    self._look(topic)
-            self._part()
+                    self._refresh(topic)
+            self._close_dead()
         self._greenlet = None
 
-    def _look(self, topic: Topic) -> None:
-        """Take the newest state of *topic*, and have its streams send what is new. Switches."""
+    def _refresh(self, topic: Topic) -> None:
+        """Render the newest state of *topic*, and wake its streams if it has changed. Switches."""
         try:
-            with self._asking(topic):
+            with self._request_context(topic):
                 state = self._pages[topic.page](topic.args, self._clock())
         except NotFound:
             self._forget(topic)
             topic.is_gone = True
         except Exception:
-            log.exception("dashboard: the live state of %s %s cannot be told", topic.page, topic.args)
+            log.exception("dashboard: cannot render the live state of %s %s; its streams end", topic.page, topic.args)
             for stream in topic.streams:
                 stream.end()
         else:
@@ -276,48 +274,48 @@ class LiveHub:
                 return
         for count, stream in enumerate(list(topic.streams), start=1):
             stream.wake.set()
-            if count % WOKEN_AT_ONCE == 0:
-                gevent.sleep(REST)
+            if count % WAKE_BATCH == 0:
+                gevent.sleep(WAKE_INTERVAL)
 
     def _forget(self, topic: Topic) -> None:
-        """Have whoever asks next begin anew, should what it is about come back."""
+        """Remove *topic*, so that the next request starts a new one, in case its subject comes back."""
         if self._topics.get(topic.key) is topic:
             del self._topics[topic.key]
 
     @contextmanager
-    def _asking(self, topic: Topic) -> Iterator[None]:
-        """Be in a request's context, as if whoever looks at *topic* asked now: for url_for and visitor()."""
+    def _request_context(self, topic: Topic) -> Iterator[None]:
+        """Enter a request context as of a visitor of *topic*, for url_for and visitor()."""
         with self._app.request_context(topic.environ):
             g.visitor = topic.visitor
             yield
 
-    def _part(self) -> None:
-        """End the streams whose readers are gone, or have been stuck for too long. Does not switch."""
+    def _close_dead(self) -> None:
+        """Kill the streams whose readers are gone or have been stuck for too long. Does not switch."""
         poll = select.poll()
         by_descriptor = {stream.descriptor: stream for stream in self._streams if stream.descriptor is not None}
         for descriptor in by_descriptor:
-            poll.register(descriptor, PARTED)
+            poll.register(descriptor, PEER_CLOSED)
         gone = [by_descriptor[descriptor] for descriptor, _ in poll.poll(0)]
         since = self._clock() - int(STUCK_AFTER * SECOND)
         for stream in gone + [stream for stream in by_descriptor.values() if 0 < stream.busy_since < since]:
             stream.kill()
 
 
-def parts(template: str, names: Iterable[str], values: Mapping[str, Any]) -> dict[str, str]:
-    """The HTML of the parts *names* of a page, from the blocks of its *template* of the same names.
+def render_blocks(template: str, names: Iterable[str], values: Mapping[str, Any]) -> dict[str, str]:
+    """Render the blocks *names* of *template*; return their HTML by name.
 
-    In such a block there is only what *values* and the app's context processors give, and the macros of parts.html.
+    Such a block may use only *values*, the app's context processors, and the macros of parts.html.
     """
     environment = current_app.jinja_env
-    found = environment.get_template(template)
+    loaded = environment.get_template(template)
     everything = vars(environment.get_template("parts.html").module) | dict(values)
     current_app.update_template_context(everything)
-    context = found.new_context(everything)
-    return {name: "".join(found.blocks[name](context)).strip() for name in names}
+    context = loaded.new_context(everything)
+    return {name: "".join(loaded.blocks[name](context)).strip() for name in names}
 
 
 def difference(old: State, new: State) -> State:
-    """What leads from *old* to *new*, as streams send it; what is gone is None there."""
+    """Return the changes from *old* to *new*, as streams send them; a removed value is None."""
     changes: State = {}
     for kind, values in new.items():
         before = old.get(kind, {})
@@ -342,7 +340,7 @@ def _row_changes(old: list[list[str]], new: list[list[str]]) -> State:
 
 
 def event(data: State, name: str = "") -> bytes:
-    """One server-sent event."""
+    """Return one server-sent event."""
     line = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
     return (f"event: {name}\n" if name else "").encode() + f"data: {line}\n\n".encode(errors="replace")
 
@@ -350,4 +348,4 @@ def event(data: State, name: str = "") -> bytes:
 GONE: Final = event({}, "gone")
 
 STILL_THERE: Final = b": still there\n" + event({})
-"""A heartbeat: a comment for whatever stands between, and an event that changes nothing, since scripts see those."""
+"""A heartbeat: a comment for proxies, and an empty change, since scripts see events but not comments."""

@@ -1,7 +1,8 @@
-"""Who has sent a request, while it waits for its answer: whether they are still there to take it.
+"""The client of a request that is still waiting for its response: detect when the client closes the connection.
 
-A client that goes away closes its socket, and so does a proxy whose client went. One that has only closed its own
-side counts as gone too: few do, and a job must not be given to somebody who does not read.
+A client that goes away closes its socket, and a proxy does so when its own client goes. A client that has only shut
+down its sending side counts as gone too: few do that, and a job must not go to a client that might not read the
+response.
 """
 
 from __future__ import annotations
@@ -13,33 +14,33 @@ from typing import Any, Final
 
 from gevent import get_hub
 
-PARTED: Final = getattr(select, "POLLRDHUP", 0)
-"""Reported when the other side has closed, besides errors and hang-ups, which are unasked."""
+PEER_CLOSED: Final = getattr(select, "POLLRDHUP", 0)
+"""Poll event for "the other side has closed". Errors and hang-ups are always reported."""
 
 READ: Final = 1
-"""Event of a gevent io watcher."""
+"""Read event of a gevent io watcher."""
 
 
 class Peer:
-    """The other side of the socket with this *descriptor*, which stays open meanwhile; None for one that never goes."""
+    """The other side of a socket. *descriptor* must stay open while this is used; None is a peer that never closes."""
 
     def __init__(self, descriptor: int | None) -> None:
         self._descriptor: int | None = descriptor
 
     @property
     def is_gone(self) -> bool:
-        """Whether it has closed. One system call."""
+        """Whether the peer has closed. Costs one system call."""
         if self._descriptor is None:
             return False
         poll = select.poll()
-        poll.register(self._descriptor, PARTED)
+        poll.register(self._descriptor, PEER_CLOSED)
         return bool(poll.poll(0))
 
     @contextmanager
     def watched(self, on_end: Callable[[], None]) -> Iterator[None]:
-        """Within the block, have *on_end*, which must not switch, called once when it closes. Does not switch.
+        """Within the block, call *on_end* once when the peer closes; *on_end* must not switch. Does not switch.
 
-        If it sends something meanwhile, it is watched no longer: the descriptor would be readable all the time.
+        If the peer sends data first, watching stops, since the descriptor would stay readable all the time.
         """
         if self._descriptor is None:
             yield
@@ -55,16 +56,16 @@ class Peer:
         try:
             yield
         finally:
-            watcher.stop()  # which lets go of on_readable, and so of the cycle with it
+            watcher.stop()  # releases on_readable, and so breaks the reference cycle
             watcher.close()
 
 
 def peer_of(environ: Mapping[str, Any]) -> Peer:
-    """Who has sent the request with this *environ*."""
+    """Return the client of the request with this WSGI *environ*."""
     return Peer(descriptor_of(environ))
 
 
 def descriptor_of(environ: Mapping[str, Any]) -> int | None:
-    """The descriptor of the request's socket, which gevent.pywsgi tells by the way; None if another serves it."""
+    """Return the descriptor of the request's socket, found through gevent.pywsgi; None under another WSGI server."""
     rfile = getattr(environ.get("wsgi.input"), "rfile", None)
     return rfile.fileno() if rfile is not None else None

@@ -1,7 +1,7 @@
-"""The audit log: who changed what through the dashboard, when, and from where; and who tried to, in vain.
+"""The audit log: who changed what through the dashboard, when and from which address, and which requests were refused.
 
-The latest entries are in memory. With a directory all of them go to disk too, a moment later and in a thread, so an
-action never waits for it, nor fails because of it: what the disk does not take is kept, tried again, and said.
+The latest entries are in memory. With a directory, a greenlet also appends every entry to files, in a thread. An
+operation neither waits for the disk nor fails because of it: failed writes are logged and retried.
 """
 
 from __future__ import annotations
@@ -18,26 +18,28 @@ from gevent.event import Event
 
 from greenstalk_server.core.job import SECOND
 from greenstalk_server.runtime.clock import Clock
+from greenstalk_server.runtime.threads import run_in_thread
 from greenstalk_server.web.auth.access import visitor
 from greenstalk_server.web.cooperative import Pace
-from greenstalk_server.web.disk import in_thread
 from greenstalk_server.web.operations.audit_files import AuditFiles, decode, encode
 
-KEPT: Final = 1000
-"""Entries in memory."""
+MAX_ENTRIES: Final = 1000
+"""Entries kept in memory."""
 
 LONGEST_TEXT: Final = 300
 """Characters of a text in an entry."""
 
-REFUSALS: Final = 30
-REFUSALS_WITHIN: Final = 60 * SECOND
-"""So many refusals within so long are noted, lest a flood of them drive out the changes; then they are counted."""
+MAX_REFUSALS: Final = 30
+REFUSAL_WINDOW: Final = 60 * SECOND
+"""At most MAX_REFUSALS refusals are logged per window, so that a flood does not evict the changes. The others are
+counted, and the next logged refusal has their number.
+"""
 
-RETRY_EVERY: Final = 5.0
-"""Seconds between attempts while the disk fails."""
+RETRY_INTERVAL: Final = 5.0
+"""Seconds between attempts to write while the disk fails."""
 
-LAST_CHANCE: Final = 2.0
-"""Seconds that a disk has left at a stop."""
+FLUSH_TIMEOUT: Final = 2.0
+"""Seconds that `flush` waits for the disk."""
 
 _EPOCH: Final = datetime.fromtimestamp(0, UTC)
 
@@ -46,12 +48,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One change, or one refusal.
+    """One change or refusal.
 
-    number          counts up, and on after a restart: what pages go by.
-    at              in nanoseconds since the Unix epoch.
-    what            the action's address, such as `tube/pause`.
-    details         as given.
+    number          increases by one per entry, across restarts; pages use it as their cursor.
+    at              time in nanoseconds since the Unix epoch.
+    who, address    name and address of the visitor.
+    what            the operation, such as `tube/pause`.
+    details         the arguments of the operation.
     """
 
     number: int
@@ -63,16 +66,16 @@ class Entry:
 
 
 class Audit:
-    """The log of one server.
+    """The audit log of one server.
 
-    entries         the latest, oldest first.
-    is_kept         it survives a restart.
-    trouble         why the disk has not all of it; empty if it has.
+    entries         the latest entries, oldest first.
+    is_kept         whether the log survives a restart.
+    trouble         why some entries are not on disk; empty if all are.
     """
 
     def __init__(self, clock: Clock, directory: str | None = None) -> None:
-        """Go on where the files in *directory* end. Blocks, for the time before anyone is served."""
-        self.entries: deque[Entry] = deque(maxlen=KEPT)
+        """Continue the numbers of the files in *directory*. Blocks, so call this before the server serves clients."""
+        self.entries: deque[Entry] = deque(maxlen=MAX_ENTRIES)
         self.trouble: str = ""
         self._clock: Clock = clock
         self._files: AuditFiles | None = AuditFiles(directory) if directory is not None else None
@@ -80,7 +83,7 @@ class Audit:
         self._next: int = self._written + 1
         self._wanted: Event = Event()
         self._writer: gevent.Greenlet | None = None
-        self._refusals: deque[int] = deque(maxlen=REFUSALS)
+        self._refusals: deque[int] = deque(maxlen=MAX_REFUSALS)
         self._omitted: int = 0
 
     @property
@@ -88,7 +91,7 @@ class Audit:
         return self._files is not None
 
     def note(self, what: str, **details: str | int) -> None:
-        """Log that the current visitor has done *what*, such as `tube/pause`. Does not switch."""
+        """Log the operation *what*, such as `tube/pause`, of the current visitor. Does not switch."""
         who = visitor()
         cut = {key: value[:LONGEST_TEXT] if isinstance(value, str) else value for key, value in details.items()}
         cut = {key: value for key, value in cut.items() if value != ""}
@@ -100,9 +103,9 @@ class Audit:
                 self._writer = gevent.spawn(self._write, self._files)
 
     def note_refusal(self, what: str, **details: str | int) -> None:
-        """Log that the current visitor was refused *what*, unless there are too many. Does not switch."""
+        """Log that *what* was refused to the current visitor, or count it if there are too many. Does not switch."""
         now = self._clock()
-        if len(self._refusals) == REFUSALS and now - self._refusals[0] < REFUSALS_WITHIN:
+        if len(self._refusals) == MAX_REFUSALS and now - self._refusals[0] < REFUSAL_WINDOW:
             self._omitted += 1
             return
         self._refusals.append(now)
@@ -111,8 +114,8 @@ class Audit:
             self._omitted = 0
         self.note(what, **details)
 
-    def back(self, before: int = 0) -> Iterator[Entry]:
-        """Yield entries, newest first, of those with a number below *before*, if one is given. May switch."""
+    def newest_first(self, before: int = 0) -> Iterator[Entry]:
+        """Yield the entries with a number below *before*, or all if it is 0, newest first. May switch."""
         before = before or self._next
         recent = list(self.entries)
         yield from (entry for entry in reversed(recent) if entry.number < before)
@@ -121,41 +124,42 @@ class Audit:
         try:
             yield from _on_disk(self._files, min(before, recent[0].number if recent else self._next))
         except OSError as error:
-            self._tell(f"it cannot be read: {error}")
+            self._report(f"it cannot be read: {error}")
 
     def flush(self) -> None:
-        """Write what is not on disk yet, or give up soon. Switches."""
+        """Write the entries that are not on disk yet; give up after FLUSH_TIMEOUT. Switches."""
         self._wanted.set()
         if self._writer:
-            self._writer.join(LAST_CHANCE)
+            self._writer.join(FLUSH_TIMEOUT)
         if self._writer:
             self._writer.kill()
-            log.error("audit log: stopped with entries that are not on disk")
+            log.error("audit log: stopped; the last entries are not on disk")
 
     def _last_number(self) -> int:
         try:
             return self._files.last_number() if self._files is not None else 0
         except OSError as error:
-            self._tell(f"it cannot be read: {error}")
+            self._report(f"it cannot be read: {error}")
             return 0
 
     def _write(self, files: AuditFiles) -> None:
-        """Write until nothing is left to be written. Switches."""
+        """Append entries to *files* until all are written. Switches."""
         while self._written < self._next - 1:
             self._wanted.clear()
             batch = [entry for entry in self.entries if entry.number > self._written]
             try:
-                in_thread(files.append, b"".join(map(_line, batch)))
+                run_in_thread(files.append, b"".join(map(_line, batch)))
             except OSError as error:
-                self._tell(f"it cannot be written: {error}")
-                self._wanted.wait(RETRY_EVERY)
+                self._report(f"it cannot be written: {error}")
+                self._wanted.wait(RETRY_INTERVAL)
                 continue
             if lost := batch[0].number - self._written - 1:
                 log.error("audit log: %d entries were lost while the disk failed", lost)
             self._written = batch[-1].number
             self.trouble = ""
 
-    def _tell(self, trouble: str) -> None:
+    def _report(self, trouble: str) -> None:
+        """Set *trouble*, and log it if it is new."""
         if trouble != self.trouble:
             log.error("audit log: %s", trouble)
         self.trouble = trouble
@@ -164,17 +168,17 @@ class Audit:
 def _on_disk(files: AuditFiles, before: int) -> Iterator[Entry]:
     """Yield the entries of *files* with a number below *before*, newest first. Switches."""
     pace = Pace()
-    while (reader := in_thread(files.open_before, before)) is not None:
-        was = before
+    while (reader := run_in_thread(files.open_before, before)) is not None:
+        last = before
         with reader:
-            while lines := in_thread(reader.lines_before):
+            while lines := run_in_thread(reader.lines_before):
                 for line in reversed(lines):
-                    pace.rest()
+                    pace.yield_if_due()
                     entry = _entry(line)
                     if entry is not None and entry.number < before:
                         before = entry.number
                         yield entry
-        if before == was:  # its first entry was there a moment ago: somebody else changes the file
+        if before == last:  # the file's first entry was below *before* a moment ago: another process changes the file
             return
 
 
@@ -192,12 +196,14 @@ def _line(entry: Entry) -> bytes:
 
 
 def _entry(line: bytes) -> Entry | None:
-    """Return what *line* says, or None if it is torn or of somebody else."""
-    said = decode(line)
+    """Return the entry in *line*; None if the line is torn or is not an entry."""
+    values = decode(line)
     try:
-        since = datetime.fromisoformat(said["at"]) - _EPOCH
+        since = datetime.fromisoformat(values["at"]) - _EPOCH
         at = since // timedelta(microseconds=1) * 1000
-        details = {str(key): value if isinstance(value, int) else str(value) for key, value in said["details"].items()}
-        return Entry(int(said["n"]), at, str(said["who"]), str(said["address"]), str(said["what"]), details)
+        details = {
+            str(key): value if isinstance(value, int) else str(value) for key, value in values["details"].items()
+        }
+        return Entry(int(values["n"]), at, str(values["who"]), str(values["address"]), str(values["what"]), details)
     except (KeyError, TypeError, ValueError, AttributeError):
         return None

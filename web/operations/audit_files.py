@@ -1,7 +1,7 @@
-"""The files of the audit log: JSON lines, appended; a full file moves aside, and the oldest goes.
+"""The files of the audit log: JSON lines in a rotated set of append-only files.
 
-Everything here blocks. What a crash has torn is a last line that is no JSON: readers pass over it, and the next
-line begins on a line of its own.
+Every function here blocks. A crash can leave a torn last line. Readers skip it, because it is not JSON, and the next
+append starts on a new line.
 """
 
 from __future__ import annotations
@@ -12,19 +12,22 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from greenstalk_server.journal.files import open_regular
+from greenstalk_server.journal.files import open_regular, sync_directory
 
 NAME: Final = "audit.jsonl"
 
 LARGEST_FILE: Final = 10 * 1024 * 1024
+"""Bytes of a file before it is rotated."""
+
 OLD_FILES: Final = 3
+"""Rotated files kept."""
 
 BLOCK: Final = 65536
-"""Bytes read at once. No line is as long."""
+"""Bytes per read. Invariant: every line is shorter."""
 
 
 class AuditFiles:
-    """The files in *directory*: `audit.jsonl`, and the older the higher its number, `audit.jsonl.1` to `.3`."""
+    """The files in *directory*: `audit.jsonl`, and the rotated `audit.jsonl.1` (newest) to `.3` (oldest)."""
 
     def __init__(self, directory: str) -> None:
         self._directory: Path = Path(directory)
@@ -32,7 +35,7 @@ class AuditFiles:
         self._paths += [self._directory / f"{NAME}.{age}" for age in range(1, OLD_FILES + 1)]
 
     def append(self, lines: bytes) -> None:
-        """Add *lines*, each with its end, and wait until they are on disk; all or nothing, or raise OSError."""
+        """Append *lines*, each with its newline, and sync. On OSError the file is unchanged."""
         newest = self._paths[0]
         size = newest.stat(follow_symlinks=False).st_size if newest.exists() else 0
         if size and size + len(lines) > LARGEST_FILE:
@@ -44,10 +47,10 @@ class AuditFiles:
         finally:
             os.close(handle)
         if not size:
-            self._sync_directory()
+            sync_directory(self._directory)
 
     def last_number(self) -> int:
-        """The number of the last entry, or 0."""
+        """Return the number of the last entry, or 0."""
         reader = self.open_before(2**63)
         if reader is None:
             return 0
@@ -58,14 +61,14 @@ class AuditFiles:
         return 0
 
     def open_before(self, number: int) -> Reader | None:
-        """Open the newest file that has entries with a number below *number*, for those, or return None."""
-        for path in self._paths:  # from new to old, as they move: none is passed over
+        """Open the newest file with an entry whose number is below *number*, positioned before *number*; or None."""
+        for path in self._paths:  # newest first, the direction in which rotation moves files: no file is missed
             try:
                 reader = Reader(open_regular(path, os.O_RDONLY | os.O_NOFOLLOW))
             except FileNotFoundError:
                 continue
             if 0 < reader.first_number() < number:
-                reader.go_before(number)
+                reader.seek_before(number)
                 return reader
             reader.close()
         return None
@@ -75,16 +78,9 @@ class AuditFiles:
             if path.exists():
                 path.replace(older)
 
-    def _sync_directory(self) -> None:
-        handle = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-
 
 class Reader:
-    """One open file, read from the end to the beginning; close it."""
+    """An open file, read from its end to its beginning. Close it after use."""
 
     def __init__(self, handle: int) -> None:
         self._handle: int = handle
@@ -103,15 +99,15 @@ class Reader:
         os.close(self._handle)
 
     def first_number(self) -> int:
-        """The number of the first entry, or 0."""
-        return self._after(0)[1]
+        """Return the number of the file's first entry, or 0."""
+        return self._first_entry_after(0)[1]
 
-    def go_before(self, number: int) -> None:
-        """Have the next line be the last below *number*, or one of the few after that."""
+    def seek_before(self, number: int) -> None:
+        """Position the reader so that the next block ends at the last entry below *number*, or a few entries later."""
         low, high = 0, self._end
         while high - low > BLOCK:
             middle = (low + high) // 2
-            at, found = self._after(middle)
+            at, found = self._first_entry_after(middle)
             if 0 < found < number:
                 low = at
             else:
@@ -120,7 +116,7 @@ class Reader:
         self._end = high + line_end + 1 if line_end >= 0 else self._end
 
     def lines_before(self) -> list[bytes]:
-        """The lines of the block before those read last, in their order; none at the beginning of the file."""
+        """Return the lines of the block before the last one read, in file order; empty at the beginning of the file."""
         lines: list[bytes] = []
         while not lines and self._end:
             start = max(0, self._end - BLOCK)
@@ -131,8 +127,11 @@ class Reader:
                 lines.insert(0, self._rest)
         return lines
 
-    def _after(self, offset: int) -> tuple[int, int]:
-        """Where the first entry that begins after *offset* (at it, at 0) does, and its number; or zeros."""
+    def _first_entry_after(self, offset: int) -> tuple[int, int]:
+        """Return the offset and number of the first entry that starts after *offset*, or zeros if there is none.
+
+        With *offset* 0, an entry at 0 counts too.
+        """
         block = os.pread(self._handle, BLOCK, offset)
         lines = block.split(b"\n")
         at = offset
@@ -145,17 +144,17 @@ class Reader:
 
 
 def encode(entry: dict[str, Any]) -> bytes:
-    """Return the line of *entry*."""
+    """Return *entry* as a JSON line."""
     return json.dumps(entry, separators=(",", ":")).encode() + b"\n"
 
 
 def decode(line: bytes) -> dict[str, Any]:
-    """Return what *line* says; nothing if it is no entry."""
+    """Return the JSON object in *line*; empty if there is none."""
     try:
-        said = json.loads(line)
+        entry = json.loads(line)
     except (ValueError, RecursionError):
         return {}
-    return said if isinstance(said, dict) else {}
+    return entry if isinstance(entry, dict) else {}
 
 
 def _number(line: bytes) -> int:
@@ -164,7 +163,7 @@ def _number(line: bytes) -> int:
 
 
 def _write(handle: int, size: int, lines: bytes) -> None:
-    """Append *lines* to the file of *size* bytes, on a line of their own; leave it as it was if that fails."""
+    """Append *lines*, from a new line on, to the file of *size* bytes, and sync; truncate it back on OSError."""
     if size and os.pread(handle, 1, size - 1) != b"\n":
         lines = b"\n" + lines
     try:

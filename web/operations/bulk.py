@@ -1,8 +1,8 @@
-"""Changes of many jobs: those that were ticked, or all that match a query.
+"""Bulk changes: one action on all ticked jobs, or on all jobs that match a query.
 
-A change goes in two steps. The dry run counts, and changes nothing: its page says what would happen, to how many, by
-which predicate. The run, which that page asks for, does it to jobs that match that very predicate and are no newer than
-the dry run. Both are tasks: they go in small steps, tell how far they are, and can be cancelled.
+A change takes two steps. The dry run counts and changes nothing. Its page shows the predicate, the change, and how many
+jobs it would affect. The run, started from that page, changes the jobs that match the same predicate and are no newer
+than the dry run. Both are tasks: they work in small steps, report progress, and can be cancelled.
 """
 
 from __future__ import annotations
@@ -22,40 +22,42 @@ from greenstalk_server.core.tube import is_tube_name
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web import fields, text
 from greenstalk_server.web.fields import MAX_NUMBER
-from greenstalk_server.web.jobs.bodies import none
+from greenstalk_server.web.jobs.bodies import no_body
+from greenstalk_server.web.jobs.matching import JobMatcher, candidate_ids, read_query
 from greenstalk_server.web.jobs.query import Query, QueryError
 from greenstalk_server.web.operations.audit import Audit
-from greenstalk_server.web.operations.tasks import Cancelled, Fact, Stopped, Task, Tasks
-from greenstalk_server.web.pages.search import FIRST_WAIT, Matches, asked, candidates, columns, rows
+from greenstalk_server.web.operations.tasks import Fact, Task, TaskCancelled, TaskFailed, Tasks
+from greenstalk_server.web.pages.search import INITIAL_WAIT, match_rows, visible_columns
 
 SAMPLE: Final = 10
-"""Jobs shown of those that a change would hit."""
+"""Sample jobs that the page of a dry run shows."""
 
-TICKED_AT_MOST: Final = 1000
+MAX_TICKED: Final = 1000
 
-COMMIT_EVERY: Final = 1024 * 1024
-"""Bytes that the journal is told until it is waited for, so that what it has yet to write stays small."""
+COMMIT_BATCH_BYTES: Final = 1024 * 1024
+"""Bytes of journal records between two commits; it bounds the records that are not yet written."""
 
-RECORD: Final = 128
-"""About the bytes of a record in the journal besides a body."""
+RECORD_OVERHEAD: Final = 128
+"""Approximate bytes of a journal record without its body."""
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """What can be done to many jobs.
+    """A bulk action.
 
-    done            "3 jobs " and this is what has happened.
-    noun            name of the value.
-    means           what it means for a job.
-    asks            the field of the form that it needs, or empty.
-    changes         whether it would change a job, given the value of that field.
-    forced          what it means for a job that a client holds, or empty if nothing is done to such a job ever.
+    label           the verb on buttons and in titles: "Move".
+    done            the participle, as in "3 jobs moved".
+    means           what the action does to a job; `{}` is the value.
+    field_name      name of the form field with the value; empty if the action takes none.
+    changes         whether the action would change a job, given the value.
+    forced          what the action does to a job that a client holds; empty if it never applies to such a job.
+    noun            name of the value: "priority".
     """
 
     label: str
     done: str
     means: str
-    asks: str
+    field_name: str
     changes: Callable[[Job, bytes | int], bool]
     forced: str
     noun: str = ""
@@ -65,48 +67,48 @@ ACTIONS: Final[Mapping[str, Action]] = {
     "kick": Action(
         "Kick",
         "kicked",
-        "turns ready: a worker can reserve it at once",
+        "becomes ready: a worker can reserve it at once",
         "",
         lambda job, _: job.state != READY,
-        "is taken from the client that holds it, and turns ready",
+        "is taken from the client that holds it, and becomes ready",
     ),
     "bury": Action(
         "Bury",
         "buried",
-        "is set aside until somebody kicks it",
+        "is buried until somebody kicks it",
         "",
         lambda job, _: job.state != BURIED,
-        "is taken from the client that holds it, and set aside",
+        "is taken from the client that holds it, and buried",
     ),
     "delete": Action(
         "Delete",
         "deleted",
-        "is gone for good: there is no way back from it",
+        "is deleted. This cannot be undone",
         "",
         lambda job, _: True,
-        "is taken from the client that holds it, and is gone for good",
+        "is taken from the client that holds it, and deleted",
     ),
     "move": Action(
         "Move",
         "moved",
-        "goes to the tube {}, in its state; its id, age, priority and counts stay",
+        "moves to the tube {} in its current state; its id, age, priority and counts stay",
         "to",
         lambda job, to: job.tube.name != to,
-        "counts for the tube {}; its client keeps it",
+        "moves to the tube {}; its client keeps it reserved",
     ),
     "pri": Action(
         "Set the priority of",
         "given another priority",
-        "has the priority {}",
+        "gets the priority {}",
         "pri",
         lambda job, pri: job.pri != pri,
-        "has the priority {} once its client is done with it; the client keeps it",
+        "gets the priority {} for when it is released; its client keeps it reserved",
         "priority",
     ),
     "delay": Action(
         "Set the delay of",
         "given another delay",
-        "turns ready {} after the change",
+        "becomes ready {} after the change",
         "delay",
         lambda job, _: job.state in (READY, DELAYED),
         "",
@@ -117,7 +119,7 @@ ACTIONS: Final[Mapping[str, Action]] = {
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """An action with its value: a tube's name, a priority, or seconds."""
+    """An action and its value: a tube name, a priority, or a delay in seconds."""
 
     key: str
     value: bytes | int = 0
@@ -128,36 +130,36 @@ class Change:
 
     @property
     def shown(self) -> str:
-        """The value, for people."""
+        """The value as text for a page."""
         if isinstance(self.value, bytes):
             return f"“{self.value.decode()}”"
         return text.duration(self.value) if self.key == "delay" else text.number(self.value)
 
     @property
     def means(self) -> str:
-        """What it means for a job."""
+        """The effect of the change on a job."""
         return self.action.means.format(self.shown)
 
-    def noted(self) -> dict[str, str | int]:
-        """Return the value by its name, for the audit log."""
+    def audit_details(self) -> dict[str, str | int]:
+        """Return the value under its field name, for the audit log."""
         value = self.value.decode() if isinstance(self.value, bytes) else self.value
-        return {self.action.asks: value} if self.action.asks else {}
+        return {self.action.field_name: value} if self.action.field_name else {}
 
-    def of(self, jobs: str) -> str:
-        """Return the change of *jobs* as a title: `Move 3 jobs to “archive”`."""
-        return f"{self.action.label} {jobs}" + (f" to {self.shown}" if self.action.asks else "")
+    def title(self, jobs: str) -> str:
+        """Return a title for this change of *jobs*: `Move 3 jobs to “archive”`."""
+        return f"{self.action.label} {jobs}" + (f" to {self.shown}" if self.action.field_name else "")
 
     @property
     def forced(self) -> str:
-        """What it means for a job that a client holds; empty if nothing is ever done to such a one."""
+        """The effect of the change on a job that a client holds; empty if it never applies to such a job."""
         return self.action.forced.format(self.shown)
 
-    def is_for(self, job: Job) -> bool:
-        """Whether it would change *job*; by force, if a client holds that."""
+    def applies_to(self, job: Job) -> bool:
+        """Whether this would change *job*; for a job that a client holds, whether a forced run would."""
         return self.action.changes(job, self.value)
 
     def apply(self, broker: Broker, id: int, body: bytes | None, is_forced: bool, now: int) -> int:
-        """Do it to the job *id*, whose body is *body*; return an EditOutcome, as `Broker.edit_job` does."""
+        """Change the job *id*, whose body is *body*; return an EditOutcome, as `Broker.edit_job` does."""
         job = broker.jobs.get(id)
         if job is None:
             return EditOutcome.NOT_FOUND
@@ -181,14 +183,16 @@ class Change:
 
 @dataclass(slots=True)
 class Plan:
-    """A change, what it is for, and what its dry run has counted.
+    """A change, the jobs it is for, and the counts of its dry run.
 
-    query           which jobs; of those with *ids* alone, unless that is None.
-    at, below       time of the dry run, and the next id then: the run goes by the same time, and spares newer jobs.
-    tube            the one tube it is about, or empty.
-    hit             jobs it would change; held are those that clients hold, and others those it would not change.
-    sample          ids of the first that it would change.
-    run             the task that does it, once there is one: a plan is carried out once.
+    query, ids      the jobs: those that match *query*, limited to *ids* unless that is None.
+    at, below       time of the dry run, and the next job id at that time. The run evaluates ages at the same time and
+                    skips newer jobs.
+    hit             jobs that the change would change and no client holds.
+    held            jobs that the change would change and a client holds.
+    others          matching jobs that the change would not change.
+    sample          ids of the first jobs counted in *hit*.
+    run             the task of the run, once it has started. Invariant: a plan runs at most once.
     """
 
     change: Change
@@ -204,17 +208,18 @@ class Plan:
 
     @property
     def tube(self) -> str:
+        """The tube that the query names, or empty."""
         return self.query.tube
 
     @property
     def predicate(self) -> str:
-        """Which jobs, for people."""
+        """The selected jobs in words."""
         which = str(self.query) or "all jobs"
         return which if self.ids is None else f"{text.counted(len(self.ids), 'ticked job')} of {which}"
 
     @property
     def is_destructive(self) -> bool:
-        """Whether there is no way back from it."""
+        """Whether the change cannot be undone."""
         return self.change.key == "delete"
 
     @property
@@ -231,25 +236,25 @@ class Plan:
 
     @property
     def confirm(self) -> str:
-        """What has to be typed for what destroys: the tube's name, or how many jobs if they are of several."""
+        """The text to type to confirm a destructive or forced change: the tube's name, or the number of jobs."""
         return self.tube or str(self.hit + self.held)
 
     @property
     def facts(self) -> tuple[Fact, ...]:
-        """The facts for the page of the task."""
+        """The facts for the task's page."""
         found = [Fact("Query", self.predicate)]
         if self.tube:
             found.append(Fact("Tube", self.tube, self.tube))
         if isinstance(self.change.value, bytes):
             target = self.change.value.decode()
             found.append(Fact("Target tube", target, target))
-        elif self.change.action.asks:
+        elif self.change.action.field_name:
             found.append(Fact(f"New {self.change.action.noun}", self.change.shown))
         return tuple(found)
 
 
 class Bulk:
-    """The changes of many jobs that the dashboard of *broker* makes; *commit* as for pages.actions."""
+    """Dry runs and runs of bulk changes; *commit* is the one of pages.actions."""
 
     def __init__(self, broker: Broker, clock: Clock, commit: Callable[[], bool], audit: Audit, tasks: Tasks) -> None:
         self._audit: Audit = audit
@@ -258,24 +263,27 @@ class Bulk:
         self._commit: Callable[[], bool] = commit
         self._tasks: Tasks = tasks
 
-    def install(self, app: Flask) -> None:
-        """Add its pages and changes to *app*."""
+    def init_app(self, app: Flask) -> None:
+        """Add the pages and forms to *app*."""
         app.add_url_rule("/bulk", "bulk", self.page)
         app.add_url_rule("/bulk/preview", "bulk_preview", self.preview, methods=["POST"])
         app.add_url_rule("/bulk/run", "bulk_run", self.run, methods=["POST"])
 
     def preview(self) -> Response:
-        """`scope` (`all`, or `ticked` with `id`s), `q`, `tube`, `state`, `action` and its value: dry run. Switches."""
+        """Start a dry run. Switches.
+
+        Form: `scope` (`all`, or `ticked` with `id`s), `q`, `tube`, `state`, `action`, and the field of the action.
+        """
         try:
-            query = asked(request.form)
+            query = read_query(request.form)
         except QueryError as error:
-            raise BadRequest(f"“q” cannot be read. {error}") from error
+            raise BadRequest(f"“q” is not a valid query. {error}") from error
         task = self.dry_run(self.plan(_change(request.form), query, _ticked(request)))
-        task.wait(FIRST_WAIT)
+        task.wait(INITIAL_WAIT)
         return redirect(url_for("bulk", task=task.id), 303)
 
     def page(self) -> str | Response:
-        """`/bulk?task=`: what the dry run has found, and the form that has it done."""
+        """`/bulk?task=`: the counts of a dry run, and the form that starts the run."""
         task = self._tasks.find(request.args)
         plan = plan_of(task)
         if task.is_running:
@@ -285,27 +293,27 @@ class Bulk:
             task=task,
             plan=plan,
             back=self._back(plan),
-            columns=columns(),
-            rows=rows(self._broker, plan.sample, self._clock()),
+            columns=visible_columns(),
+            rows=match_rows(self._broker, plan.sample, self._clock()),
         )
 
     def run(self) -> Response:
-        """`task`, of a dry run; `force`, `confirm`: do it, once however often it is asked for. Does not switch."""
+        """Start the run of a dry run, at most once. Form: `task`, `force`, `confirm`. Does not switch."""
         dry_run = self._tasks.find(request.form)
         plan, is_forced = plan_of(dry_run), request.form.get("force") == "1"
         if plan.run is None:
             self.refuse_unfinished(dry_run)
             _refuse_unconfirmed(plan, is_forced)
-        return redirect(url_for("task", id=self.carry_out(plan, is_forced).id), 303)
+        return redirect(url_for("task", id=self.start_run(plan, is_forced).id), 303)
 
     def plan(self, change: Change, query: Query, ids: tuple[int, ...] | None) -> Plan:
-        """A plan as of now."""
+        """Return a plan as of now."""
         return Plan(change, query, ids, self._clock(), self._broker.next_id)
 
     def dry_run(self, plan: Plan) -> Task:
-        """Start to count what *plan* would change. Does not switch."""
+        """Start a task that counts what *plan* would change. Does not switch."""
         return self._tasks.start(
-            f"Dry run: {_uncapitalized(plan.change.of(plan.predicate))}",
+            f"Dry run: {_uncapitalized(plan.change.title(plan.predicate))}",
             plan,
             lambda task: self._count(task, plan),
             endpoint="bulk",
@@ -313,13 +321,13 @@ class Bulk:
             facts=plan.facts,
         )
 
-    def carry_out(self, plan: Plan, is_forced: bool) -> Task:
-        """Start to do what *plan* says, once however often it is asked for. Does not switch."""
+    def start_run(self, plan: Plan, is_forced: bool) -> Task:
+        """Start the run of *plan*, or return the run if it has already started. Does not switch."""
         if plan.run is None:
             if self._broker.is_draining:
-                raise ServiceUnavailable("The server is draining, so it begins no such change. Nothing was changed.")
+                raise ServiceUnavailable("The server is draining and starts no bulk changes. Nothing was changed.")
             plan.run = self._tasks.start(
-                plan.change.of(plan.predicate),
+                plan.change.title(plan.predicate),
                 plan,
                 lambda task: self._work(task, plan, is_forced),
                 back=lambda: self._back(plan),
@@ -331,21 +339,21 @@ class Bulk:
 
     @staticmethod
     def refuse_unfinished(dry_run: Task) -> None:
-        """Raise Conflict unless *dry_run* has counted all."""
+        """Raise Conflict unless *dry_run* has counted every job."""
         if dry_run.state != "done":
-            raise Conflict("The dry run did not come to its end, so nothing is known of what this would change.")
+            raise Conflict("The dry run did not finish, so the effect of this change is not known. Start it again.")
 
     def _back(self, plan: Plan) -> str:
-        """Where to go if it is not to be done."""
+        """Return the address for a visitor who does not want the change."""
         if plan.tube.encode() in self._broker.tubes:
             return url_for("tube", tube=plan.tube, state=plan.query.state or None)
         return url_for("search", q=str(plan.query)) if plan.query.terms else url_for("overview")
 
     def _count(self, task: Task, plan: Plan) -> None:
-        """The dry run. Switches."""
-        for job, _ in self._chosen(task, plan):
+        """Do the dry run. Switches."""
+        for job, _ in self._select(task, plan):
             task.matched += 1
-            if not plan.change.is_for(job):
+            if not plan.change.applies_to(job):
                 plan.others += 1
             elif job.state == RESERVED:
                 plan.held += 1
@@ -355,80 +363,85 @@ class Bulk:
                     plan.sample.append(job.id)
 
     def _work(self, task: Task, plan: Plan, is_forced: bool) -> None:
-        """The run. Switches."""
-        told: dict[str, str | int] = {"task": task.id, "action": plan.change.key, "query": plan.predicate}
-        told |= {"tube": plan.tube} | plan.change.noted()
+        """Do the run. Switches."""
+        details: dict[str, str | int] = {"task": task.id, "action": plan.change.key, "query": plan.predicate}
+        details |= {"tube": plan.tube} | plan.change.audit_details()
         counted = {"jobs": plan.hit + plan.held * is_forced} if plan.hit or plan.held or plan.others else {}
-        self._audit.note("bulk/run", **told, **counted, forced=int(is_forced))
+        self._audit.note("bulk/run", **details, **counted, forced=int(is_forced))
         try:
             self._change(task, plan, is_forced)
             self._settle(task)
-        except Cancelled:
+        except TaskCancelled:
             self._commit()
             raise
         finally:
-            self._audit.note("bulk/end", **told, jobs=task.done)
+            self._audit.note("bulk/end", **details, jobs=task.done)
 
     def _change(self, task: Task, plan: Plan, is_forced: bool) -> None:
-        unsettled = unread = 0
+        uncommitted_bytes = unread = 0
 
-        def is_for(job: Job) -> bool:
-            return plan.change.is_for(job) and (job.state != RESERVED or is_forced)
+        def applies_to(job: Job) -> bool:
+            return plan.change.applies_to(job) and (job.state != RESERVED or is_forced)
 
-        wants_body = is_for if plan.change.action.asks else none  # what is recorded anew is so with its body
-        for job, body in self._chosen(task, plan, wants_body):
+        wants_body = (
+            applies_to if plan.change.action.field_name else no_body
+        )  # a rewritten job record includes the body
+        for job, body in self._select(task, plan, wants_body):
             task.matched += 1
-            if not is_for(job):
+            if not applies_to(job):
                 continue
-            self._refuse_to_go_on(task)
+            self._stop_if_refused(task)
             outcome = plan.change.apply(self._broker, job.id, body, is_forced, self._clock())
             if outcome == EditOutcome.NO_ROOM:
-                raise Stopped(f"The journal has no room for more. {_so_far(task)}")
+                raise TaskFailed(f"The journal has no room for more records. {_so_far(task)}")
             task.done += outcome == EditOutcome.DONE
             unread += outcome == EditOutcome.BODY_ON_DISK
-            unsettled += RECORD + (job.size if plan.change.action.asks else 0)
-            if unsettled >= COMMIT_EVERY:
+            uncommitted_bytes += RECORD_OVERHEAD + (job.size if plan.change.action.field_name else 0)
+            if uncommitted_bytes >= COMMIT_BATCH_BYTES:
                 self._settle(task)
-                unsettled = 0
+                uncommitted_bytes = 0
         if unread:
             stay = "1 job stays as it is" if unread == 1 else f"{text.number(unread)} jobs stay as they are"
-            task.message = f"{task.message} {stay}: what is in there cannot be read back from the disk.".strip()
+            task.message = f"{task.message} {stay}: the body cannot be read back from the disk.".strip()
 
-    def _chosen(
-        self, task: Task, plan: Plan, wants_body: Callable[[Job], bool] = none
+    def _select(
+        self, task: Task, plan: Plan, wants_body: Callable[[Job], bool] = no_body
     ) -> Iterator[tuple[Job, bytes | None]]:
-        """The jobs that *plan* is about, each as it is now, with its body if that is wanted. Switches."""
+        """Yield the jobs of *plan*, each as it is now, with its body where *wants_body* says so. Switches."""
         ids: Iterable[int]
         if plan.ids is None:
-            task.total, ids = candidates(self._broker, plan.query)
+            task.total, ids = candidate_ids(self._broker, plan.query)
         else:
             task.total, ids = len(plan.ids), plan.ids
-        matches = Matches(self._broker, plan.query, plan.at, task.rest, wants_body)
-        for id, job, body in matches.among(ids):
+        matcher = JobMatcher(self._broker, plan.query, plan.at, task.rest, wants_body)
+        for id, job, body in matcher.match(ids):
             if job is not None and id < plan.below:
                 yield job, body
             task.scanned += 1
-        task.total = task.scanned  # some may have gone before their turn
-        task.message = matches.not_looked_at
+        task.total = task.scanned  # jobs may have been deleted before the task reached them
+        task.message = matcher.warning
 
-    def _refuse_to_go_on(self, task: Task) -> None:
+    def _stop_if_refused(self, task: Task) -> None:
+        """Raise TaskFailed if the journal cannot be written, or the server is draining."""
         trouble = self._broker.journal.trouble
         if trouble is not None:
-            raise Stopped(f"The journal cannot be written: {trouble}. {_so_far(task)}")
+            raise TaskFailed(f"The journal cannot be written: {trouble}. {_so_far(task)}")
         if self._broker.is_draining:
-            raise Stopped(f"The server is draining. {_so_far(task)}")
+            raise TaskFailed(f"The server is draining. {_so_far(task)}")
 
     def _settle(self, task: Task) -> None:
-        """Wait until what was done is as safe as can be; raise Stopped if that takes too long. Switches."""
+        """Commit the changes so far; raise TaskFailed if that takes too long. Switches."""
         if not self._commit():
-            raise Stopped(f"The disk does not keep up: the last changes may not survive a crash. {_so_far(task)}")
+            raise TaskFailed(f"The disk does not keep up: the last changes may not survive a crash. {_so_far(task)}")
 
 
 def _refuse_unconfirmed(plan: Plan, is_forced: bool) -> None:
-    """Raise BadRequest unless the form has what confirms *plan*, if something has to."""
+    """Raise BadRequest if *plan* needs a confirmation that the form does not have."""
     typed = request.form.get("confirm", "").strip()
     if (plan.is_destructive or is_forced) and typed != plan.confirm:
-        raise BadRequest(f"“confirm” must be “{plan.confirm}”, not “{typed[:200]}”. Go back and type it to confirm.")
+        raise BadRequest(
+            f"“confirm” must be “{plan.confirm}”, not “{typed[:200]}”. Nothing was changed. Go back and type it."
+        )
 
 
 def _uncapitalized(title: str) -> str:
@@ -439,43 +452,43 @@ def _so_far(task: Task) -> str:
     return f"{text.counted(task.done, 'job')} {'was' if task.done == 1 else 'were'} changed before that."
 
 
-def _change(given: fields.Fields) -> Change:
-    key = given.get("action", "")
+def _change(form: fields.Fields) -> Change:
+    key = form.get("action", "")
     if key not in ACTIONS:
         raise BadRequest(f"“action” must be one of {', '.join(ACTIONS)}, not “{key[:40]}”.")
-    asks = ACTIONS[key].asks
-    if asks == "to":
-        return Change(key, _target(given))
-    return Change(key, fields.number(given, asks, 0, MAX_NUMBER) if asks else 0)
+    field_name = ACTIONS[key].field_name
+    if field_name == "to":
+        return Change(key, _target(form))
+    return Change(key, fields.number(form, field_name, 0, MAX_NUMBER) if field_name else 0)
 
 
-def _target(given: fields.Fields) -> bytes:
-    """The field `to`."""
-    name = given.get("to", "").strip().encode(errors="replace")
+def _target(form: fields.Fields) -> bytes:
+    """Return the tube named by the field `to`; raise BadRequest if that is not a tube name."""
+    name = form.get("to", "").strip().encode(errors="replace")
     if not is_tube_name(name):
         raise BadRequest(
-            "“to” must name the tube to move to: 1 to 200 of A–Z, a–z, 0–9 and -+/;.$_(), the first of them no hyphen."
+            "“to” must name the tube to move to: 1 to 200 of A–Z, a–z, 0–9 and -+/;.$_(), not starting with a hyphen."
         )
     return name
 
 
-def _ticked(asking: Request) -> tuple[int, ...] | None:
-    """The field `scope`: the ids that were ticked, each once; None for all that match."""
-    scope = asking.form.get("scope", "")
+def _ticked(request: Request) -> tuple[int, ...] | None:
+    """Return the ticked ids without duplicates; None if the field `scope` selects all matching jobs."""
+    scope = request.form.get("scope", "")
     if scope == "all":
         return None
     if scope != "ticked":
         raise BadRequest("“scope” must be ticked or all.")
-    given = asking.form.getlist("id")
-    if not given:
-        raise BadRequest("No job was ticked. Tick some, or choose all that match.")
-    if len(given) > TICKED_AT_MOST:
-        raise BadRequest(f"At most {TICKED_AT_MOST} jobs can be ticked at once.")
-    return tuple(dict.fromkeys(fields.number({"id": id}, "id", 1, MAX_ID) for id in given))
+    ids = request.form.getlist("id")
+    if not ids:
+        raise BadRequest("No job was ticked. Tick some jobs, or choose all that match.")
+    if len(ids) > MAX_TICKED:
+        raise BadRequest(f"At most {MAX_TICKED} jobs can be ticked at once.")
+    return tuple(dict.fromkeys(fields.number({"id": id}, "id", 1, MAX_ID) for id in ids))
 
 
 def plan_of(task: Task) -> Plan:
-    """What *task* has counted or done; raise NotFound if that is no such thing."""
+    """Return the plan of *task*; raise NotFound if *task* is neither a dry run nor a run."""
     if not isinstance(task.subject, Plan):
-        raise NotFound("That task is no dry run.")
+        raise NotFound("That task is not a bulk change.")
     return task.subject

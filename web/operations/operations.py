@@ -1,8 +1,8 @@
-"""What the pages and the API do to the queue: each deed once, for both, with its place in the audit log.
+"""Operations on the queue, shared by the pages and the API. Each writes its entry to the audit log.
 
-A deed calls the broker as the protocol does. Whoever asks for it waits for the journal (`commit`) before it says that
-it is done. Long ones go a slice at a time and let others run in between, so what one knew of a tube or a job before is
-looked up anew after. Only what says so may switch.
+An operation calls the same broker methods as the protocol. The caller must wait for the journal (`commit`) before it
+reports success. Long operations work in slices and yield to the event loop in between, so a caller must look up tubes
+and jobs again afterwards. Only methods whose docstrings say so may switch greenlets.
 """
 
 from __future__ import annotations
@@ -22,31 +22,32 @@ from greenstalk_server.core.limits import LIMIT_NAMES
 from greenstalk_server.core.outcomes import EditOutcome, Refusal
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.runtime.clock import Clock
+from greenstalk_server.runtime.scheduling import YIELD_DELAY
 from greenstalk_server.web import text
-from greenstalk_server.web.cooperative import TURN, Pace
-from greenstalk_server.web.jobs.job_list import count
+from greenstalk_server.web.cooperative import Pace
+from greenstalk_server.web.jobs.job_list import count_jobs
 from greenstalk_server.web.operations.audit import Audit
 from greenstalk_server.web.operations.store import Store
 from greenstalk_server.web.pages.edit import Changes
 
-BULK_AT_MOST: Final = 20.0
-"""Seconds that one request may go on; what is left after that takes another."""
+MAX_REQUEST_TIME: Final = 20.0
+"""Seconds that one request may spend on a long operation. Another request must do the rest."""
 
 LONGEST_REASON: Final = 200
-"""Characters, of why a tube is paused."""
+"""Characters in the reason for a pause."""
 
-CLOSED_WITHIN: Final = 1.0
-"""Seconds that a connection which is to be closed may take to be; it takes the next turn of the loop."""
-
-
-class Held(Conflict):
-    """A client holds the job, and it was not to be done by force."""
+CLOSE_TIMEOUT: Final = 1.0
+"""Seconds to wait for a connection to close. Normally it closes in the next iteration of the event loop."""
 
 
-class NotTaken(ServiceUnavailable):
-    """A job cannot be taken: the disk or memory *is_full*, or the disk fails.
+class JobHeld(Conflict):
+    """A client holds the job, and the request did not force the operation."""
 
-    *why* is said first, then what was *done*; *ids* are of those, of several, that were put.
+
+class PutRefused(ServiceUnavailable):
+    """The server cannot accept a job: the disk or memory *is_full*, or the journal cannot be written.
+
+    The message is *why*, then what was *done*. After a put of several jobs, *ids* are those of the jobs that were put.
     """
 
     def __init__(self, why: str, done: str, *, is_full: bool, ids: list[int] | None = None) -> None:
@@ -58,7 +59,7 @@ class NotTaken(ServiceUnavailable):
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """A job that is to be put; times in seconds."""
+    """A job to put; *delay* and *ttr* in seconds."""
 
     tube: bytes
     pri: int
@@ -67,8 +68,8 @@ class Put:
     body: bytes
 
 
-class Deeds:
-    """What can be done to the queue of *broker*."""
+class Operations:
+    """Operations on the queue of *broker*."""
 
     def __init__(self, broker: Broker, clock: Clock, audit: Audit, store: Store) -> None:
         self._broker: Broker = broker
@@ -79,7 +80,7 @@ class Deeds:
     # Tubes
 
     def pause(self, tube: Tube, seconds: int, reason: str) -> None:
-        """Let no job of *tube* be reserved for so long. May switch."""
+        """Pause *tube* for *seconds*: no client can reserve its jobs. May switch."""
         now = self._clock()
         self._broker.pause_tube(tube.name, seconds * SECOND, now)
         self._store.set_reason(tube.name.decode(), reason, tube.paused_until, now)
@@ -95,37 +96,43 @@ class Deeds:
         self._store.save()
 
     def kick(self, tube: Tube, state: int, bound: int) -> int:
-        """Make up to *bound* of the jobs of *tube* in *state*, BURIED or DELAYED, ready; return how many. May switch.
+        """Kick up to *bound* jobs of *tube* in *state*, BURIED or DELAYED; return how many became ready. May switch.
 
-        Fewer than there are, if it takes too long.
+        Stops early after MAX_REQUEST_TIME.
         """
-        bound = min(bound, count(tube, state))
+        bound = min(bound, count_jobs(tube, state))
         kicked = self._in_slices(tube, bound, lambda found, left: self._broker.kick(found, state, left, self._clock()))
         self._audit.note("tube/kick", tube=tube.name.decode(), state=STATE_NAMES[state], jobs=kicked)
         return kicked
 
     def clear(self, tube: Tube, state: int) -> int:
-        """Delete the jobs of *tube* in *state* that there are now; return how many. May switch, as `kick`."""
+        """Delete the jobs that *tube* has in *state* now; return how many. May switch.
+
+        Stops early after MAX_REQUEST_TIME.
+        """
         below = self._broker.next_id
 
         def clear(found: Tube, left: int) -> int:
             return self._broker.clear(found, state, left, below, self._clock())
 
-        cleared = self._in_slices(tube, count(tube, state), clear)
+        cleared = self._in_slices(tube, count_jobs(tube, state), clear)
         self._audit.note("tube/clear", tube=tube.name.decode(), state=STATE_NAMES[state], jobs=cleared)
         return cleared
 
     # Jobs
 
     def put(self, new: Put) -> Job:
-        """Put a job."""
+        """Put a job; raise PutRefused if the server cannot accept it."""
         self._refuse_puts()
         job = self._put(new)
         self._audit.note("tube/put", tube=new.tube.decode(), id=job.id, bytes=len(new.body))
         return job
 
     def put_all(self, new: Iterable[Put]) -> list[int]:
-        """Put several jobs; return their ids. Raise NotTaken, with those put, if the journal stops. May switch."""
+        """Put several jobs and return their ids. Raise PutRefused, with the ids put so far, at the first failure.
+
+        May switch.
+        """
         self._refuse_puts()
         pace, ids = Pace(), list[int]()
         tubes: dict[bytes, list[int]] = {}
@@ -134,10 +141,10 @@ class Deeds:
                 job = self._put(one)
                 ids.append(job.id)
                 tubes.setdefault(one.tube, []).append(job.id)
-                pace.rest()
-        except NotTaken as error:
+                pace.yield_if_due()
+        except PutRefused as error:
             done = f"{text.counted(len(ids), 'job')} of them {_was(ids)}."
-            raise NotTaken(error.why, done, is_full=error.is_full, ids=ids) from None
+            raise PutRefused(error.why, done, is_full=error.is_full, ids=ids) from None
         finally:
             for name, put in tubes.items():
                 self._audit.note("tube/put", tube=name.decode(), id=put[0], jobs=len(put))
@@ -150,7 +157,7 @@ class Deeds:
         self._audit.note("job/kick", id=job.id, tube=job.tube.name.decode())
 
     def bury_job(self, job: Job, is_forced: bool) -> None:
-        """Set *job* aside; raise Conflict if it is buried already, or held and not *is_forced*."""
+        """Bury *job*; raise Conflict if it is already buried, or held and not *is_forced*."""
         if job.state == BURIED:
             raise Conflict(f"Job {job.id} is buried already.")
         if not self._broker.bury_job(job.id, self._clock(), is_forced):
@@ -158,7 +165,10 @@ class Deeds:
         self._audit.note("job/bury", id=job.id, tube=job.tube.name.decode())
 
     def release_job(self, job: Job, is_forced: bool) -> None:
-        """Take *job* from the client that holds it, and make it ready; raise Conflict if nobody does."""
+        """Take *job* from the client that holds it and make it ready.
+
+        Raise Conflict if the job is not reserved, or if not *is_forced*.
+        """
         if job.state != RESERVED:
             raise Conflict(f"Job {job.id} is {STATE_NAMES[job.state]}. Only a reserved job can be released.")
         if not is_forced:
@@ -167,14 +177,14 @@ class Deeds:
         self._audit.note("job/release", id=job.id, tube=job.tube.name.decode())
 
     def delete_job(self, job: Job, is_forced: bool) -> None:
-        """Remove *job* for good; raise Held if it is held and not *is_forced*."""
+        """Delete *job*; raise JobHeld if a client holds it and not *is_forced*."""
         name = job.tube.name.decode()
         if not self._broker.delete_job(job.id, self._clock(), is_forced):
             self._refuse_held(job, "deleted")
         self._audit.note("job/delete", id=job.id, tube=name)
 
     def move_job(self, job: Job, body: bytes, name: bytes, is_forced: bool) -> None:
-        """Have *job*, whose body is *body*, in the tube *name*, in the state that it is in."""
+        """Move *job*, whose body is *body*, to the tube *name*; its state stays."""
         old = job.tube.name
         if name == old:
             raise Conflict(f"Job {job.id} is in the tube “{name.decode()}” already.")
@@ -183,9 +193,9 @@ class Deeds:
         self._audit.note("job/move", id=job.id, tube=old.decode(), to=name.decode())
 
     def edit_job(self, job: Job, body: bytes, changes: Changes, is_forced: bool) -> None:
-        """Make *changes*, of which there are some, to *job*, whose body is *body*.
+        """Apply *changes*, which must not be empty, to *job*, whose body is *body*.
 
-        Raise Held if it is held and not *is_forced*.
+        Raise JobHeld if a client holds the job and not *is_forced*.
         """
         done = self._broker.edit_job(
             job.id,
@@ -200,7 +210,7 @@ class Deeds:
         self._audit.note("job/edit", id=job.id, tube=job.tube.name.decode(), changed=changes.names())
 
     def copy_job(self, job: Job, body: bytes, delay: int) -> Job:
-        """Put a job like *job*, whose body is *body*, into its tube, with its own id, ready after *delay* seconds."""
+        """Put a copy of *job*, whose body is *body*, into the same tube, with *delay* seconds; return the copy."""
         self._refuse_puts()
         copy = self._put(Put(job.tube.name, job.pri, delay, job.ttr // SECOND, body))
         self._audit.note("job/copy", id=copy.id, of=job.id, tube=job.tube.name.decode(), bytes=job.size)
@@ -209,28 +219,28 @@ class Deeds:
     # Connections
 
     def close(self, client: Client) -> None:
-        """End the connection of *client*; the jobs that it holds turn ready. Switches."""
+        """Close the connection of *client*. The jobs that it holds become ready. Switches."""
         held = len(client.reserved)
         client.hang_up()
-        with gevent.Timeout(CLOSED_WITHIN, False):
+        with gevent.Timeout(CLOSE_TIMEOUT, False):
             while not client.is_closed:
-                gevent.sleep(CLOSED_WITHIN / 1000)
+                gevent.sleep(CLOSE_TIMEOUT / 1000)
         if not client.is_closed:
-            raise ServiceUnavailable(f"Connection {client.number} was told to close, and has not yet.")
+            raise ServiceUnavailable(f"Connection {client.number} was asked to close and is still open. Try again.")
         self._audit.note("connection/close", number=client.number, address=client.address, jobs=held)
 
-    # What is refused
+    # Refusals
 
     def _refuse_puts(self) -> None:
-        """Raise ServiceUnavailable if the server drains."""
+        """Raise ServiceUnavailable if the server is draining."""
         if self._broker.is_draining:
-            raise ServiceUnavailable("The server is draining: it takes no new jobs. Nothing was put.")
+            raise ServiceUnavailable("The server is draining and accepts no new jobs. Nothing was put.")
 
     def _refuse_held(self, job: Job, done: str) -> NoReturn:
         left = text.duration(max(0, job.deadline - self._clock()) // SECOND)
-        raise Held(
-            f"Job {job.id} was not {done}: a client holds it, for {left} more at most. It can be once that client is"
-            " done with it, or its time is up."
+        raise JobHeld(
+            f"Job {job.id} was not {done}: a client holds it, for {left} more at most. Try again once the client has"
+            " finished with it or its time to run has ended."
         )
 
     def _refuse_undone(self, job: Job, outcome: int, done: str) -> None:
@@ -242,10 +252,10 @@ class Deeds:
 
     def _refuse_no_room(self, done: str) -> NoReturn:
         trouble = self._broker.journal.trouble
-        why = f"The journal cannot take the job: {trouble or 'there is no room for it on the disk'}."
-        raise NotTaken(why, f"Nothing was {done}.", is_full=trouble is None)
+        why = f"The journal cannot store the job: {trouble or 'the disk has no room for it'}."
+        raise PutRefused(why, f"Nothing was {done}.", is_full=trouble is None)
 
-    # How it is done
+    # Implementation
 
     def _put(self, new: Put) -> Job:
         broker = self._broker
@@ -258,20 +268,20 @@ class Deeds:
         if refusal == Refusal.JOURNAL:
             self._refuse_no_room("put")
         if refusal == Refusal.MEMORY:
-            told = "Jobs take as much memory as the server has for them (--memory-limit)."
+            why = "Jobs use all the memory that the server allows for them (--memory-limit)."
         else:
-            told = f"A limit of the server is reached: {LIMIT_NAMES[refusal]}."
-        raise NotTaken(told, "Nothing was put.", is_full=True)
+            why = f"A limit of the server is reached: {LIMIT_NAMES[refusal]}."
+        raise PutRefused(why, "Nothing was put.", is_full=True)
 
     def _in_slices(self, tube: Tube, bound: int, move: Callable[[Tube, int], int]) -> int:
-        """Have *move* called with how many are left, until *bound* jobs have moved or none does. May switch."""
-        moved, until = 0, time.monotonic() + BULK_AT_MOST
+        """Call *move* with the number of jobs left until it has moved *bound* jobs or moves none. May switch."""
+        moved, until = 0, time.monotonic() + MAX_REQUEST_TIME
         while moved < bound and self._broker.tubes.get(tube.name) is tube:
             slice = move(tube, bound - moved)
             if not slice:
                 break
             moved += slice
-            gevent.sleep(TURN)
+            gevent.sleep(YIELD_DELAY)
             if time.monotonic() > until:
                 break
         return moved

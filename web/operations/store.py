@@ -1,7 +1,8 @@
-"""What the dashboard itself remembers: samples of jobs to put, and why tubes are paused.
+"""The dashboard's own data: sample jobs to put, and the reasons for pauses.
 
-One small JSON document, `dashboard.json` beside the journal; without a directory it is in memory only. It is replaced
-whole, in a thread, so that a crash leaves the old one or the new. A damaged one is set aside, and nothing else stops.
+It is one small JSON document, `dashboard.json` in the journal's directory; without a directory it is in memory only. A
+save replaces the whole file, in a thread, so a crash leaves either the old or the new version. A damaged file is
+renamed, and the dashboard starts without data.
 """
 
 from __future__ import annotations
@@ -15,32 +16,34 @@ from typing import Any, Final
 
 from gevent.lock import BoundedSemaphore
 
-from greenstalk_server.journal.files import open_regular
-from greenstalk_server.web.disk import in_thread
+from greenstalk_server.journal.files import open_regular, sync_directory
+from greenstalk_server.runtime.threads import run_in_thread
 
 log = logging.getLogger(__name__)
 
 NAME: Final = "dashboard.json"
 VERSION: Final = 1
 
-SAMPLES_AT_MOST: Final = 100
+MAX_SAMPLES: Final = 100
 LARGEST_SAMPLE: Final = 64 * 1024
-LARGEST_SAMPLES: Final = 1024 * 1024
-"""Bytes of a sample's body, and of all together."""
+"""Bytes of one sample's body."""
 
-REASONS_AT_MOST: Final = 1000
+LARGEST_SAMPLES: Final = 1024 * 1024
+"""Bytes of the bodies of all samples."""
+
+MAX_REASONS: Final = 1000
 
 LARGEST_FILE: Final = 16 * 1024 * 1024
-"""Bytes of the document that are read: more than all samples and reasons take, each character of them escaped."""
+"""Bytes of the largest document that is read: above the maximum of all samples and reasons with every byte escaped."""
 
 
 class Full(Exception):
-    """There is no room for one more sample; str() says what is in the way."""
+    """A sample exceeds a limit; the message names the limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A job to put, by its name; *delay* and *ttr* in seconds."""
+    """A named job to put; *delay* and *ttr* in seconds."""
 
     name: str
     tube: str
@@ -52,7 +55,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why a tube is paused; *until* tells that pause from others: its end, in nanoseconds since the Unix epoch."""
+    """The reason for a pause. *until* identifies the pause: its end in nanoseconds since the Unix epoch."""
 
     text: str
     until: int
@@ -61,11 +64,11 @@ class Reason:
 class Store:
     """The document of one server.
 
-    trouble         why the file is not as what is in memory; empty if it is.
+    trouble         why the file differs from the data in memory; empty if it does not.
     """
 
     def __init__(self, directory: str | None = None) -> None:
-        """Read the document in *directory*, if there is one. Blocks, for the time before anyone is served."""
+        """Read the document in *directory*, if there is one. Blocks, so call this before the server serves clients."""
         self.samples: dict[str, Sample] = {}
         self.trouble: str = ""
         self._reasons: dict[str, Reason] = {}
@@ -78,16 +81,16 @@ class Store:
 
     @property
     def is_kept(self) -> bool:
-        """Whether it survives a restart."""
+        """Whether the data survives a restart."""
         return self._path is not None
 
     # Samples
 
     def add_sample(self, sample: Sample) -> None:
-        """Remember *sample*, in place of one of the same name; raise Full. Does not switch; `save` then."""
+        """Add *sample*, or replace the one of the same name; raise Full. Call `save` afterwards. Does not switch."""
         others = [one for name, one in self.samples.items() if name != sample.name]
-        if len(others) >= SAMPLES_AT_MOST:
-            raise Full(f"there are {SAMPLES_AT_MOST} samples already, which is as many as are kept")
+        if len(others) >= MAX_SAMPLES:
+            raise Full(f"there are already {MAX_SAMPLES} samples, the maximum")
         if _size(sample) > LARGEST_SAMPLE:
             raise Full(f"its body has more than {LARGEST_SAMPLE:,} bytes")
         if sum(map(_size, others)) + _size(sample) > LARGEST_SAMPLES:
@@ -96,7 +99,7 @@ class Store:
         self._version += 1
 
     def remove_sample(self, name: str) -> bool:
-        """Forget the sample; False if there is none. Does not switch; `save` then."""
+        """Remove the sample; return False if there is none. Call `save` afterwards. Does not switch."""
         if self.samples.pop(name, None) is None:
             return False
         self._version += 1
@@ -105,23 +108,26 @@ class Store:
     # Reasons of pauses
 
     def set_reason(self, tube: str, text: str, until: int, now: int) -> None:
-        """Remember why *tube* is paused until *until*; with no text forget it. Does not switch; `save` then."""
+        """Set the reason for the pause of *tube* that ends at *until*; empty *text* removes it.
+
+        Also removes the reasons of pauses that have ended. Call `save` afterwards. Does not switch.
+        """
         reasons = {name: reason for name, reason in self._reasons.items() if reason.until > now and name != tube}
-        if text and len(reasons) < REASONS_AT_MOST:
+        if text and len(reasons) < MAX_REASONS:
             reasons[tube] = Reason(text, until)
         if reasons != self._reasons:
             self._reasons = reasons
             self._version += 1
 
     def reason(self, tube: str, until: int) -> str:
-        """Why *tube* is paused until *until*; empty if it was not said, or of another pause."""
+        """Return the reason for the pause of *tube* that ends at *until*; empty if none was given."""
         reason = self._reasons.get(tube)
         return reason.text if reason is not None and reason.until == until else ""
 
     # The file
 
     def save(self) -> None:
-        """Have what is remembered by now on disk, or `trouble`. Switches."""
+        """Write the data to disk, or set `trouble`. Switches."""
         wanted = self._version
         if self._path is None:
             return
@@ -130,9 +136,9 @@ class Store:
                 return
             version, document = self._version, json.dumps(self._document(), ensure_ascii=False).encode()
             try:
-                in_thread(_replace, self._path, document)
+                run_in_thread(_replace, self._path, document)
             except OSError as error:
-                self._tell(f"{NAME} cannot be written: {error}")
+                self._report(f"{NAME} cannot be written: {error}")
             else:
                 self._saved, self.trouble = version, ""
 
@@ -147,12 +153,12 @@ class Store:
         try:
             document = json.loads(_read(path))
             _check(document)
-            samples = [Sample(**said) for said in document["samples"]]
-            reasons = {tube: Reason(**said) for tube, said in document["pauses"].items()}
+            samples = [Sample(**values) for values in document["samples"]]
+            reasons = {tube: Reason(**values) for tube, values in document["pauses"].items()}
         except FileNotFoundError:
             return
         except OSError as error:
-            self._tell(f"{NAME} cannot be read: {error}")
+            self._report(f"{NAME} cannot be read: {error}")
         except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
             self._set_aside(path, error)
         else:
@@ -161,13 +167,16 @@ class Store:
 
     def _set_aside(self, path: Path, why: Exception) -> None:
         aside = path.with_name(f"{NAME}.damaged")
-        log.error("dashboard: %s is damaged (%s): it is %s now, and its samples and reasons are gone", path, why, aside)
+        log.error(
+            "dashboard: %s is damaged (%s): renaming it to %s; samples and pause reasons are lost", path, why, aside
+        )
         try:
             path.replace(aside)
         except OSError as error:
-            self._tell(f"{NAME} cannot be moved: {error}")
+            self._report(f"{NAME} cannot be moved: {error}")
 
-    def _tell(self, trouble: str) -> None:
+    def _report(self, trouble: str) -> None:
+        """Set *trouble*, and log it if it is new."""
         if trouble != self.trouble:
             log.error("dashboard: %s", trouble)
         self.trouble = trouble
@@ -178,20 +187,25 @@ def _size(sample: Sample) -> int:
 
 
 def _check(document: Any) -> None:
-    """Raise ValueError unless all values are of the right type: anybody may have written the file."""
+    """Raise ValueError, KeyError or TypeError unless *document* has the right version and types.
+
+    Anything may have written the file.
+    """
     if document["version"] != VERSION:
         raise ValueError(f"it is of version {document['version']!r}, not {VERSION}")
-    for said, texts, numbers in (
+    for values, texts, numbers in (
         *[(sample, ("name", "tube", "body"), ("pri", "delay", "ttr")) for sample in document["samples"]],
         *[(reason, ("text",), ("until",)) for reason in document["pauses"].values()],
     ):
-        if not all(isinstance(said[key], str) for key in texts) or not all(type(said[key]) is int for key in numbers):
-            raise ValueError(f"a value is of the wrong type in {str(said)[:200]}")
-    json.dumps(document, ensure_ascii=False).encode()  # or half a character lurks behind an escape
+        if not all(isinstance(values[key], str) for key in texts):
+            raise ValueError(f"a value is of the wrong type in {str(values)[:200]}")
+        if not all(type(values[key]) is int for key in numbers):
+            raise ValueError(f"a value is of the wrong type in {str(values)[:200]}")
+    json.dumps(document, ensure_ascii=False).encode()  # fails on a lone surrogate, which JSON can hold as an escape
 
 
 def _read(path: Path) -> bytes:
-    """Return what is in the regular file *path*; raise OSError, or ValueError if it is too large. Blocks."""
+    """Return the content of the regular file *path*; raise OSError, or ValueError if it is too large. Blocks."""
     with os.fdopen(open_regular(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
         document = file.read(LARGEST_FILE + 1)
     if len(document) > LARGEST_FILE:
@@ -200,16 +214,12 @@ def _read(path: Path) -> bytes:
 
 
 def _replace(path: Path, document: bytes) -> None:
-    """Put *document* at *path* whole, and wait until it is on disk. Blocks; raises OSError."""
+    """Replace the file *path* by *document* and wait until that is on disk. Blocks; raises OSError."""
     new = path.with_name(f"{NAME}.new")
-    new.unlink(missing_ok=True)  # a crash has left it
+    new.unlink(missing_ok=True)  # may be left from a crash
     with os.fdopen(open_regular(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
         file.write(document)
         file.flush()
         os.fsync(file.fileno())
     new.replace(path)
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    sync_directory(path.parent)

@@ -1,7 +1,7 @@
-"""Long work on the server: each a greenlet that goes in small steps, tells how far it is, and can be cancelled.
+"""Tasks: long work on the server, each in a greenlet that works in small steps, reports progress, and can be cancelled.
 
-A task belongs to the server, not to the page that started it: the page may be closed, and others may look. It ends with
-the server. Only so many are kept, and only so many run at once.
+A task belongs to the server, not to the page that started it: the visitor may close the page, and other visitors may
+watch. A task ends with the server. The number of running tasks and of kept tasks is bounded.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from greenstalk_server.web.live.hub import LiveHub, State
 from greenstalk_server.web.operations.audit import Audit
 
 KEPT: Final = 50
-"""Tasks of a kind (searches, dry runs, changes) that can be looked at, those that run among them."""
+"""Tasks kept per kind (searches, dry runs, changes), running ones included."""
 
-RUNNING_AT_MOST: Final = 4
-"""At once, whoever started them."""
+MAX_RUNNING: Final = 4
+"""Tasks running at once, of all visitors."""
 
 RUNNING: Final = "running"
 DONE: Final = "done"
@@ -41,17 +41,17 @@ FAILED: Final = "failed"
 log = logging.getLogger(__name__)
 
 
-class Stopped(Exception):
-    """Ends a task before its work is done; the message says why, for people."""
+class TaskFailed(Exception):
+    """Ends a task early; the message is the reason, for its page."""
 
 
-class Cancelled(Exception):
-    """Ends a task that somebody has cancelled."""
+class TaskCancelled(Exception):
+    """Ends a task that a visitor has cancelled."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """A labelled text on the page of a task; *tube* is the name of the tube to link to, or empty."""
+    """A labelled text on a task's page; *tube* is the tube to link to, or empty."""
 
     label: str
     text: str
@@ -61,18 +61,21 @@ class Fact:
 class Task:
     """One piece of work.
 
-    id              cannot be guessed, and means nothing to another server.
-    title           what it does, for people.
-    subject         what it works on and finds, for the module that started it.
-    endpoint        of the page that shows what it found, with `task` in its address; empty if its own page does.
-    needs_bodies    it tells of what is in bodies.
-    who, started_at who started it, and when; ended_at is 0 while it runs.
-    total, scanned  jobs to look at, and looked at so far; matched are those of them that it is about.
-    done            jobs changed so far; *verb* names the change: `deleted`, `moved`.
-    facts           labelled texts for its page.
-    is_cancelled    it is to end at its next rest.
-    message         what else to know, once it has ended.
-    back            gives the address of what it is about, or None.
+    id              a random id; it cannot be guessed, and another server does not know it.
+    title           a short description.
+    subject         the input and results, for the module that started the task.
+    endpoint        the page that shows the results, with `task` in its address; empty for the task's own page.
+    needs_bodies    the task shows parts of job bodies.
+    who, started_at the visitor who started the task, and when.
+    ended_at        when the task ended; 0 while it runs.
+    total, scanned  jobs to look at, and jobs looked at so far.
+    matched         jobs that matched so far.
+    done            jobs changed so far.
+    verb            the participle of the change: `deleted`, `moved`.
+    facts           labelled texts for the page.
+    is_cancelled    a visitor has cancelled the task; it ends at its next `rest`.
+    message         why the task ended early, or which jobs it skipped; empty if neither.
+    back            returns the address of the task's subject, or None.
     """
 
     def __init__(self, title: str, subject: object, endpoint: str, needs_bodies: bool, who: Visitor, now: int) -> None:
@@ -103,22 +106,22 @@ class Task:
         return self.state == RUNNING
 
     def rest(self) -> None:
-        """Let others run if it is time to; raise Cancelled if this is to end. Called between two jobs. May switch."""
+        """Yield to the event loop if it is time; raise TaskCancelled if cancelled. Call between jobs. May switch."""
         if self.is_cancelled:
-            raise Cancelled
-        self._pace.rest()
+            raise TaskCancelled
+        self._pace.yield_if_due()
 
     def cancel(self) -> None:
-        """Have it end at its next rest. Does not switch."""
+        """Make the task end at its next `rest`. Does not switch."""
         self.is_cancelled = True
 
     def end(self, state: str, message: str, now: int) -> None:
-        """Note how it has ended."""
+        """Record the end of the task."""
         self.state, self.message, self.ended_at = state, message or self.message, now
         self._has_ended.set()
 
     def wait(self, seconds: float) -> None:
-        """Return when it has ended, or after *seconds*. May switch."""
+        """Wait for the end of the task, at most *seconds*. May switch."""
         self._has_ended.wait(seconds)
 
 
@@ -133,8 +136,8 @@ class Tasks:
         self._clock: Clock = clock
         self._kept: dict[str, Task] = {}
 
-    def install(self, app: Flask, live: LiveHub) -> None:
-        """Add their pages to *app*, and have *live* keep them live."""
+    def init_app(self, app: Flask, live: LiveHub) -> None:
+        """Add the pages to *app*, and register the live page."""
         app.add_url_rule("/task", "task", self.page)
         app.add_url_rule("/task/cancel", "task_cancel", self.cancel, methods=["POST"])
         live.register("task", self.live)
@@ -151,15 +154,15 @@ class Tasks:
         verb: str = "changed",
         facts: tuple[Fact, ...] = (),
     ) -> Task:
-        """Start *work* for the current visitor; raise ServiceUnavailable if too much is running. Does not switch.
+        """Start *work* for the current visitor; raise ServiceUnavailable if too many tasks run. Does not switch.
 
-        *back* is the address of what the task is about, now.
+        The other arguments are the fields of Task.
         """
         running = [task for task in self._kept.values() if task.is_running]
-        most = RUNNING_AT_MOST if visitor().is_admin else RUNNING_AT_MOST - 1  # one is always left for admins
+        most = MAX_RUNNING if visitor().is_admin else MAX_RUNNING - 1  # one is reserved for admins
         if len(running) >= most:
             raise ServiceUnavailable(
-                f"{len(running)} searches or changes are running, and no more do at once: "
+                f"{len(running)} searches or changes are running, which is the maximum: "
                 + "; ".join(task.title for task in running if visitor().sees_bodies or not task.needs_bodies)
                 + ". Wait for one to end, or cancel one."
             )
@@ -172,53 +175,53 @@ class Tasks:
         return task
 
     def has(self, id: str) -> bool:
-        """Whether the task *id* is still kept."""
+        """Return whether the task *id* is still kept."""
         return id in self._kept
 
     def running(self, is_wanted: Callable[[object], bool]) -> Task | None:
-        """The running task whose subject *is_wanted*, or None."""
+        """Return a running task whose subject *is_wanted*, or None."""
         return next((task for task in self._kept.values() if task.is_running and is_wanted(task.subject)), None)
 
     def all(self) -> list[Task]:
-        """Those that the current visitor may look at, the newest first."""
+        """Return the tasks that the current visitor may see, newest first."""
         sees_bodies = visitor().sees_bodies
         return [task for task in reversed(self._kept.values()) if sees_bodies or not task.needs_bodies]
 
-    def find(self, given: Fields, name: str = "task") -> Task:
-        """The task that the field *name* has the id of; raise NotFound, or Forbidden if it tells of bodies."""
-        task = self._kept.get(given.get(name, ""))
+    def find(self, fields: Fields, name: str = "task") -> Task:
+        """Return the task whose id is in the field *name*; raise NotFound, or Forbidden if it shows hidden bodies."""
+        task = self._kept.get(fields.get(name, ""))
         if task is None:
             raise NotFound(
-                f"There is no such task. The last {KEPT} of each kind are kept, and none longer than the server runs."
-                " What it was to do can be asked for again."
+                f"There is no such task. The server keeps the last {KEPT} of each kind until it stops. Start the search"
+                " or change again."
             )
         if task.needs_bodies and not visitor().sees_bodies:
-            raise Forbidden("This is about what is in jobs, which is not shown to you.")
+            raise Forbidden("This task is about job bodies, which are hidden from you.")
         return task
 
     def page(self) -> str:
-        """`/task?id=`: one task, and how far it is; without `id` all of them."""
+        """`/task?id=`: one task and its progress; without `id`, all tasks."""
         if not request.args.get("id"):
             return render_template(
-                "task.html", task=None, tasks=[(task, texts(task, self._clock())) for task in self.all()]
+                "task.html", task=None, tasks=[(task, progress_texts(task, self._clock())) for task in self.all()]
             )
         task = self.find(request.args, "id")
         return render_template(
-            "task.html", task=task, texts=texts(task, self._clock()), started=text.instant(task.started_at)
+            "task.html", task=task, texts=progress_texts(task, self._clock()), started=text.instant(task.started_at)
         )
 
     def live(self, args: Fields, now: int) -> State:
-        """The live state of `/task?id=`."""
-        return state_of(self.find(args, "id"), now)
+        """Return the live state of `/task?id=`."""
+        return live_state(self.find(args, "id"), now)
 
     def cancel(self) -> Response:
-        """`id`: end a task. What it has done so far stays done. May switch."""
+        """Form `id`: cancel a task. Changes that are already made stay. May switch."""
         task = self.find(request.form, "id")
         self.stop(task)
         return redirect(url_for(task.endpoint, task=task.id) if task.endpoint else url_for("task", id=task.id), 303)
 
     def stop(self, task: Task) -> None:
-        """Cancel *task*, if it runs. May switch."""
+        """Cancel *task* if it is running, and wait up to a second for its end. May switch."""
         if task.is_running:
             task.cancel()
             self._audit.note("task/cancel", task=task.id, title=task.title)
@@ -231,9 +234,9 @@ class Tasks:
             try:
                 work(task)
                 state, message = DONE, ""
-            except Cancelled:
+            except TaskCancelled:
                 state, message = CANCELLED, ""
-            except Stopped as why:
+            except TaskFailed as why:
                 message = str(why)
             except Exception:
                 log.exception("task %s failed: %s", task.id, task.title)
@@ -241,9 +244,9 @@ class Tasks:
                 task.end(state, message, self._clock())
 
     def _forget_old(self, endpoint: str) -> None:
-        """Drop the oldest tasks of one kind that have ended, those of viewers first.
+        """Remove the oldest ended tasks of one kind, those of viewers first.
 
-        So neither searches nor viewers evict a dry run that an admin is about to carry out.
+        So neither searches nor viewers evict a dry run whose run an admin is about to start.
         """
         alike = [id for id, task in self._kept.items() if task.endpoint == endpoint]
         ended = [id for id in alike if not self._kept[id].is_running]
@@ -252,8 +255,8 @@ class Tasks:
             del self._kept[id]
 
 
-def texts(task: Task, now: int) -> dict[str, str]:
-    """What a page shows of *task*, by field."""
+def progress_texts(task: Task, now: int) -> dict[str, str]:
+    """Return the texts of a task's page, by field name."""
     seconds = ((task.ended_at or now) - task.started_at) // SECOND
     return {
         "task-state": task.state,
@@ -268,7 +271,7 @@ def texts(task: Task, now: int) -> dict[str, str]:
 
 
 def _time_left(task: Task, now: int) -> str:
-    """Return an estimate of the time that *task* still takes: `, about 9 s left`; empty if there is none."""
+    """Return an estimate of the remaining time, `, about 9 s left`; empty if there is none."""
     elapsed = now - task.started_at
     if not task.is_running or not 0 < task.scanned < task.total or elapsed < SECOND:
         return ""
@@ -276,9 +279,9 @@ def _time_left(task: Task, now: int) -> str:
     return f", about {text.duration(max(1, left // SECOND))} left"
 
 
-def state_of(task: Task, now: int) -> State:
-    """The live state of *task*, as greenstalk_server.web.live.hub has it."""
-    shown = texts(task, now)
+def live_state(task: Task, now: int) -> State:
+    """Return the live state of *task*, in the form of web.live.hub."""
+    shown = progress_texts(task, now)
     macros: Any = current_app.jinja_env.get_template("task_parts.html").module
     return {
         "fields": shown,

@@ -1,83 +1,58 @@
-"""The connections: a list of those that match, one of them with all it holds and watches, and who a number was.
-
-There may be ten thousand of them, and one may watch or hold as many: so a list goes by a cheap key, rests in between,
-and looks closer only at what it shows. What it makes is text.
-"""
+"""The pages of connections: the list, and one connection with the jobs it holds and the tubes it watches."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from heapq import nsmallest
 from itertools import islice
-from operator import attrgetter
-from typing import Final, TypeVar
+from typing import Final
 from urllib.parse import urlencode
 
 from flask import Flask, get_template_attribute, render_template, request, url_for
 from markupsafe import Markup
-from werkzeug.exceptions import BadRequest, NotFound
+from werkzeug.exceptions import BadRequest
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.client import Client
-from greenstalk_server.core.job import MAX_ID, SECOND, Job, deadline_of
+from greenstalk_server.core.job import SECOND, Job
 from greenstalk_server.runtime.clock import Clock
-from greenstalk_server.web import fields, text
+from greenstalk_server.web import text
+from greenstalk_server.web.connection_queries import (
+    MAX_FILTER_LENGTH,
+    MAX_JOBS_LISTED,
+    MAX_SCANNED_JOBS,
+    MAX_TUBES_IN_ROW,
+    MAX_TUBES_LISTED,
+    SORTS,
+    client_name,
+    find_client,
+    iter_batched,
+    matching_clients,
+    soonest_jobs,
+)
 from greenstalk_server.web.cooperative import Pace
 from greenstalk_server.web.fields import Fields
-from greenstalk_server.web.live.hub import LiveHub, State, parts
+from greenstalk_server.web.live.hub import LiveHub, State, render_blocks
 
-ROWS_AT_MOST: Final = 100
-"""Connections on a page; the rest is found by the filter."""
+MAX_ROWS: Final = 100
+"""Connections per page. The filter finds the others."""
 
-LONGEST_FILTER: Final = 200
-"""As long as the longest name of a tube."""
+MAX_JOBS_IN_ROW: Final = 3
+"""Held jobs that a row names."""
 
-TUBES_NAMED: Final = 10
-"""Tubes that a client watches which are named beside a job."""
+MAX_SCANNED_IN_ROW: Final = 32
+"""Held jobs among which a row finds those that time out first."""
 
-TUBES_IN_ROW: Final = 3
-JOBS_IN_ROW: Final = 3
-"""What a row names of a connection's tubes and jobs."""
-
-WORTH_SAYING: Final = 10 * SECOND
-"""For how much longer a worker waits at most is said from this on: most ask anew every few seconds."""
-
-LOOKED_AT_IN_ROW: Final = 32
-"""Jobs of a connection among which a row looks for the soonest."""
-
-JOBS_LISTED: Final = 100
-TUBES_LISTED: Final = 500
-"""What the page of one connection names."""
-
-LOOKED_AT: Final = 5000
-"""Jobs of one connection among which its page looks for the soonest, about 1 ms."""
-
-CHUNK: Final = 64
-"""Connections or names looked at between two rests."""
-
-NEVER: Final = 2**64
-"""Ranks behind every time."""
+MIN_SHOWN_WAIT: Final = 10 * SECOND
+"""The shortest remaining wait that a row shows: most workers reserve again every few seconds."""
 
 PARTS: Final = ("figures", "jobs", "tubes", "facts")
 """Blocks of connection.html, each within an element with its name in `data-part`."""
 
-T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Party:
-    """Who did something: a connection by its number; *address* is empty if it is not known any more."""
-
-    number: str
-    address: str
-    name: str
-    is_connected: bool
-
 
 @dataclass(frozen=True, slots=True)
 class HeldJob:
-    """A job that a connection holds, and its time."""
+    """A job that a connection holds, as text."""
 
     id: str
     tube: str
@@ -91,10 +66,10 @@ class HeldJob:
 class Row:
     """One connection in the list.
 
-    name            what is known of who it is, and that it comes over HTTP if it does.
-    is_http         it is one request to reserve (see operations.leases), and ends with the last job that this got.
-    watches, jobs   the first few; *more_tubes* and *more_jobs* say how many others there are, and are empty if none.
-    waiting         for how long it has waited in a reserve, and *until* for how much longer it will; empty if it does
+    name            the client's name, and "HTTP" if it reserves over HTTP; may be empty.
+    is_http         it is one HTTP reserve request (operations.leases). It ends with the last job that it got.
+    watches, jobs   the first few; *more_tubes* and *more_jobs* count the others, and are empty if there are none.
+    waiting         how long it has waited in a reserve, and *until* how much longer it will at most; empty if it does
                     not wait.
     """
 
@@ -114,7 +89,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Connections:
+class ConnectionList:
     """A page of connections; *rows* is HTML."""
 
     rows: Markup
@@ -125,13 +100,13 @@ class Connections:
 
 
 @dataclass(frozen=True, slots=True)
-class Connection:
+class ConnectionDetails:
     """One connection.
 
-    row             what the list has of it.
-    jobs            those it holds, soonest to time out first; *jobs_summary* says which of how many.
-    tubes           those it watches; *tubes_summary* likewise.
-    job_count       how many jobs it holds.
+    row             its row in the list.
+    jobs            jobs that it holds, the next to time out first; *jobs_summary* says how many of how many.
+    tubes           tubes that it watches; *tubes_summary* likewise.
+    job_count       number of jobs that it holds.
     """
 
     row: Row
@@ -144,35 +119,66 @@ class Connection:
     job_count: int
 
 
-def _longest_held(client: Client) -> int:
-    """When *client* reserved what it has held for longest. Its jobs stand in the order of reservation."""
-    return next(iter(client.reserved.values())).reserved_at if client.reserved else NEVER
+class ConnectionViews:
+    """The pages of one broker's connections."""
+
+    def __init__(self, broker: Broker, clock: Clock) -> None:
+        self._broker: Broker = broker
+        self._clock: Clock = clock
+
+    def init_app(self, app: Flask, live: LiveHub) -> None:
+        """Add the pages to *app*, and register them with *live* for live updates."""
+        app.add_url_rule("/connections", "connections", self.connections)
+        app.add_url_rule("/connection", "connection", self.connection)
+        live.register("connections", self.connections_state)
+        live.register("connection", self.connection_state)
+
+    def connections(self) -> str:
+        """Serve `/connections?q=&sort=`. May switch."""
+        found = list_connections(self._broker, request.args, self._clock())
+        return render_template(
+            "connections.html",
+            found=found,
+            sorts=[
+                (sort, label, url_for("connections", q=found.query or None, sort=sort))
+                for sort, (label, _) in SORTS.items()
+            ],
+            live_args=urlencode({"q": found.query, "sort": found.sort}),
+            longest_filter=MAX_FILTER_LENGTH,
+        )
+
+    def connections_state(self, args: Fields, now: int) -> State:
+        """Return the live state of `/connections`. May switch."""
+        found = list_connections(self._broker, args, now)
+        return {
+            "parts": render_blocks("connections.html", ("table", "nothing"), {"found": found}),
+            "fields": {"summary": found.summary},
+            "shown": {"connections": not found.is_empty, "no-connections": found.is_empty},
+        }
+
+    def connection(self) -> str:
+        """Serve `/connection?number=`."""
+        client = find_client(self._broker, request.args)
+        return render_template("connection.html", shown=connection_details(client, self._clock()))
+
+    def connection_state(self, args: Fields, now: int) -> State:
+        """Return the live state of `/connection`."""
+        shown = connection_details(find_client(self._broker, args), now)
+        return {"parts": render_blocks("connection.html", PARTS, {"shown": shown})}
 
 
-def _longest_waiting(client: Client) -> int:
-    return client.waiting_since if client.is_waiting else NEVER
-
-
-SORTS: Final[dict[str, tuple[str, Callable[[Client], int]]]] = {
-    "number": ("By number", attrgetter("number")),
-    "held": ("Longest holding a job", _longest_held),
-    "waiting": ("Longest waiting", _longest_waiting),
-}
-"""The orders of the list: its label, and what the smallest of comes first."""
-
-
-def list_connections(broker: Broker, given: Fields, now: int) -> Connections:
-    """Return the connections that the fields `q` and `sort` ask for. May switch."""
-    query, sort = given.get("q", "").strip()[:LONGEST_FILTER], given.get("sort", "") or "number"
+def list_connections(broker: Broker, given: Fields, now: int) -> ConnectionList:
+    """Return the page of connections that the fields `q` and `sort` select. May switch."""
+    query, sort = given.get("q", "").strip()[:MAX_FILTER_LENGTH], given.get("sort", "") or "number"
     if sort not in SORTS:
         raise BadRequest(f"“sort” must be one of {', '.join(SORTS)}, not “{sort[:40]}”.")
     pace = Pace()
     total = len(broker.clients)
-    found = matching(broker, query, pace)
-    rank = SORTS[sort][1]
-    ranked = [(rank(client), client.number, client) for client in paced(found, pace)]
-    first = [client for _, _, client in nsmallest(ROWS_AT_MOST, ranked)]
-    return Connections(
+    found = matching_clients(broker, query, pace)
+    sort_key = SORTS[sort][1]
+    ranked = [(sort_key(client), client.number, client) for client in iter_batched(found, pace)]
+    first = [client for _, _, client in nsmallest(MAX_ROWS, ranked)]
+    return ConnectionList(
         rows=_rows_html(first, now, pace),
         summary=_summary(len(first), len(found), total, query, sort),
         query=query,
@@ -181,23 +187,12 @@ def list_connections(broker: Broker, given: Fields, now: int) -> Connections:
     )
 
 
-def find_client(broker: Broker, given: Fields) -> Client:
-    """The client that the field `number` names; raise NotFound if it is not connected."""
-    number = fields.number(given, "number", 1, MAX_ID)
-    found = _by_number(broker, {number})
-    if not found:
-        address = broker.recent_workers.get(number)
-        said = f"it came from {address}, and has ended" if address else "it has ended, or never was"
-        raise NotFound(f"There is no connection {number} now: {said}.")
-    return found[number]
-
-
-def connection_details(client: Client, now: int) -> Connection:
-    """Look at the connection of *client*."""
+def connection_details(client: Client, now: int) -> ConnectionDetails:
+    """Return the details of the connection of *client*."""
     row = _row(client, now)
-    jobs = soonest(client, JOBS_LISTED, LOOKED_AT)
-    tubes = [name.decode() for name in islice(client.watched, TUBES_LISTED)]
-    return Connection(
+    jobs = soonest_jobs(client, MAX_JOBS_LISTED, MAX_SCANNED_JOBS)
+    tubes = [name.decode() for name in islice(client.watched, MAX_TUBES_LISTED)]
+    return ConnectionDetails(
         row=row,
         figures=[
             ("Connected for", row.connected_for, ""),
@@ -207,7 +202,7 @@ def connection_details(client: Client, now: int) -> Connection:
         ],
         entries=[
             ("Address", client.address or "not known"),
-            *_who(client),
+            *_identity(client),
             ("Role", row.role),
             ("Connected at", text.instant(client.connected_at)),
         ],
@@ -219,40 +214,13 @@ def connection_details(client: Client, now: int) -> Connection:
     )
 
 
-def parties(broker: Broker, numbers: set[int]) -> dict[int, Party]:
-    """Who the connections *numbers* are or were. Takes 0.4 ms if 10,000 are connected."""
-    found = _by_number(broker, numbers)
-    return {number: _party(broker, number, found.get(number)) for number in numbers}
-
-
-def tube_names(client: Client) -> str:
-    """The tubes that *client* watches, as one text; the first few by name."""
-    names = [name.decode() for name in islice(client.watched, TUBES_NAMED)]
-    more = len(client.watched) - len(names)
-    return ", ".join(names) + (f" and {text.counted(more, 'other tube')}" if more else "")
-
-
-# One connection
-
-
-def _by_number(broker: Broker, numbers: set[int]) -> dict[int, Client]:
-    """Those of the clients that have one of *numbers*."""
-    return {client.number: client for client in broker.clients if client.number in numbers}
-
-
-def _party(broker: Broker, number: int, client: Client | None) -> Party:
-    if client is None:
-        return Party(str(number), broker.recent_workers.get(number, ""), "", is_connected=False)
-    return Party(str(number), client.address, _name(client), is_connected=True)
-
-
 def _row(client: Client, now: int) -> Row:
-    jobs = soonest(client, JOBS_IN_ROW, LOOKED_AT_IN_ROW)
-    watches = [name.decode() for name in islice(client.watched, TUBES_IN_ROW)]
+    jobs = soonest_jobs(client, MAX_JOBS_IN_ROW, MAX_SCANNED_IN_ROW)
+    watches = [name.decode() for name in islice(client.watched, MAX_TUBES_IN_ROW)]
     return Row(
         number=str(client.number),
         address=client.address,
-        name=_name(client),
+        name=client_name(client),
         is_http=client.is_http,
         role=_role(client),
         connected_for=_seconds(now - client.connected_at),
@@ -266,15 +234,10 @@ def _row(client: Client, now: int) -> Row:
     )
 
 
-def _name(client: Client) -> str:
-    """What is known of who *client* is, on one line."""
-    return ", ".join(filter(None, (client.name, "HTTP" if client.is_http else "")))
-
-
-def _who(client: Client) -> list[tuple[str, str]]:
-    """The entries that say who *client* is."""
+def _identity(client: Client) -> list[tuple[str, str]]:
+    """Return the entries about the identity of *client*."""
     if client.is_http:
-        return [("Worker", client.name or text.NONE), ("Kind", "a request to reserve, over HTTP")]
+        return [("Worker", client.name or text.NONE), ("Kind", "HTTP reserve request")]
     return [("Program", client.name)] if client.name else []
 
 
@@ -289,12 +252,7 @@ def _until(client: Client, now: int) -> str:
     if client.wait_until is None:
         return "no timeout"
     left = client.wait_until - now
-    return f"{_seconds(left)} more at most" if left >= WORTH_SAYING else ""
-
-
-def soonest(client: Client, count: int, looked_at: int) -> list[Job]:
-    """The first *count* of *client*'s jobs by deadline, of the first *looked_at* that it reserved."""
-    return nsmallest(count, islice(client.reserved.values(), looked_at), key=deadline_of)
+    return f"{_seconds(left)} more at most" if left >= MIN_SHOWN_WAIT else ""
 
 
 def _held_job(job: Job, now: int) -> HeldJob:
@@ -306,6 +264,18 @@ def _held_job(job: Job, now: int) -> HeldJob:
         pri=str(job.pri),
         size=text.number(job.size),
     )
+
+
+def _rows_html(clients: list[Client], now: int, pace: Pace) -> Markup:
+    """Return the rows of those of *clients* that are still connected. May switch."""
+    macro = get_template_attribute("connection_parts.html", "row")
+    links = {page: url_for(page) for page in ("connection", "job", "tube")}
+    rows = []
+    for client in clients:
+        if not client.is_closed:
+            rows.append(macro(_row(client, now), links))
+        pace.yield_if_due()
+    return Markup("").join(rows)
 
 
 def _seconds(nanoseconds: int) -> str:
@@ -321,105 +291,14 @@ def _first_of(shown: int, total: int, noun: str) -> str:
 
 
 def _jobs_summary(shown: int, total: int) -> str:
-    among = f", of the first {text.number(LOOKED_AT)} that it reserved" if total > LOOKED_AT else ""
+    among = f", of the first {text.number(MAX_SCANNED_JOBS)} that it reserved" if total > MAX_SCANNED_JOBS else ""
     return f"{_first_of(shown, total, 'job')}, the next to time out first{among}" if total else ""
-
-
-# The list
-
-
-def matching(broker: Broker, query: str, pace: Pace) -> list[Client]:
-    """The clients whose number is *query*, or that have it in their address, name or the name of a tube. May switch."""
-    clients = list(broker.clients)
-    if not query:
-        return clients
-    wanted = query.lower()
-    name = wanted.encode(errors="replace")
-    tubes = {tube for tube in paced(list(broker.tubes), pace) if name in tube.lower()}
-    return [client for client in paced(clients, pace) if _matches(client, wanted, tubes)]
-
-
-def _matches(client: Client, wanted: str, tubes: set[bytes]) -> bool:
-    return (
-        wanted in client.address.lower()
-        or wanted in _name(client).lower()
-        or client.used.name in tubes
-        or not client.watched.keys().isdisjoint(tubes)
-        or wanted == str(client.number)
-    )
-
-
-def paced(items: list[T], pace: Pace) -> Iterator[T]:
-    """Give out *items*, with rests. Switches."""
-    for at in range(0, len(items), CHUNK):
-        yield from items[at : at + CHUNK]
-        pace.rest()
-
-
-def _rows_html(clients: list[Client], now: int, pace: Pace) -> Markup:
-    """The rows of those of *clients* that are still there. May switch."""
-    macro = get_template_attribute("connection_parts.html", "row")
-    links = {page: url_for(page) for page in ("connection", "job", "tube")}
-    rows = []
-    for client in clients:
-        if not client.is_closed:
-            rows.append(macro(_row(client, now), links))
-        pace.rest()
-    return Markup("").join(rows)
 
 
 def _summary(shown: int, matched: int, total: int, query: str, sort: str) -> str:
     if shown < matched:
         what = f"{text.counted(matched, 'connection')}{' that match' if query else ''}"
         return f"first {shown} of {what}, {SORTS[sort][0].lower()}"
-    return f"{text.number(matched)} of {text.counted(total, 'connection')}" if query else text.counted(
-        total, "connection"
-    )  # fmt: skip
-
-
-class ConnectionViews:
-    """The pages of one broker's connections."""
-
-    def __init__(self, broker: Broker, clock: Clock) -> None:
-        self._broker: Broker = broker
-        self._clock: Clock = clock
-
-    def install(self, app: Flask, live: LiveHub) -> None:
-        """Add the pages to *app*, and have *live* keep them live."""
-        app.add_url_rule("/connections", "connections", self.connections)
-        app.add_url_rule("/connection", "connection", self.connection)
-        live.register("connections", self.connections_state)
-        live.register("connection", self.connection_state)
-
-    def connections(self) -> str:
-        """`/connections?q=&sort=`: the connections. May switch."""
-        found = list_connections(self._broker, request.args, self._clock())
-        return render_template(
-            "connections.html",
-            found=found,
-            sorts=[
-                (sort, label, url_for("connections", q=found.query or None, sort=sort))
-                for sort, (label, _) in SORTS.items()
-            ],
-            live_args=urlencode({"q": found.query, "sort": found.sort}),
-            longest_filter=LONGEST_FILTER,
-        )
-
-    def connections_state(self, args: Fields, now: int) -> State:
-        """The live state of `/connections`. May switch."""
-        found = list_connections(self._broker, args, now)
-        return {
-            "parts": parts("connections.html", ("table", "nothing"), {"found": found}),
-            "fields": {"summary": found.summary},
-            "shown": {"connections": not found.is_empty, "no-connections": found.is_empty},
-        }
-
-    def connection(self) -> str:
-        """`/connection?number=`: one of them."""
-        client = find_client(self._broker, request.args)
-        return render_template("connection.html", shown=connection_details(client, self._clock()))
-
-    def connection_state(self, args: Fields, now: int) -> State:
-        """The live state of `/connection`."""
-        shown = connection_details(find_client(self._broker, args), now)
-        return {"parts": parts("connection.html", PARTS, {"shown": shown})}
+    if query:
+        return f"{text.number(matched)} of {text.counted(total, 'connection')}"
+    return text.counted(total, "connection")

@@ -1,7 +1,7 @@
-"""What the overview shows, as text: the server's figures and one page of tubes, from the core's snapshots.
+"""The contents of the overview page as text: the server's figures, and one page of tubes.
 
-The tables here say what stands where and under which label; the template, the live state and the tests all go by
-them. All tubes are looked at a slice at a time, so that ten thousand of them stall nobody.
+The tables here define the columns and figures. The template, the live state and the tests all use them. The tubes are
+scanned in batches, so that ten thousand tubes do not stall the event loop.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from math import ceil, inf, isnan
 from typing import Any, Final
 
-from greenstalk_server.cluster.role import Role
+from greenstalk_server.cluster.status import ClusterStatus
 from greenstalk_server.core.body_cache import Bodies
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job import SECOND
@@ -23,14 +23,14 @@ from greenstalk_server.web.cooperative import Pace
 from greenstalk_server.web.metrics.history import History, Rates
 from greenstalk_server.web.pages import sparkline
 
-TUBES_AT_MOST: Final = 100
-"""Tubes on a page: about 2 ms of rendering. The rest is found by the filter, or by another order."""
+MAX_TUBES: Final = 100
+"""Tubes per page: about 2 ms of rendering. The filter or another order finds the others."""
 
-LONGEST_FILTER: Final = 200
-"""As long as the longest name of a tube."""
+MAX_FILTER_LENGTH: Final = 200
+"""Characters of a filter: the length of the longest tube name."""
 
-TUBES_A_STEP: Final = 256
-"""Tubes that are looked at in one go, about 0.2 ms."""
+TUBE_BATCH: Final = 256
+"""Tubes scanned between two chances for others to run: about 0.2 ms."""
 
 BY_NAME: Final = "name"
 
@@ -38,10 +38,10 @@ SPARK_WIDTH: Final = 96
 SPARK_HEIGHT: Final = 20
 
 
-class Seen:
-    """One tube as it is now.
+class TubeView:
+    """One tube at the time *now*.
 
-    top             upper end of the scale of its drawing: the highest rate of puts of any tube on the page.
+    top             upper end of its sparkline's scale: the highest put rate of any tube on the page.
     """
 
     __slots__ = ("_puts", "_rates", "history", "now", "top", "tube")
@@ -56,32 +56,35 @@ class Seen:
 
     @property
     def puts(self) -> list[float]:
-        """Jobs put per second over the last ten minutes, a point for every ten seconds; NaN where unknown."""
+        """Jobs put per second over the last ten minutes, one point per ten seconds; NaN where unknown."""
         if self._puts is None:
             self._puts = self.history.spark(self.tube.name, "put")
         return self._puts
 
     @property
     def rates(self) -> Rates:
-        """What happens in it."""
+        """Its rates over the last ten seconds."""
         if self._rates is None:
             self._rates = self.history.rates(self.tube.name)
         return self._rates
 
     @property
     def is_idle(self) -> bool:
-        """Whether jobs are ready, and nobody watches it."""
+        """Whether it has ready jobs and no client watches it."""
         return bool(self.tube.ready.count) and not self.tube.watching
 
     @property
     def oldest_age(self) -> int | None:
-        """Seconds since its oldest ready job became so; None if there is none."""
+        """Seconds since its oldest ready job became ready; None without ready jobs."""
         job = self.tube.oldest_ready()
         return None if job is None else max(0, self.now - job.ready_since) // SECOND
 
     @property
     def drain_time(self) -> float | None:
-        """Seconds until no job is ready, if all goes on as it does; infinite if they grow more; None if neither."""
+        """Seconds until no job is ready, at the current rates.
+
+        Infinite if the backlog grows; None without ready jobs, or if the backlog is stable.
+        """
         ready, growth = self.tube.ready.count, self.rates.put - self.rates.delete
         if not ready or not growth:
             return None
@@ -89,49 +92,55 @@ class Seen:
 
     @property
     def pause_left(self) -> int | None:
-        """Seconds; None if it is not paused."""
+        """Seconds until its pause ends; None if it is not paused."""
         return max(0, self.tube.paused_until - self.now - 1) // SECOND if self.tube.paused_until else None
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column of the table of tubes, after the name.
+    """A column of the table of tubes, after the name.
 
-    key             its name in styles and addresses.
-    text            what stands in it.
-    rank            by what it is sorted, None last; or None if it cannot be.
-    kind            `text`, or `badge`, or `path` of a drawing.
+    key             its CSS class, and its name in URLs.
+    text            returns the text of a cell.
+    rank            returns the sort key, where None sorts last; None if the table cannot be sorted by this column.
+    kind            `text`, `badge`, or `path` for a sparkline.
     """
 
     label: str
     key: str
     help: str
-    text: Callable[[Seen], str]
-    rank: Callable[[Seen], float | None] | None
+    text: Callable[[TubeView], str]
+    rank: Callable[[TubeView], float | None] | None
     kind: str = "text"
 
 
 def _number(label: str, key: str, help: str, count: Callable[[Tube], int]) -> Column:
-    return Column(label, key, help, lambda seen: text.number(count(seen.tube)), lambda seen: count(seen.tube))
+    return Column(label, key, help, lambda view: text.number(count(view.tube)), lambda view: count(view.tube))
 
 
-def _rate(label: str, key: str, what: str) -> Column:
-    def value(seen: Seen) -> float:
-        return getattr(seen.rates, key)  # type: ignore[no-any-return]
+def _rate(label: str, key: str, noun: str) -> Column:
+    def value(view: TubeView) -> float:
+        return getattr(view.rates, key)  # type: ignore[no-any-return]
 
-    return Column(label, f"{key}-rate", f"{what} in a second, over the last ten", lambda s: text.rate(value(s)), value)
+    return Column(
+        label,
+        f"{key}-rate",
+        f"{noun} per second, over the last ten seconds",
+        lambda view: text.rate(value(view)),
+        value,
+    )
 
 
 def _seconds(seconds: float | None) -> str:
     return text.NONE if seconds is None else text.duration(ceil(seconds))
 
 
-def _drain(seen: Seen) -> str:
-    return "growing" if seen.drain_time == inf else _seconds(seen.drain_time)
+def _drain(view: TubeView) -> str:
+    return "growing" if view.drain_time == inf else _seconds(view.drain_time)
 
 
 def _spark(values: list[float], top: float) -> str:
-    """Return *values* as a path below *top*; empty if nothing happened."""
+    """Return *values* as an SVG path on a scale up to *top*; empty if all are zero or unknown."""
     return sparkline.path(values, SPARK_WIDTH, SPARK_HEIGHT, top) if _most(values) else ""
 
 
@@ -143,58 +152,58 @@ COLUMNS: Final = (
     Column(
         "Attention",
         "attention",
-        "Jobs are ready, and no client watches the tube",
-        lambda seen: "no consumers" if seen.is_idle else "",
-        lambda seen: seen.is_idle,
+        "The tube has ready jobs, but no client watches it",
+        lambda view: "no consumers" if view.is_idle else "",
+        lambda view: view.is_idle,
         "badge",
     ),
-    _number("Ready", "ready", "Jobs that a worker may reserve now", lambda tube: tube.ready.count),
+    _number("Ready", "ready", "Jobs that a worker can reserve now", lambda tube: tube.ready.count),
     _number("Urgent", "urgent", "Ready jobs with a priority below 1024", lambda tube: tube.urgent_count),
-    _number("Reserved", "reserved", "Jobs that workers hold", lambda tube: tube.reserved_count),
-    _number("Delayed", "delayed", "Jobs that turn ready later", lambda tube: tube.delayed.count),
-    _number("Buried", "buried", "Jobs set aside until somebody kicks them", lambda tube: len(tube.buried)),
-    _number("Waiting", "waiting", "Workers that wait for a job of this tube", lambda tube: tube.waiting_count),
+    _number("Reserved", "reserved", "Jobs held by workers", lambda tube: tube.reserved_count),
+    _number("Delayed", "delayed", "Jobs that become ready after a delay", lambda tube: tube.delayed.count),
+    _number("Buried", "buried", "Jobs set aside until they are kicked", lambda tube: len(tube.buried)),
+    _number("Waiting", "waiting", "Workers waiting for a job of this tube", lambda tube: tube.waiting_count),
     _rate("Put/s", "put", "Jobs put"),
     _rate("Reserved/s", "reserve", "Jobs reserved"),
     _rate("Deleted/s", "delete", "Jobs deleted"),
     _rate("Buried/s", "bury", "Jobs buried"),
-    _rate("Timeouts/s", "timeout", "Jobs that a worker had for too long"),
+    _rate("Timeouts/s", "timeout", "Reservations that timed out"),
     Column(
         "Puts",
         "trend",
-        "Jobs put in the last ten minutes, on one scale for all tubes of the page",
-        lambda seen: _spark(seen.puts, seen.top),
+        "Jobs put in the last ten minutes, on the same scale for all tubes of this page",
+        lambda view: _spark(view.puts, view.top),
         None,
         "path",
     ),
     Column(
         "Oldest",
         "oldest",
-        "How long the job that has been ready for longest has been so",
-        lambda seen: _seconds(seen.oldest_age),
-        lambda seen: seen.oldest_age,
+        "How long the oldest ready job has been ready",
+        lambda view: _seconds(view.oldest_age),
+        lambda view: view.oldest_age,
     ),
     Column(
         "Drains in",
         "drain",
-        "Until no job is ready, if jobs go on to be put and deleted as in the last ten seconds",
+        "Time until no job is ready, at the put and delete rates of the last ten seconds",
         _drain,
-        lambda seen: seen.drain_time,
+        lambda view: view.drain_time,
     ),
     Column(
         "Pause",
         "pause",
-        "How much longer no job can be reserved from this tube",
-        lambda seen: _seconds(seen.pause_left),
-        lambda seen: seen.pause_left,
+        "Time until jobs of this tube can be reserved again",
+        lambda view: _seconds(view.pause_left),
+        lambda view: view.pause_left,
     ),
 )
 
-NAME: Final = Column("Tube", BY_NAME, "By name", lambda seen: seen.tube.name.decode(), None)
+NAME: Final = Column("Tube", BY_NAME, "By name", lambda view: view.tube.name.decode(), None)
 """The first column."""
 
 SORTS: Final = {column.key: column for column in COLUMNS if column.rank is not None}
-"""By what tubes can be sorted, besides BY_NAME."""
+"""The columns by which tubes can be sorted, besides BY_NAME."""
 
 TOTALS: Final = (
     ("Put", "put"),
@@ -205,37 +214,37 @@ TOTALS: Final = (
     ("Kicked", "kick"),
     ("Timed out", "timeout"),
 )
-"""What happens in the whole server: label and series."""
+"""Rates of the whole server: label and series."""
 
 LIMIT_LABELS: Final = {
-    "access": "Refused by a rule",
-    "connections": "Too many connections",
-    "connections_per_address": "Too many of one address",
-    "handshake": "TLS not agreed on",
-    "files": "No file descriptor",
+    "access": "Refused by access rules",
+    "connections": "Connection limit",
+    "connections_per_address": "Connection limit per address",
+    "handshake": "Failed TLS handshakes",
+    "files": "File descriptor limit",
     "epoll": "Not pollable",
-    "jobs": "Too many jobs",
-    "bytes": "Too many bytes",
-    "tube_jobs": "Too many jobs of a tube",
-    "tube_bytes": "Too many bytes of a tube",
-    "tubes": "Too many tubes",
-    "watched": "Too many watched by one",
-    "rate": "Held up as too fast",
-    "output": "Held up by the disk",
-    "listings": "Too many long lists",
-    "idle_timeout": "Closed as idle",
-    "command_timeout": "Closed amid a command",
-    "dead_peer_timeout": "Closed as gone",
-    "request_timeout": "HTTP too slow",
+    "jobs": "Job limit",
+    "bytes": "Byte limit",
+    "tube_jobs": "Job limit per tube",
+    "tube_bytes": "Byte limit per tube",
+    "tubes": "Tube limit",
+    "watched": "Watched tubes per client",
+    "rate": "Rate limited",
+    "output": "Waiting for the disk",
+    "listings": "Concurrent list limit",
+    "idle_timeout": "Idle timeout",
+    "command_timeout": "Command timeout",
+    "dead_peer_timeout": "Dead peer timeout",
+    "request_timeout": "HTTP request timeout",
 }
-"""What has been refused or held up since the start, by the names of limits.LIMITED."""
+"""Labels of the counters of limit hits since the start, by the names of limits.LIMITED."""
 
 GROUPS: Final[tuple[tuple[str, tuple[tuple[str, str], ...]], ...]] = (
     (
         "Jobs",
         (
             ("Ready", "current_jobs_ready"),
-            ("of these urgent", "current_jobs_urgent"),
+            ("of these, urgent", "current_jobs_urgent"),
             ("Reserved", "current_jobs_reserved"),
             ("Delayed", "current_jobs_delayed"),
             ("Buried", "current_jobs_buried"),
@@ -243,7 +252,7 @@ GROUPS: Final[tuple[tuple[str, tuple[tuple[str, str], ...]], ...]] = (
             ("Timed out since start", "job_timeouts"),
             ("Largest body", "max_job_size"),
             ("Bodies in memory", "bodies_in_memory"),
-            ("on disk alone", "bodies_on_disk"),
+            ("Bodies only on disk", "bodies_on_disk"),
             ("Tubes", "current_tubes"),
         ),
     ),
@@ -265,11 +274,11 @@ GROUPS: Final[tuple[tuple[str, tuple[tuple[str, str], ...]], ...]] = (
             ("Standbys", "journal_standbys"),
             ("Last sync", "journal_synced"),
             ("On disk", "journal_size"),
-            ("Live share", "journal_live"),
+            ("Live data", "journal_live"),
             ("Files", "journal_files"),
             ("Oldest file", "binlog_oldest_index"),
             ("Current file", "binlog_current_index"),
-            ("Size of a file", "binlog_max_size"),
+            ("Maximum file size", "binlog_max_size"),
             ("Records written", "binlog_records_written"),
             ("Records migrated", "binlog_records_migrated"),
         ),
@@ -282,9 +291,9 @@ GROUPS: Final[tuple[tuple[str, tuple[tuple[str, str], ...]], ...]] = (
             ("Uptime", "uptime"),
             ("Draining", "draining"),
             ("Memory", "memory"),
-            ("of it private", "memory_private"),
-            ("Limit to jobs", "memory_limit"),
-            ("taken by jobs", "memory_taken"),
+            ("of it, private", "memory_private"),
+            ("Memory limit for jobs", "memory_limit"),
+            ("Memory used by jobs", "memory_taken"),
             ("User CPU time", "rusage_utime"),
             ("System CPU time", "rusage_stime"),
             ("Process id", "pid"),
@@ -295,16 +304,16 @@ GROUPS: Final[tuple[tuple[str, tuple[tuple[str, str], ...]], ...]] = (
         ),
     ),
 )
-"""The server's figures, label and field by group; those of commands follow in COMMANDS."""
+"""The server's figures by group: label and field. COMMANDS has those of commands."""
 
 COMMANDS: Final = tuple(
     (field.name.removeprefix("cmd_").replace("_", "-"), field.name)
     for field in fields(ServerStats)
     if field.name.startswith("cmd_")
 )
-"""How often each command came: its word in the protocol, and the field."""
+"""Counters of commands: the command's name in the protocol, and the field."""
 
-_SHOWN: Final[Mapping[str, Callable[[Any], str]]] = {
+_FORMATS: Final[Mapping[str, Callable[[Any], str]]] = {
     "max_job_size": text.size,
     "binlog_max_size": text.size,
     "uptime": text.duration,
@@ -313,12 +322,12 @@ _SHOWN: Final[Mapping[str, Callable[[Any], str]]] = {
     "draining": text.boolean,
     **dict.fromkeys(("pid", "version", "id", "hostname", "os", "platform"), str),
 }
-"""How a figure is written, unless as a plain number."""
+"""Formats of the figures that are not plain numbers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """By which column tubes are sorted, and whether the largest is the first."""
+    """The column by which tubes are sorted, and the direction."""
 
     key: str = BY_NAME
     is_descending: bool = False
@@ -329,8 +338,8 @@ class Order:
         return "descending" if self.is_descending else "ascending"
 
     @property
-    def said(self) -> str:
-        """`by name`, `by ready, largest first`."""
+    def description(self) -> str:
+        """The order in words: `by name`, `by “Ready”, largest first`."""
         if self.key == BY_NAME:
             return "by name, last first" if self.is_descending else "by name"
         which = "largest" if self.is_descending else "smallest"
@@ -339,16 +348,16 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """One look at a server, ready to be shown.
+    """The contents of the overview page.
 
-    server          every field of ServerStats as text, and what GROUPS and TOTALS have besides.
-    tubes           a row each: the name, then the COLUMNS in order.
+    server          every field of ServerStats, and the other fields of GROUPS and TOTALS, as text.
+    tubes           a row per tube: the name, then the COLUMNS in order.
     summary         how many tubes are shown, of how many.
-    query           the filter, as given.
-    is_filtered_out there are tubes, but the filter passes none.
-    is_unused       no job was ever put, and none is there.
-    is_draining     puts are refused.
-    trouble         why the journal cannot be written, and so puts are refused; empty if it can.
+    query           the filter, without surrounding spaces.
+    is_filtered_out no tube matches the filter.
+    is_unused       there is no job, and none was ever put.
+    is_draining     the server refuses puts because it drains.
+    trouble         why the journal cannot be written, so that puts are refused; empty if it can be.
     """
 
     server: Mapping[str, str]
@@ -362,7 +371,7 @@ class Overview:
     trouble: str
 
     def live_state(self) -> dict[str, Any]:
-        """The same, as greenstalk_server.web.live.hub has it."""
+        """Return the contents in the form that live.hub sends."""
         return {
             "fields": {
                 **self.server,
@@ -382,31 +391,31 @@ class Overview:
 
 
 _Ranked = tuple[bool, float, bytes, Tube]
-"""A tube with what puts it in its place: what has no value stands last, and among equals it goes by name."""
+"""A sort key that ends with the tube: tubes without a value sort last, and equal values by name."""
 
 
-class Lookout:
-    """Looks at the tubes of *broker* and at the whole server."""
+class OverviewBuilder:
+    """Builds the overview of *broker*."""
 
-    def __init__(self, broker: Broker, history: History, role: Callable[[], Role] | None = None) -> None:
+    def __init__(self, broker: Broker, history: History, role: Callable[[], ClusterStatus] | None = None) -> None:
         self._broker: Broker = broker
         self._history: History = history
-        self._role: Callable[[], Role] | None = role
+        self._role: Callable[[], ClusterStatus] | None = role
 
-    def look(self, query: str, order: Order, now: int) -> Overview:
-        """Look at the first tubes in *order*, of those whose name contains *query* in any case. May switch."""
+    def build(self, query: str, order: Order, now: int) -> Overview:
+        """Return the overview with the first tubes in *order* whose name contains *query*, in any case. May switch."""
         broker, pace = self._broker, Pace()
-        query = query.strip()[:LONGEST_FILTER]
+        query = query.strip()[:MAX_FILTER_LENGTH]
         matched, first = self._first(query, order, now, pace)
-        rows, shown, top = [], [Seen(tube, self._history, now) for tube in first], 0.0
-        for seen in shown:
-            top = max(top, _most(seen.puts))
-            pace.rest()
-        for seen in shown:
-            if broker.tubes.get(seen.tube.name) is seen.tube:  # others had their turn since
-                seen.top = top
-                rows.append(tube_texts(seen))
-                pace.rest()
+        rows, shown, top = [], [TubeView(tube, self._history, now) for tube in first], 0.0
+        for view in shown:
+            top = max(top, _most(view.puts))
+            pace.yield_if_due()
+        for view in shown:
+            if broker.tubes.get(view.tube.name) is view.tube:  # it may have been dropped while others ran
+                view.top = top
+                rows.append(tube_texts(view))
+                pace.yield_if_due()
         stats = server_stats(broker, now)
         return Overview(
             server=server_texts(stats) | self._more_texts(),
@@ -421,91 +430,91 @@ class Lookout:
         )
 
     def _first(self, query: str, order: Order, now: int, pace: Pace) -> tuple[int, list[Tube]]:
-        """How many tubes match *query*, and the first of them in *order*. May switch."""
+        """Return how many tubes match *query*, and the first MAX_TUBES of them in *order*. May switch."""
         is_reversed = order.is_descending and order.key == BY_NAME
         matched, best = 0, list[_Ranked]()
         for tubes in self._matching(query):
             matched += len(tubes)
             ranked = self._ranked(tubes, order, now)
-            if len(best) == TUBES_AT_MOST:
+            if len(best) == MAX_TUBES:
                 worst = best[-1]
                 ranked = [one for one in ranked if (one > worst if is_reversed else one < worst)]
-            best = sorted([*best, *ranked], reverse=is_reversed)[:TUBES_AT_MOST]
-            pace.rest()
+            best = sorted([*best, *ranked], reverse=is_reversed)[:MAX_TUBES]
+            pace.yield_if_due()
         return matched, [ranked[-1] for ranked in best]
 
     def _ranked(self, tubes: list[Tube], order: Order, now: int) -> list[_Ranked]:
-        """*tubes*, to be sorted."""
+        """Return *tubes* with their sort keys."""
         rank = SORTS[order.key].rank if order.key != BY_NAME else None
         if rank is None:
             return [(False, 0, tube.name, tube) for tube in tubes]
         sign = -1 if order.is_descending else 1
-        values = [rank(Seen(tube, self._history, now)) for tube in tubes]
+        values = [rank(TubeView(tube, self._history, now)) for tube in tubes]
         return [
             (value is None, 0 if value is None else sign * value, tube.name, tube)
             for tube, value in zip(tubes, values, strict=True)
         ]
 
     def _matching(self, query: str) -> Iterator[list[Tube]]:
-        """The tubes whose names contain *query*, a slice at a time."""
+        """Yield the tubes whose names contain *query*, in batches."""
         wanted = query.lower().encode(errors="replace")
         all_tubes = list(self._broker.tubes.values())
-        for begin in range(0, len(all_tubes), TUBES_A_STEP):
-            tubes = all_tubes[begin : begin + TUBES_A_STEP]
+        for begin in range(0, len(all_tubes), TUBE_BATCH):
+            tubes = all_tubes[begin : begin + TUBE_BATCH]
             yield [tube for tube in tubes if wanted in tube.name.lower()] if wanted else tubes
 
     def _more_texts(self) -> dict[str, str]:
-        """What is known of the server besides "stats"."""
+        """Return the fields of the server that "stats" lacks."""
         broker, rates = self._broker, self._history.total_rates()
-        found = journal_texts(broker.journal.stats(), broker.journal.trouble)
-        found |= role_texts(self._role() if self._role is not None else None)
-        found |= memory_texts(broker.facts.memory())
-        found |= bodies_texts(broker.bodies)
-        found |= {f"limited_{name}": text.number(count) for name, count in broker.limit_counters.counts().items()}
+        texts = journal_texts(broker.journal.stats(), broker.journal.trouble)
+        texts |= role_texts(self._role() if self._role is not None else None)
+        texts |= memory_texts(broker.facts.memory())
+        texts |= bodies_texts(broker.bodies)
+        texts |= {f"limited_{name}": text.number(count) for name, count in broker.limit_counters.counts().items()}
         for _, series in TOTALS:
-            found[f"rate-{series}"] = text.rate(getattr(rates, series))
+            texts[f"rate-{series}"] = text.rate(getattr(rates, series))
             values = self._history.spark(None, series)
-            found[f"spark-{series}"] = _spark(values, _most(values))
-        return found
+            texts[f"spark-{series}"] = _spark(values, _most(values))
+        return texts
 
 
-def tube_texts(seen: Seen) -> list[str]:
-    """Return a row of the table of tubes."""
-    return [column.text(seen) for column in (NAME, *COLUMNS)]
+def tube_texts(view: TubeView) -> list[str]:
+    """Return the row of a tube: the name, then the COLUMNS."""
+    return [column.text(view) for column in (NAME, *COLUMNS)]
 
 
 def server_texts(stats: ServerStats) -> dict[str, str]:
-    """Return every figure of *stats* as text, by field."""
-    return {field.name: _SHOWN.get(field.name, text.number)(getattr(stats, field.name)) for field in fields(stats)}
+    """Return every field of *stats* as text."""
+    return {field.name: _FORMATS.get(field.name, text.number)(getattr(stats, field.name)) for field in fields(stats)}
 
 
 def memory_texts(memory: tuple[int, int] | None) -> dict[str, str]:
-    """Return the process's memory, and what of it is shared with no other, as text."""
+    """Return the process's resident memory, and its private part, as text."""
     total, private = (text.NONE, text.NONE) if memory is None else map(text.rough_size, memory)
     return {"memory": total, "memory_private": private}
 
 
 def bodies_texts(bodies: Bodies | None) -> dict[str, str]:
-    """Return where the bodies of jobs are, and what jobs take of the memory they may, as text."""
+    """Return how many bodies are in memory and on disk, and the memory that jobs use, as text."""
     if bodies is None:
         return dict.fromkeys(("bodies_in_memory", "bodies_on_disk", "memory_limit", "memory_taken"), text.NONE)
     return {
         "bodies_in_memory": f"{text.rough_size(bodies.in_memory)} of {text.counted(bodies.held, 'job')}",
         "bodies_on_disk": f"{text.rough_size(bodies.on_disk)} of {text.counted(bodies.jobs - bodies.held, 'job')}",
         "memory_limit": text.rough_size(bodies.limit),
-        "memory_taken": text.rough_size(bodies.taken) + ("" if bodies.has_room(0) else ": puts are refused"),
+        "memory_taken": text.rough_size(bodies.taken) + ("" if bodies.has_room(0) else "; puts are refused"),
     }
 
 
 def journal_texts(stats: JournalStats, trouble: str | None) -> dict[str, str]:
-    """Return how the journal is, as text."""
+    """Return the state of the journal, as text."""
     if not stats.is_on_disk:
         names = ("journal_synced", "journal_size", "journal_live", "journal_files")
         return {"journal_state": "none: jobs are in memory only"} | dict.fromkeys(names, text.NONE)
     live = stats.bytes_live / stats.bytes_recorded if stats.bytes_recorded else 0
     ago = stats.synced_ago
     return {
-        "journal_state": "fails" if trouble else "disk full" if stats.is_full else "sound",
+        "journal_state": "failing" if trouble else "disk full" if stats.is_full else "ok",
         "journal_synced": text.NONE if ago is None else f"{text.duration(int(ago))} ago",
         "journal_size": text.rough_size(stats.bytes_on_disk),
         "journal_live": f"{live:.0%} of {text.rough_size(stats.bytes_recorded)}",
@@ -513,8 +522,8 @@ def journal_texts(stats: JournalStats, trouble: str | None) -> dict[str, str]:
     }
 
 
-def role_texts(role: Role | None) -> dict[str, str]:
-    """Return who follows this server's journal, as text; None if it shares it with nobody."""
+def role_texts(role: ClusterStatus | None) -> dict[str, str]:
+    """Return the standbys of this server, as text; *role* is None if it does not share its journal."""
     if role is None:
         return dict.fromkeys(("journal_role", "journal_standbys"), text.NONE)
     standbys = [f"{name}, {behind:.1f} s behind" for name, behind in role.standbys]
@@ -527,5 +536,5 @@ def role_texts(role: Role | None) -> dict[str, str]:
 def _summary(shown: int, matched: int, total: int, query: str, order: Order) -> str:
     if shown < matched:
         what = f"{text.counted(matched, 'tube')} that match" if query else text.counted(matched, "tube")
-        return f"first {shown} of {what}, {order.said}"
+        return f"first {shown} of {what}, {order.description}"
     return f"{text.number(matched)} of {text.counted(total, 'tube')}" if query else text.counted(total, "tube")

@@ -1,4 +1,4 @@
-"""What a standby shows instead of the dashboard: its role and how far it is behind, as metrics too; 503 to all else."""
+"""The app of a standby: a page and metrics about its role and lag, and 503 for everything else."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ from collections.abc import Callable
 
 from flask import Flask, Response, make_response, render_template
 
-from greenstalk_server.cluster.role import Role
+from greenstalk_server.cluster.status import ClusterStatus
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web import text
 from greenstalk_server.web.assets import static_folder, template_folder
 from greenstalk_server.web.auth.guard import Guard, Guarded
 from greenstalk_server.web.auth.proxies import Prefix, TrustedProxies
-from greenstalk_server.web.metrics.exporter import exposition, of_role
+from greenstalk_server.web.metrics.exporter import exposition, role_metrics
 from greenstalk_server.web.operations.audit import Audit
 from greenstalk_server.web.options import WebOptions
 
 RETRY_AFTER = 2
-"""Seconds after which somebody who was refused may find another role here."""
+"""Seconds of the Retry-After header: by then the server may be active."""
 
 
-def create_standby_app(role: Callable[[], Role], hostname: str, clock: Clock, options: WebOptions) -> Flask:
-    """Return what is served on the dashboard's port by a server whose *role* is to stand by."""
+def create_standby_app(role: Callable[[], ClusterStatus], hostname: str, clock: Clock, options: WebOptions) -> Flask:
+    """Return the app that a standby with *role* serves on the dashboard's port."""
     app = Guarded("web", template_folder=template_folder(), static_folder=static_folder())
     app.jinja_env.finalize = text.finalize
-    Guard(options, hostname, clock, Audit(clock, None)).install(app)
+    Guard(options, hostname, clock, Audit(clock, None)).init_app(app)
 
     def overview() -> str:
         return render_template("standby.html", role=role(), entries=entries(role()))
@@ -33,13 +33,13 @@ def create_standby_app(role: Callable[[], Role], hostname: str, clock: Clock, op
         return _plain("ok", 200)
 
     def readyz() -> Response:
-        return _plain(said(role()), 503)
+        return _plain(status_line(role()), 503)
 
     def metrics() -> Response:
-        return exposition(of_role(role()))
+        return exposition(role_metrics(role()))
 
     def elsewhere(path: str) -> Response:
-        return _plain(said(role()), 503)
+        return _plain(status_line(role()), 503)
 
     app.add_url_rule("/", "overview", overview)
     app.add_url_rule("/healthz", "healthz", healthz)
@@ -53,15 +53,15 @@ def create_standby_app(role: Callable[[], Role], hostname: str, clock: Clock, op
     return app
 
 
-def said(role: Role) -> str:
-    """Return the line that tells a balancer, or an operator, why not to come here."""
+def status_line(role: ClusterStatus) -> str:
+    """Return one line for a load balancer or an operator: the active server, and the lag."""
     lag = behind(role) + ("" if role.behind is None else " behind")
     line = f"standby of the journal {role.journal}: {role.leader or 'nobody'} is active, {lag}"
     return f"{line}; {role.trouble}" if role.trouble else line
 
 
-def entries(role: Role) -> list[tuple[str, str]]:
-    """Return how a standby stands, label and text."""
+def entries(role: ClusterStatus) -> list[tuple[str, str]]:
+    """Return the state of a standby: label and text."""
     return [
         ("Role", "standby"),
         ("This server", role.name),
@@ -72,8 +72,8 @@ def entries(role: Role) -> list[tuple[str, str]]:
     ]
 
 
-def behind(role: Role) -> str:
-    """Return the lag of a standby as text, or why it is not known yet."""
+def behind(role: ClusterStatus) -> str:
+    """Return the lag of a standby as text, or why it is unknown."""
     if role.behind is None:
         return "waiting for the database" if role.trouble else "still reading"
     return f"{role.behind:.1f} s"

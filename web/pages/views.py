@@ -1,4 +1,4 @@
-"""The pages: each reads the broker, and changes nothing. What changes is in actions. Only what says so may switch."""
+"""The pages of the overview, tubes and jobs. They only read. Only what says so may switch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 from flask import Flask, Response, current_app, make_response, redirect, render_template, request, url_for
 from werkzeug.exceptions import BadRequest, Forbidden
 
-from greenstalk_server.cluster.role import Role
+from greenstalk_server.cluster.status import ClusterStatus
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job import READY, STATE_NAMES, Job
 from greenstalk_server.runtime.clock import Clock
@@ -18,15 +18,15 @@ from greenstalk_server.web import fields, text
 from greenstalk_server.web.auth.access import visitor
 from greenstalk_server.web.cooperative import Pace
 from greenstalk_server.web.fields import Fields
-from greenstalk_server.web.jobs.bodies import Lost, found
-from greenstalk_server.web.jobs.body_format import look
-from greenstalk_server.web.live.hub import LiveHub, State, parts
+from greenstalk_server.web.jobs.bodies import BodyLost, load_job_with_body
+from greenstalk_server.web.jobs.body_format import describe_body
+from greenstalk_server.web.live.hub import LiveHub, State, render_blocks
 from greenstalk_server.web.metrics.history import History
 from greenstalk_server.web.operations.operations import LONGEST_REASON
 from greenstalk_server.web.operations.store import Store
 from greenstalk_server.web.pages.actions import Unconfirmed, find_job, find_tube
 from greenstalk_server.web.pages.details import job_details, tube_details
-from greenstalk_server.web.pages.edit import edit_page, fill_in
+from greenstalk_server.web.pages.edit import edit_page, initial_form
 from greenstalk_server.web.pages.export import body_file
 from greenstalk_server.web.pages.onboarding import Example
 from greenstalk_server.web.pages.overview import (
@@ -34,17 +34,17 @@ from greenstalk_server.web.pages.overview import (
     COLUMNS,
     COMMANDS,
     GROUPS,
-    LONGEST_FILTER,
+    MAX_FILTER_LENGTH,
     NAME,
     SORTS,
     TOTALS,
     Column,
-    Lookout,
     Order,
     Overview,
+    OverviewBuilder,
 )
-from greenstalk_server.web.pages.samples import LONGEST_NAME, samples_for
-from greenstalk_server.web.pages.search import job_list
+from greenstalk_server.web.pages.samples import MAX_NAME_LENGTH, samples_for
+from greenstalk_server.web.pages.search import job_list_values
 
 TUBE_PARTS: Final = ("badges", "figures", "pager", "no_jobs", "pause", "facts")
 JOB_PARTS: Final = ("crumb", "badges", "figures", "life", "who", "facts")
@@ -60,19 +60,19 @@ class Views:
         broker: Broker,
         clock: Clock,
         history: History,
-        first_job: tuple[Example, ...],
+        examples: tuple[Example, ...],
         store: Store,
-        role: Callable[[], Role] | None,
+        role: Callable[[], ClusterStatus] | None,
     ) -> None:
         self._broker: Broker = broker
         self._clock: Clock = clock
-        self._role: Callable[[], Role] | None = role
-        self._lookout: Lookout = Lookout(broker, history, role)
-        self._first_job: tuple[Example, ...] = first_job
+        self._role: Callable[[], ClusterStatus] | None = role
+        self._builder: OverviewBuilder = OverviewBuilder(broker, history, role)
+        self._examples: tuple[Example, ...] = examples
         self._store: Store = store
 
-    def install(self, app: Flask, live: LiveHub) -> None:
-        """Add the pages to *app*, and have *live* keep them live."""
+    def init_app(self, app: Flask, live: LiveHub) -> None:
+        """Add the pages to *app*, and register them with *live* for live updates."""
         app.add_url_rule("/", "overview", self.overview)
         app.add_url_rule("/tube", "tube", self.tube)
         app.add_url_rule("/job", "job", self.job)
@@ -87,39 +87,39 @@ class Views:
         live.register("job", self.job_state)
 
     def overview(self) -> str:
-        """`/?q=&sort=&desc=`: the tubes and the server. May switch."""
-        look = self._look(request.args, self._clock())
-        return render_slowly(
+        """Serve `/?q=&sort=&desc=`: the tubes and the server. May switch."""
+        shown = self._overview(request.args, self._clock())
+        return render_cooperatively(
             "overview.html",
-            overview=look,
-            reasons=self._reasons(row[0] for row in look.tubes),
+            overview=shown,
+            reasons=self._reasons(row[0] for row in shown.tubes),
             columns=COLUMNS,
-            heads=_heads(look.query, look.order),
-            kept=_order_args(look.order),
-            live_args=urlencode(_overview_args(look.query, look.order)),
+            heads=_heads(shown.query, shown.order),
+            kept=_order_args(shown.order),
+            live_args=urlencode(_overview_args(shown.query, shown.order)),
             totals=TOTALS,
             groups=GROUPS,
             commands=COMMANDS,
-            longest_filter=LONGEST_FILTER,
-            first_job=self._first_job,
+            longest_filter=MAX_FILTER_LENGTH,
+            first_job=self._examples,
         )
 
     def overview_state(self, args: Fields, now: int) -> State:
-        """The live state of `/`. May switch."""
-        return self._look(args, now).live_state()
+        """Return the live state of `/`. May switch."""
+        return self._overview(args, now).live_state()
 
     def tube(self) -> str:
-        """`/tube?tube=&state=&after=&q=`: one tube, and a page of its jobs in one state, or the first that match."""
-        return render_slowly("tube.html", **self._tube_values(request.args, self._clock()))
+        """Serve `/tube?tube=&state=&after=&q=`: a tube, and a page of its jobs in one state. May switch."""
+        return render_cooperatively("tube.html", **self._tube_values(request.args, self._clock()))
 
     def unconfirmed(self, error: Unconfirmed) -> Response:
-        """Return the page of the tube with the refused form as it was sent. May switch."""
+        """Return the page of the tube with the refused confirmation as it was typed. May switch."""
         args = {"tube": error.tube.name.decode(), "state": STATE_NAMES[error.state]}
         values = self._tube_values(args, self._clock()) | {"refused": error.description, "typed": error.typed}
-        return make_response(render_slowly("tube.html", **values), error.code)
+        return make_response(render_cooperatively("tube.html", **values), error.code)
 
     def tube_state(self, args: Fields, now: int) -> State:
-        """The live state of `/tube`."""
+        """Return the live state of `/tube`. May switch."""
         values = self._tube_values(args, now)
         tube, jobs = values["tube"], values["jobs"]
         return {
@@ -128,59 +128,59 @@ class Views:
             | {"summary": jobs.summary},
             "rows": {"jobs": jobs.rows},
             "shown": {"jobs": bool(jobs.rows)},
-            "parts": parts("tube.html", TUBE_PARTS, values),
+            "parts": render_blocks("tube.html", TUBE_PARTS, values),
         }
 
     def job(self) -> str:
-        """`/job?id=`: one job and its body. May switch."""
+        """Serve `/job?id=`: a job and its body. May switch."""
         job, body, is_lost = self._job(), b"", False
         if visitor().sees_bodies:
             try:
-                job, body = found(self._broker, self._job)
-            except Lost:
+                job, body = load_job_with_body(self._broker, self._job)
+            except BodyLost:
                 job, is_lost = self._job(), True
         return render_template(
             "job.html",
             job=job_details(self._broker, job, self._clock()),
-            look=look(body) if visitor().sees_bodies and not is_lost else None,
+            look=describe_body(body) if visitor().sees_bodies and not is_lost else None,
             is_lost=is_lost,
             is_on_disk=job.body is None,
             max_number=fields.MAX_NUMBER,
         )
 
     def job_state(self, args: Fields, now: int) -> State:
-        """The live state of `/job`, but for the body: of that it tells if it was edited since what `edited` says."""
+        """Return the live state of `/job`, without the body: only whether it was edited after the edit `edited`."""
         details = job_details(self._broker, find_job(self._broker, args), now)
         names = JOB_PARTS_OF_ADMINS if visitor().is_admin else JOB_PARTS
         return {
-            "parts": parts("job.html", names, {"job": details, "max_number": fields.MAX_NUMBER}),
+            "parts": render_blocks("job.html", names, {"job": details, "max_number": fields.MAX_NUMBER}),
             "shown": {"edited": details.edited != args.get("edited", details.edited)},
         }
 
     def job_holder(self) -> Response:
-        """`/job/holder?id=`: to the connection that holds the job, or to the job if nobody does."""
+        """Serve `/job/holder?id=`: redirect to the connection that holds the job, or to the job if none does."""
         job = find_job(self._broker, request.args)
         where = url_for("connection", number=job.holder.number) if job.holder else url_for("job", id=job.id)
         return make_response(redirect(where))
 
     def job_form(self) -> str:
-        """`/job/form?id=&encoding=`: the form that changes a job, and its body as text or in base64. May switch."""
+        """Serve `/job/form?id=&encoding=`: the form that edits a job. May switch."""
         if not visitor().is_admin:
-            raise Forbidden("Only admins can change a job, where the dashboard lets them.")
-        job, body = found(self._broker, self._job)
-        form = fill_in(job, body, visitor().sees_bodies, request.args.get("encoding", ""))
+            raise Forbidden("You cannot edit jobs: this takes an admin, on a dashboard that is not read-only.")
+        job, body = load_job_with_body(self._broker, self._job)
+        form = initial_form(job, body, visitor().sees_bodies, request.args.get("encoding", ""))
         return edit_page(job, body, form, self._clock())
 
     def job_body(self) -> Response:
-        """`/job/body?id=`: the body, to be saved. May switch."""
+        """Serve `/job/body?id=`: the body as a download. May switch."""
         return body_file(self._broker, self._job)
 
     def healthz(self) -> Response:
-        """`/healthz`: `ok`, for whoever wants to know if the process answers."""
+        """Serve `/healthz`: `ok` while the process responds."""
         return _plain("ok", 200)
 
     def readyz(self) -> Response:
-        """`/readyz`: `ready`, or 503 and why puts are refused, for whoever wants to know if to send it work."""
+        """Serve `/readyz`: `ready`, or 503 and the reason why puts are refused."""
         trouble = self._broker.journal.trouble
         if trouble is None and self._role is not None:
             trouble = self._role().trouble or None
@@ -190,42 +190,43 @@ class Views:
         return find_job(self._broker, request.args)
 
     def _reasons(self, names: Iterable[str]) -> dict[str, str]:
-        """Why those of the tubes *names* are paused of which it was said."""
-        found = ((name, self._broker.tubes.get(name.encode())) for name in names)
-        reasons = {name: self._store.reason(name, tube.paused_until) for name, tube in found if tube is not None}
+        """Return the reasons for which tubes *names* are paused, by tube, where a reason was given."""
+        tubes = ((name, self._broker.tubes.get(name.encode())) for name in names)
+        reasons = {name: self._store.reason(name, tube.paused_until) for name, tube in tubes if tube is not None}
         return {name: reason for name, reason in reasons.items() if reason}
 
     def _tube_values(self, args: Fields, now: int) -> dict[str, Any]:
-        """What tube.html shows, for the page and for its live parts."""
+        """Return the values of tube.html, for the page and for its live parts. May switch."""
         tube = find_tube(self._broker, args)
         state = fields.state(args, default=READY)
         return {
             "tube": tube_details(tube, now),
             "here": url_for("tube", tube=tube.name.decode(), **_kept(args, "span")),
             "span": args.get("span", ""),
-            **job_list(self._broker, tube, state, args, now),
+            **job_list_values(self._broker, tube, state, args, now),
             "live_args": urlencode(
                 {"tube": tube.name, "state": STATE_NAMES[state]} | _kept(args, "after", "q", "span")
             ),
             "reason": self._store.reason(tube.name.decode(), tube.paused_until),
             "samples": samples_for(self._store, args, tube.name.decode()),
             "longest_reason": LONGEST_REASON,
-            "longest_sample_name": LONGEST_NAME,
+            "longest_sample_name": MAX_NAME_LENGTH,
             "max_number": fields.MAX_NUMBER,
             "max_job_size": text.size(self._broker.max_job_size),
             "refused": "",
             "typed": "",
         }
 
-    def _look(self, args: Fields, now: int) -> Overview:
-        return self._lookout.look(args.get("q", ""), _order(args), now)
+    def _overview(self, args: Fields, now: int) -> Overview:
+        return self._builder.build(args.get("q", ""), _order(args), now)
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The head of a column: *href* leads to the page sorted by it, or the other way round; empty if it cannot be.
+    """The header of a column.
 
-    sorted          `ascending` or `descending` if the page is sorted by it, else empty.
+    href            URL of the page sorted by this column, or in reverse; empty if it cannot be sorted by it.
+    sorted          `ascending` or `descending` if the page is sorted by this column, else empty.
     """
 
     column: Column
@@ -234,7 +235,7 @@ class Head:
 
 
 def _order(args: Fields) -> Order:
-    """The fields `sort` and `desc`."""
+    """Return the order in the fields `sort` and `desc`."""
     key = args.get("sort") or BY_NAME
     if key != BY_NAME and key not in SORTS:
         raise BadRequest(f"“sort” must be one of {BY_NAME}, {', '.join(SORTS)}, not “{key[:40]}”.")
@@ -242,7 +243,7 @@ def _order(args: Fields) -> Order:
 
 
 def _heads(query: str, order: Order) -> list[Head]:
-    """The heads of the table of tubes. Numbers are first sorted by the largest, names by the first."""
+    """Return the headers of the table of tubes. Numbers sort in descending order first, names in ascending order."""
     heads = []
     for column in (NAME, *COLUMNS):
         is_sorted = column.key == order.key
@@ -257,17 +258,17 @@ def _overview_args(query: str, order: Order) -> dict[str, Any]:
 
 
 def _order_args(order: Order) -> dict[str, str]:
-    """How *order* stands in an address, which leaves out what goes without saying."""
+    """Return the URL arguments of *order*, without defaults."""
     return ({"sort": order.key} if order.key != BY_NAME else {}) | ({"desc": "1"} if order.is_descending else {})
 
 
-def render_slowly(name: str, **values: Any) -> str:
-    """Render a long template a piece at a time: 100 rows take 5 ms. May switch."""
+def render_cooperatively(name: str, **values: Any) -> str:
+    """Render a long template piece by piece: 100 rows take 5 ms. May switch."""
     current_app.update_template_context(values)
     pace, chunks = Pace(), []
     for chunk in current_app.jinja_env.get_template(name).generate(values):
         chunks.append(chunk)
-        pace.rest()
+        pace.yield_if_due()
     return "".join(chunks)
 
 

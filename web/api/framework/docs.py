@@ -1,4 +1,4 @@
-"""The page of the API: what the OpenAPI document says, for people, with an example to paste for each endpoint."""
+"""The page of the API: the OpenAPI document for people, with a curl example for each endpoint."""
 
 from __future__ import annotations
 
@@ -20,37 +20,38 @@ from greenstalk_server.web.api.framework.problems import MEANINGS
 from greenstalk_server.web.api.framework.schema import Schema, in_words, of_type, resolved
 
 HERE: Final = "http://here"
-"""Where the API is, in examples; the address by which it is asked takes its place."""
+"""Placeholder in examples for the address of the API; the template replaces it."""
 
 _CODE: Final = re.compile(r"`([^`]+)`")
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A parameter or a field: what it may be; whether it has to be there, or what it is else; and what it means."""
+    """A parameter or field: its type, whether it is required or its default, and its description."""
 
     name: str
     kind: Markup
     need: str
-    said: Markup
+    description: Markup
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
     """An endpoint.
 
-    parameters      of the path and the query.
-    body            what the request's body is; empty if there is none.
-    answer          what success is answered with.
-    errors          status and meaning of those that mean something of their own here; *other_errors* are all others.
-    example         a command line, for the API at HERE.
+    parameters      path parameters, then query parameters.
+    body            type of the request body; empty if there is none.
+    answer          status and type of the response on success.
+    errors          statuses with a meaning of their own at this endpoint: status, phrase, meaning.
+    other_errors    all other error statuses.
+    example         a curl command, for the API at HERE.
     """
 
     id: str
     method: str
     path: str
     summary: str
-    said: list[Markup]
+    description: list[Markup]
     is_change: bool
     parameters: list[Item]
     body: Markup
@@ -65,36 +66,36 @@ class Group:
     """A tag and its endpoints."""
 
     name: str
-    said: list[Markup]
+    description: list[Markup]
     operations: list[Operation]
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A type and its fields; *is_asked* if requests bring it, and not responses."""
+    """A type and its fields; *is_request* for a type of requests."""
 
     name: str
-    said: list[Markup]
+    description: list[Markup]
     fields: list[Item]
-    is_asked: bool
+    is_request: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """All of the page."""
+    """The whole page."""
 
-    said: list[Markup]
+    description: list[Markup]
     groups: list[Group]
     kinds: list[Kind]
     statuses: list[tuple[int, str, Markup]]
 
 
 def page(document: Mapping[str, Any], endpoints: Sequence[Endpoint], rest: Callable[[], None]) -> Page:
-    """Return the page of *document*. *rest* is called after each endpoint: all of them take 7 ms. May switch."""
+    """Return the page of *document*. Calls *rest* after each endpoint; all endpoints take 7 ms. May switch."""
     schemas: dict[str, Schema] = document["components"]["schemas"]
     login = login_of(document)
     return Page(
-        said=_paragraphs(document["info"]["description"]),
+        description=_paragraphs(document["info"]["description"]),
         groups=[
             Group(
                 tag["name"],
@@ -107,16 +108,16 @@ def page(document: Mapping[str, Any], endpoints: Sequence[Endpoint], rest: Calla
             Kind(name, _paragraphs(schema.get("description", "")), _fields(schema), "additionalProperties" in schema)
             for name, schema in sorted(schemas.items())
         ],
-        statuses=[(status, HTTPStatus(status).phrase, marked(said)) for status, said in MEANINGS.items()],
+        statuses=[(status, HTTPStatus(status).phrase, marked(description)) for status, description in MEANINGS.items()],
     )
 
 
 def example_of(endpoint: Endpoint, schemas: Mapping[str, Schema], login: Sequence[str]) -> str:
-    """Return a curl command that sends a request to *endpoint* of the API at HERE; *login* is its credentials."""
+    """Return a curl command for *endpoint* of the API at HERE; *login* is the arguments for its credentials."""
     parameters = parameters_of(endpoint)
-    given = {one["name"]: sample(one["schema"], schemas) for one in parameters if one["required"]}
-    path = endpoint.path.format(**given)
-    query = urlencode({name: value for name, value in given.items() if name not in endpoint.path_types})
+    values = {one["name"]: sample(one["schema"], schemas) for one in parameters if one["required"]}
+    path = endpoint.path.format(**values)
+    query = urlencode({name: value for name, value in values.items() if name not in endpoint.path_types})
     words = ["curl", *login]
     if endpoint.method not in ("GET", "POST"):
         words += ["-X", endpoint.method]
@@ -136,7 +137,7 @@ def login_of(document: Mapping[str, Any]) -> list[str]:
 
 
 def sample(schema: Schema, schemas: Mapping[str, Schema]) -> Any:
-    """A value that *schema* allows: its example, or of an object what is required."""
+    """Return an example value of *schema*; an object has only its required fields."""
     if "examples" in schema:
         return schema["examples"][0]
     schema = resolved(schema, schemas)
@@ -154,13 +155,13 @@ def sample(schema: Schema, schemas: Mapping[str, Schema]) -> Any:
     return {"integer": schema.get("minimum", 0), "number": 0, "boolean": False}.get(schema.get("type", ""), "")
 
 
-def marked(said: str) -> Markup:
-    """*said* as HTML, with what stands between backticks as code."""
-    return Markup(_CODE.sub(r"<code>\1</code>", str(escape(said))))  # noqa: S704  it is escaped
+def marked(text: str) -> Markup:
+    """Return *text* as HTML, with text between backticks as code."""
+    return Markup(_CODE.sub(r"<code>\1</code>", str(escape(text))))  # noqa: S704  it is escaped
 
 
 def kind_of(schema: Schema) -> Markup:
-    """What *schema* allows, as HTML, with links to the types of the page."""
+    """Return the type of *schema* as HTML, with links to the types on the page."""
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]
         return Markup('<a href="#type-{0}">{0}</a>').format(name)
@@ -182,7 +183,7 @@ def _operation(
         method=endpoint.method,
         path=endpoint.path,
         summary=endpoint.summary,
-        said=_paragraphs(endpoint.description),
+        description=_paragraphs(endpoint.description),
         is_change=endpoint.is_change,
         parameters=[
             _item(one["name"], one["schema"] | {"description": one["description"]}, one["required"])
@@ -190,7 +191,10 @@ def _operation(
         ],
         body=_body(endpoint),
         answer=_answer(endpoint),
-        errors=[(status, HTTPStatus(status).phrase, marked(said)) for status, said in sorted(endpoint.errors.items())],
+        errors=[
+            (status, HTTPStatus(status).phrase, marked(description))
+            for status, description in sorted(endpoint.errors.items())
+        ],
         other_errors=[status for status in statuses_of(endpoint) if status not in endpoint.errors],
         example=example_of(endpoint, schemas, login),
     )
@@ -204,12 +208,12 @@ def _body(endpoint: Endpoint) -> Markup:
 
 
 def _answer(endpoint: Endpoint) -> Markup:
-    said = f"{endpoint.status} {HTTPStatus(endpoint.status).phrase}"
+    status = f"{endpoint.status} {HTTPStatus(endpoint.status).phrase}"
     if endpoint.answer is None:
-        return escape(said)
+        return escape(status)
     if endpoint.answer is Response:
-        return escape(f"{said}, {' or '.join(endpoint.content)}")
-    return Markup("{}, {}").format(said, kind_of(of_type(endpoint.answer)[0]))
+        return escape(f"{status}, {' or '.join(endpoint.content)}")
+    return Markup("{}, {}").format(status, kind_of(of_type(endpoint.answer)[0]))
 
 
 def _fields(schema: Schema) -> list[Item]:
@@ -219,10 +223,10 @@ def _fields(schema: Schema) -> list[Item]:
 
 def _item(name: str, schema: Schema, is_required: bool) -> Item:
     default = schema.get("default")
-    need = "required" if is_required else f"else {json.dumps(default)}" if default not in (None, "") else "optional"
-    said = schema.get("description", "")
-    return Item(name, kind_of(schema), need, marked(said[:1].upper() + said[1:]))
+    need = "required" if is_required else f"default {json.dumps(default)}" if default not in (None, "") else "optional"
+    description = schema.get("description", "")
+    return Item(name, kind_of(schema), need, marked(description[:1].upper() + description[1:]))
 
 
-def _paragraphs(said: str) -> list[Markup]:
-    return [marked(" ".join(one.split())) for one in said.split("\n\n") if one.strip()]
+def _paragraphs(text: str) -> list[Markup]:
+    return [marked(" ".join(one.split())) for one in text.split("\n\n") if one.strip()]

@@ -1,12 +1,12 @@
-"""What an endpoint is: a method of a group, with a decorator that says where it is; its signature says all else.
+"""Endpoints: methods of a group that a decorator maps to a path. The signature of the method defines the rest.
 
-    query       parameter of a Struct type: the query's parameters are its fields.
-    body        parameter of a Struct type, or a list or a union of such: the request's body. With a default it may be
-                left out.
-    others      are parts of the path, each of an annotated `int` or `str`.
-    ->          what is answered, as JSON; None for nothing (204); a Response for what is not JSON.
+    query       a parameter of a Struct type, whose fields are the query parameters.
+    body        a parameter of a Struct type, or of a list or union of such types: the request body, optional if it has
+                a default.
+    others      path parameters, of an annotated `int` or `str`.
+    ->          the type of the response as JSON; None for status 204; Response for other content than JSON.
 
-The docstring is what users read: its first line is the summary.
+The docstring is the documentation for users. Its first line is the summary.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True)
 class _Mark:
-    """What the decorator says."""
+    """The arguments of the decorator."""
 
     method: str
     path: str
@@ -42,19 +42,19 @@ class _Mark:
 class Endpoint:
     """One method of one path.
 
-    name            of the handler; no two endpoints have the same.
-    path            under the API's root, with parameters as OpenAPI writes them: `/jobs/{id}`.
-    tag             the group it is of.
-    status          of success.
-    content         media types of what it answers.
-    errors          what certain statuses mean here, besides those that every endpoint may answer.
-    query           type of the parameters of the query; None if there are none.
-    body            type of the body; None if there is none.
-    is_body_needed  it may not be left out.
-    path_types      of the parameters in the path, by name.
-    answer          type of what it answers: None for nothing, a Response for what is not JSON.
-    is_change       it changes something: only admins may ask for it.
-    has_bodies      bodies of jobs come with the request, which may be as large as these make it.
+    name            name of the handler. Invariant: unique among all endpoints.
+    path            path below the API's root, with parameters in OpenAPI form: `/jobs/{id}`.
+    tag             the group's name.
+    status          status of success.
+    content         media types of the response.
+    errors          meanings of statuses of this endpoint, in addition to those of every endpoint.
+    query           type of the query parameters; None if there are none.
+    body            type of the request body; None if there is none.
+    is_body_needed  the body is required.
+    path_types      types of the path parameters, by name.
+    answer          type of the response: None for an empty one, Response for other content than JSON.
+    is_change       changes something, so that only admins may use it.
+    has_bodies      the request contains job bodies, so that it may be large.
     """
 
     name: str
@@ -77,7 +77,7 @@ class Endpoint:
 
     @property
     def rule(self) -> str:
-        """The path as Flask writes it."""
+        """The path in Flask's form."""
         return self.path.replace("{", "<").replace("}", ">")
 
 
@@ -93,7 +93,7 @@ def endpoint(
 ) -> Callable[[Function], Function]:
     """Make a method of a group an endpoint.
 
-    What is not a GET and yet no change (`is_change` is False) is for the guard to know, too: `FOR_EVERYBODY`.
+    An endpoint that is not a GET but changes nothing (*is_change* is False) must also be in `guard.OPEN_TO_VIEWERS`.
     """
     changes = method != "GET" if is_change is None else is_change
 
@@ -105,7 +105,7 @@ def endpoint(
 
 
 def endpoints_of(group: object) -> Iterator[Endpoint]:
-    """The endpoints of *group*, in the order in which they are defined. Its class bears its tag's name."""
+    """Yield the endpoints of *group*, in the order of their definition. The name of its class is the tag."""
     for name, function in vars(type(group)).items():
         mark = getattr(function, _MARK, None)
         if mark is not None:
@@ -113,7 +113,7 @@ def endpoints_of(group: object) -> Iterator[Endpoint]:
 
 
 def tag_of(group: object) -> tuple[str, str]:
-    """The name of the tag of *group*, and what there is to say about all of it: its docstring."""
+    """Return the name and the description of the tag of *group*."""
     return type(group).__name__, inspect.getdoc(group) or ""
 
 

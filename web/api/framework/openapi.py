@@ -1,4 +1,4 @@
-"""The OpenAPI document, made from the endpoints: what they read and answer is what it says, since it is the same."""
+"""The OpenAPI document, generated from the endpoint definitions that also parse requests and build responses."""
 
 from __future__ import annotations
 
@@ -13,35 +13,34 @@ from greenstalk_server.web.api.framework.problems import MEANINGS, PROBLEM_TYPE,
 from greenstalk_server.web.api.framework.schema import Schema, fields_of, of_type
 
 DESCRIPTION: Final = """\
-All that the dashboard can show or do, as JSON.
+Everything that the dashboard shows and does, as JSON.
 
-Times are whole seconds, or RFC 3339 in UTC. A job's body is text (`utf-8`), or `base64` if it is no text. Lists go on \
-where `next_cursor` says. Errors are `application/problem+json` (RFC 9457), and name the field that is wrong. A change \
-is answered when it is as safe on disk as the server promises to any client.
+Times are whole seconds, or RFC 3339 in UTC. A job's body is text (`utf-8`), or `base64` if it is not text. Lists \
+continue at `next_cursor`. Errors are `application/problem+json` (RFC 9457), and name the invalid field. A change is \
+acknowledged when it is as durable as an acknowledged command of the beanstalk protocol.
 
-Tokens: `GREENSTALK_API_TOKEN` opens everything, `GREENSTALK_API_VIEWER_TOKEN` all that changes nothing. The \
-dashboard's passwords open the same by HTTP basic auth. On a dashboard without a password, and with no token set, the \
-API is open too.
+Tokens: `GREENSTALK_API_TOKEN` allows everything, `GREENSTALK_API_VIEWER_TOKEN` only reading. The dashboard's \
+passwords allow the same over HTTP basic auth. If neither a password nor a token is set, the API is open.
 
-A change without a bearer token needs to show that no page of another site has sent it: by `Content-Type: \
-application/json`, by the header `X-Requested-With`, or by a method that is not POST.
+A change without a bearer token must show that no page of another site has sent it: by `Content-Type: \
+application/json`, by the header `X-Requested-With`, or by a method other than POST.
 """
 
 SECURITY: Final[Mapping[str, Schema]] = {
     "bearer": {
         "type": "http",
         "scheme": "bearer",
-        "description": "The API's token: that of admins (`GREENSTALK_API_TOKEN`), or of viewers, who change nothing.",
+        "description": "An API token, of admins (`GREENSTALK_API_TOKEN`) or viewers (`GREENSTALK_API_VIEWER_TOKEN`).",
     },
     "basic": {
         "type": "http",
         "scheme": "basic",
-        "description": "A password of the dashboard, of admins or of viewers.",
+        "description": "The dashboard's password, of admins or viewers.",
     },
 }
 
 ALWAYS: Final = (400, 401, 413, 421, 429, 500)
-"""What any endpoint may answer: 400 for a parameter that is not known, if for nothing else."""
+"""Errors that every endpoint may return; 400 at least for an unknown parameter."""
 
 
 def document(
@@ -53,8 +52,8 @@ def document(
 ) -> Schema:
     """Return the OpenAPI document of *endpoints* without `servers`, which depends on the request. May switch.
 
-    *version* is the server's. *security* are the keys of SECURITY of which a request needs one; none if the API is
-    open. *rest* is called after each endpoint: all of them take 70 ms.
+    *version* is the server's. *security* are keys of SECURITY, one of which a request needs; none if the API is open.
+    Calls *rest* after each endpoint; all endpoints take 70 ms.
     """
     endpoints = list(endpoints)
     paths: dict[str, Schema] = {}
@@ -73,38 +72,38 @@ def document(
             "description": DESCRIPTION,
             "license": {"name": "MIT", "identifier": "MIT"},
         },
-        "tags": [{"name": name, "description": said} for name, said in tags],
+        "tags": [{"name": name, "description": description} for name, description in tags],
         "security": [{name: []} for name in security],
         "paths": paths,
         "components": {
             "schemas": schemas,
-            "responses": {_reply(status): _problem(said) for status, said in MEANINGS.items()},
+            "responses": {_response_name(status): _problem(meaning) for status, meaning in MEANINGS.items()},
             "securitySchemes": SECURITY,
         },
     }
 
 
 def parameters_of(endpoint: Endpoint) -> list[Schema]:
-    """The parameters of *endpoint* as OpenAPI has them, those of the path first."""
-    found = [_parameter(name, "path", of_type(type)[0], True) for name, type in endpoint.path_types.items()]
+    """Return the parameters of *endpoint* in OpenAPI form, path parameters first."""
+    parameters = [_parameter(name, "path", of_type(type)[0], True) for name, type in endpoint.path_types.items()]
     if endpoint.query is not None:
         properties, required = fields_of(endpoint.query)
-        found += [_parameter(name, "query", schema, name in required) for name, schema in properties.items()]
-    return found
+        parameters += [_parameter(name, "query", schema, name in required) for name, schema in properties.items()]
+    return parameters
 
 
 def statuses_of(endpoint: Endpoint) -> list[int]:
-    """The statuses of the errors that *endpoint* may answer."""
-    found = {*ALWAYS, *endpoint.errors}
+    """Return the error statuses that *endpoint* may return."""
+    statuses = {*ALWAYS, *endpoint.errors}
     if endpoint.body is not None:
-        found.add(415)
+        statuses.add(415)
     if endpoint.is_change:
-        found |= {403, 503}
-    return sorted(found)
+        statuses |= {403, 503}
+    return sorted(statuses)
 
 
 def _operation(endpoint: Endpoint) -> Schema:
-    said: Schema = {
+    operation: Schema = {
         "operationId": endpoint.name,
         "tags": [endpoint.tag],
         "summary": endpoint.summary,
@@ -113,42 +112,42 @@ def _operation(endpoint: Endpoint) -> Schema:
         "responses": {str(endpoint.status): _success(endpoint)} | dict(_errors(endpoint)),
     }
     if endpoint.body is not None:
-        said["requestBody"] = {
+        operation["requestBody"] = {
             "required": endpoint.is_body_needed,
             "content": {JSON: {"schema": of_type(endpoint.body)[0]}},
         }
-    return said
+    return operation
 
 
 def _parameter(name: str, where: str, schema: Schema, is_required: bool) -> Schema:
     schema = dict(schema)
-    said = schema.pop("description", "")
-    return {"name": name, "in": where, "required": is_required, "description": said, "schema": schema}
+    description = schema.pop("description", "")
+    return {"name": name, "in": where, "required": is_required, "description": description, "schema": schema}
 
 
 def _success(endpoint: Endpoint) -> Schema:
-    said = HTTPStatus(endpoint.status).phrase
+    phrase = HTTPStatus(endpoint.status).phrase
     if endpoint.answer is None:
-        return {"description": said}
+        return {"description": phrase}
     if endpoint.answer is Response:
-        return {"description": said, "content": {content: {} for content in endpoint.content}}
-    return {"description": said, "content": {JSON: {"schema": of_type(endpoint.answer)[0]}}}
+        return {"description": phrase, "content": {content: {} for content in endpoint.content}}
+    return {"description": phrase, "content": {JSON: {"schema": of_type(endpoint.answer)[0]}}}
 
 
 def _errors(endpoint: Endpoint) -> Iterator[tuple[str, Schema]]:
     for status in statuses_of(endpoint):
-        said = endpoint.errors.get(status)
-        shared = {"$ref": f"#/components/responses/{_reply(status)}"}
-        yield str(status), shared if said is None else _problem(said)
+        meaning = endpoint.errors.get(status)
+        shared = {"$ref": f"#/components/responses/{_response_name(status)}"}
+        yield str(status), shared if meaning is None else _problem(meaning)
 
 
-def _reply(status: int) -> str:
-    """The name of the response to all errors of *status*."""
+def _response_name(status: int) -> str:
+    """Return the component name of the response to errors of *status*."""
     return HTTPStatus(status).phrase.title().replace(" ", "").replace("-", "")
 
 
-def _problem(said: str) -> Schema:
-    return {"description": said, "content": {PROBLEM_TYPE: {"schema": of_type(Problem)[0]}}}
+def _problem(meaning: str) -> Schema:
+    return {"description": meaning, "content": {PROBLEM_TYPE: {"schema": of_type(Problem)[0]}}}
 
 
 def _types(endpoint: Endpoint) -> list[Any]:

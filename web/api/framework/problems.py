@@ -1,7 +1,6 @@
-"""Every error of the API, as RFC 9457 has it: `application/problem+json`.
+"""Errors of the API, as `application/problem+json` (RFC 9457).
 
-A problem's `type` leads to where the page of the API explains its status. What a client sent and got wrong is named,
-field by field, in `errors`.
+The `type` of a problem links to the explanation of its status on the API's page. `errors` names the invalid field.
 """
 
 from __future__ import annotations
@@ -15,39 +14,40 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from werkzeug.exceptions import BadRequest, HTTPException
 
 from greenstalk_server.web.api.durability import Late
-from greenstalk_server.web.operations.operations import Held, NotTaken
+from greenstalk_server.web.operations.operations import JobHeld, PutRefused
 
 PROBLEM_TYPE: Final = "application/problem+json"
 
 WHOLE: Final = "$"
-"""What `field` has if all of the request's body is wrong."""
+"""`field` of an error in the whole request body."""
 
 MEANINGS: Final[dict[int, str]] = {
-    400: "Something in the request cannot be read, or is out of its range. `errors` names each field.",
-    401: "The API asks for a token or a password, and the right one did not come. Which of the two it was is not said.",
-    403: "You may not do that: you are a viewer, all is read-only, bodies are hidden, or a page elsewhere has sent it.",
-    404: "There is no such job, tube, connection or task now, or no such address.",
-    405: "The address does not know this method; the header `Allow` has those that it does.",
-    409: "What you ask for does not go with the state of the job or the task.",
-    410: "The lease of the job has ended: its ttr ran out, the job was finished, or somebody took it.",
-    413: "The request is larger than is accepted.",
-    415: "A request's body has to be JSON, and `Content-Type: application/json` has to say so.",
-    421: "The dashboard is not known by the name in `Host`.",
-    429: "Too many wrong tokens or passwords came from your address. `Retry-After` tells for how many seconds more.",
-    500: "The API has failed, or a body is on disk and cannot be read back. The queue goes on, and the log says why.",
-    503: "It cannot be done now: the server drains, the journal cannot be written, or too much is under way.",
+    400: "The request cannot be parsed, or a value is out of range. `errors` names the field.",
+    401: "The API needs a token or a password. The credentials are missing or wrong; the response does not say which.",
+    403: "You may not do this: you are a viewer, the server is read-only, bodies are hidden, or the request came from a"
+    " page of another site.",
+    404: "The job, tube, connection or task does not exist, or the address is wrong.",
+    405: "The address does not support this method. The header `Allow` lists those that it supports.",
+    409: "The state of the job or the task does not allow this.",
+    410: "The lease of the job has ended: its ttr ran out, or the job was finished or taken.",
+    413: "The request is larger than the server accepts.",
+    415: "The request body must be JSON, with `Content-Type: application/json`.",
+    421: "The dashboard does not answer to the name in `Host`.",
+    429: "Too many wrong tokens or passwords came from your address. `Retry-After` has the seconds to wait.",
+    500: "The API failed, or a body cannot be read back from the disk. The queue keeps running. The log says why.",
+    503: "The server cannot do this now: it is draining, cannot write the journal, or is too busy.",
     507: "The disk has no room for more jobs, or a limit of the server is reached.",
 }
-"""What each status means, for the page of the API and for the document."""
+"""The meaning of each status, for the API's page and the document."""
 
 
 class FieldError(Struct, frozen=True):
-    """What is wrong with one field."""
+    """An error in one field."""
 
     field: Annotated[
         str,
         Meta(
-            description="The parameter's name, or the place in the body: `pri`, `[3].body`; `$` is all of it.",
+            description="The parameter, or the path in the body: `pri`, `[3].body`; `$` is the whole body.",
             examples=["pri"],
         ),
     ]
@@ -55,36 +55,36 @@ class FieldError(Struct, frozen=True):
 
 
 class Problem(Struct, frozen=True, kw_only=True):
-    """Why a request was not carried out (RFC 9457)."""
+    """Why a request failed (RFC 9457)."""
 
-    type: Annotated[str, Meta(description="Where this kind of problem is explained.")]
+    type: Annotated[str, Meta(description="Link to an explanation of the status.")]
     title: Annotated[str, Meta(description="The status in words.", examples=["Bad Request"])]
     status: Annotated[int, Meta(description="The HTTP status.", examples=[400])]
-    detail: Annotated[str, Meta(description="What happened this time, and what to do about it.")]
-    instance: Annotated[str, Meta(description="The path that was asked for.")]
-    errors: Annotated[
-        list[FieldError] | UnsetType, Meta(description="What is wrong with which field, of a status 400.")
+    detail: Annotated[str, Meta(description="What happened, and what to do about it.")]
+    instance: Annotated[str, Meta(description="The path of the request.")]
+    errors: Annotated[list[FieldError] | UnsetType, Meta(description="The invalid field, for status 400.")] = UNSET
+    put: Annotated[
+        list[int] | UnsetType, Meta(description="Ids of the jobs that were put although the request failed.")
     ] = UNSET
-    put: Annotated[list[int] | UnsetType, Meta(description="Ids of the jobs that were put all the same.")] = UNSET
 
 
 class Invalid(BadRequest):
-    """A request with a field that is wrong."""
+    """A request with an invalid field."""
 
     def __init__(self, field: str, message: str) -> None:
-        said = "The request's body" if field == WHOLE else f"“{field}”"
-        super().__init__(f"{said} {message}.")
+        subject = "The request's body" if field == WHOLE else f"“{field}”"
+        super().__init__(f"{subject} {message}.")
         self.error: FieldError = FieldError(field, message)
 
 
 def refuse(field: str, message: str) -> NoReturn:
-    """Refuse the request because of *field*; *message* goes on where its name ends: `must be …`, `is missing`."""
+    """Raise Invalid for *field*. *message* continues a sentence: `must be …`, `is missing`."""
     raise Invalid(field, message)
 
 
 def answer(error: HTTPException) -> Response:
-    """*error* as the response to the current request."""
-    status = 507 if isinstance(error, NotTaken) and error.is_full else error.code or 500
+    """Return *error* as the response to the current request."""
+    status = 507 if isinstance(error, PutRefused) and error.is_full else error.code or 500
     problem = Problem(
         type=url_for("api_docs", _anchor=f"status-{status}"),
         title=HTTPStatus(status).phrase,
@@ -92,7 +92,7 @@ def answer(error: HTTPException) -> Response:
         detail=_detail(error, status),
         instance=request.root_path + request.path,
         errors=[error.error] if isinstance(error, Invalid) else UNSET,
-        put=error.ids if isinstance(error, NotTaken | Late) and error.ids is not None else UNSET,
+        put=error.ids if isinstance(error, PutRefused | Late) and error.ids is not None else UNSET,
     )
     response = Response(msgspec.json.encode(problem), status, mimetype=PROBLEM_TYPE)
     for key, value in error.get_headers():
@@ -102,8 +102,8 @@ def answer(error: HTTPException) -> Response:
 
 
 def _detail(error: HTTPException, status: int) -> str:
-    """What *error* itself says, or in general what its status means."""
-    if isinstance(error, Held):
-        return f"{error.description} Send “force” to have it done at once, though its worker may be at it."
+    """Return the message of *error*, or else the meaning of *status*."""
+    if isinstance(error, JobHeld):
+        return f"{error.description} Or send “force” to do it now, although the worker may be busy with the job."
     is_ours = error.description is not None and error.description != type(error).description
     return str(error.description) if is_ours else MEANINGS.get(status, HTTPStatus(status).description)

@@ -1,4 +1,4 @@
-"""Reads what a request asks for into the types of its endpoint: strictly, or it is refused and the field named."""
+"""Strict parsing of requests into the types of an endpoint. An error names the field."""
 
 from __future__ import annotations
 
@@ -22,33 +22,33 @@ T = TypeVar("T")
 _DIGITS: Final = re.compile(r"[0-9]{1,20}")
 _BOOLEANS: Final = {"true": True, "false": False}
 
-_SAID: Final = re.compile(r"(?P<what>.*?)(?: - at `\$(?P<path>[^`]*)`)?", re.DOTALL)
+_ERROR: Final = re.compile(r"(?P<what>.*?)(?: - at `\$(?P<path>[^`]*)`)?", re.DOTALL)
 _MISSING: Final = re.compile(r"Object missing required field `(\w+)`")
 _UNKNOWN: Final = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
-"""What msgspec says is wrong, and where."""
+"""The messages of msgspec: the error, and the path of the value."""
 
 
 def read_query(struct: type[Struct] | None) -> Struct | None:
-    """The parameters of the query, as a *struct*; None if there are none to be read."""
+    """Return the query parameters as a *struct*; None if the endpoint has none."""
     properties = fields_of(struct)[0] if struct is not None else {}
-    given: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, texts in request.args.lists():
         if name not in properties:
             known = f"the parameters are {', '.join(properties)}" if properties else "there are no parameters here"
             refuse(name[:100], f"is not known: {known}")
         if len(texts) > 1:
             refuse(name, "is given more than once")
-        given[name] = _from_text(texts[0], properties[name])
-    return _converted(given, struct) if struct is not None else None
+        values[name] = _from_text(texts[0], properties[name])
+    return _converted(values, struct) if struct is not None else None
 
 
-def read_path(types: Mapping[str, Any], given: dict[str, str]) -> dict[str, Any]:
-    """The parameters in the path, each of its type."""
-    return {name: _part(name, types[name], text) for name, text in given.items()}
+def read_path(types: Mapping[str, Any], texts: dict[str, str]) -> dict[str, Any]:
+    """Return the path parameters, each converted to its type."""
+    return {name: _part(name, types[name], text) for name, text in texts.items()}
 
 
 def read_body(type: Any, raw: bytes, *, is_needed: bool) -> Any:
-    """*raw*, the request's body, as a *type*; None if there is none and it is not needed."""
+    """Return the request body *raw* as a *type*; None if it is empty and optional."""
     if not raw and not is_needed:
         return None
     if request.mimetype != JSON:
@@ -57,26 +57,26 @@ def read_body(type: Any, raw: bytes, *, is_needed: bool) -> Any:
         _refuse_long(type, raw)
         return msgspec.json.decode(raw, type=type)
     except msgspec.ValidationError as error:
-        _tell(error, type)
+        _refuse_invalid(error, type)
     except ValueError as error:  # UnicodeDecodeError is one, and so is msgspec.DecodeError
         refuse(WHOLE, f"is not JSON: {error}")
 
 
 def _refuse_long(type: Any, raw: bytes) -> None:
-    """Raise ValidationError if *raw* is an array of more elements than *type* takes, before the first is decoded.
+    """Raise ValidationError if *raw* is an array with more elements than *type* allows, before decoding the elements.
 
-    msgspec looks at `max_length` last: 150 ms after it began to decode 60,000 jobs.
+    msgspec checks `max_length` last: 150 ms after the start for an array of 60,000 jobs.
     """
     schema = at(type, "")
     most = max([choice.get("maxItems", 0) for choice in schema.get("anyOf", [schema])])
     if most and raw.lstrip().startswith(b"["):
-        with suppress(RecursionError):  # one element is too deep, and is refused where it is decoded
+        with suppress(RecursionError):  # an element is nested too deeply; decoding will refuse it
             msgspec.json.decode(raw, type=_array_of(most))
 
 
 @cache
 def _array_of(most: int) -> type[Struct]:
-    """Return the type of an array of *most* elements at most, none of which is decoded."""
+    """Return the type of an array of at most *most* elements, which are not decoded."""
     elements = [(f"element_{place}", msgspec.Raw, msgspec.Raw()) for place in range(most)]
     return msgspec.defstruct("Elements", elements, array_like=True, forbid_unknown_fields=True)
 
@@ -87,30 +87,30 @@ def _part(name: str, type: Any, text: str) -> Any:
         value = msgspec.convert(_from_text(text, schema), type)
     except msgspec.ValidationError:
         value = None
-    # msgspec compares with no number above 2**63; an id may be one.
+    # msgspec supports no bounds above 2**63, but a job id can be larger.
     if value is None or (isinstance(value, int) and value > schema.get("maximum", value)):
         refuse(name, f"must be {in_words(schema)}")
     return value
 
 
-def _converted(given: dict[str, Any], type: type[T]) -> T:
+def _converted(values: dict[str, Any], type: type[T]) -> T:
     try:
-        return msgspec.convert(given, type)
+        return msgspec.convert(values, type)
     except msgspec.ValidationError as error:
-        _tell(error, type)
+        _refuse_invalid(error, type)
 
 
 def _from_text(text: str, schema: dict[str, Any]) -> Any:
-    """What *text* means where *schema* is asked for, or itself if that is nothing."""
+    """Return *text* as a value of the type of *schema*; *text* itself if that is not possible."""
     kind = schema.get("type")
     if kind == "integer" and _DIGITS.fullmatch(text):
         return int(text)
     return _BOOLEANS.get(text, text) if kind == "boolean" else text
 
 
-def _tell(error: msgspec.ValidationError, type: Any) -> NoReturn:
-    """Refuse the request for what *error* says of a *type*."""
-    match = _SAID.fullmatch(str(error))
+def _refuse_invalid(error: msgspec.ValidationError, type: Any) -> NoReturn:
+    """Raise Invalid for the field in *error*, which decoding a *type* has raised."""
+    match = _ERROR.fullmatch(str(error))
     assert match is not None
     what, path = match["what"], match["path"] or ""
     if missing := _MISSING.fullmatch(what):

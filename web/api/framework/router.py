@@ -1,6 +1,6 @@
-"""The frame of the API: takes groups of endpoints, serves them under `/api/v1`, and tells of them.
+"""The router: serves groups of endpoints under `/api/v1`, with the OpenAPI document and its page.
 
-Who may is asked by the guard (auth.guard) before anything here runs; what goes wrong becomes a problem (problems).
+The guard (web.auth.guard) checks each request before anything here runs. Errors become problems (problems.py).
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from greenstalk_server.web.api.framework.reading import read_body, read_path, re
 from greenstalk_server.web.api.framework.schema import Schema
 from greenstalk_server.web.cooperative import Pace
 from greenstalk_server.web.fields import MAX_PUT
-from greenstalk_server.web.pages.views import render_slowly
+from greenstalk_server.web.pages.views import render_cooperatively
 
 ROOT: Final = "/api/v1"
 
 SMALL_REQUEST: Final = 64 * 1024
-"""Bytes of a request's body that brings no bodies of jobs; it is read in the loop."""
+"""Bytes of the largest request body of an endpoint without job bodies. It is parsed without yielding to the loop."""
 
-LEAST_REQUEST: Final = 1024 * 1024
-"""Bytes that one which does may always have: a list of jobs to put has room, however small each may be."""
+MIN_BODIES_REQUEST: Final = 1024 * 1024
+"""Bytes of a request body that an endpoint with job bodies accepts at least, for lists of many small jobs."""
 
 
-def request_at_most(broker: Broker, has_bodies: bool = True) -> int:
-    """Bytes of a request's body: that of the largest job fits in, in base64, or as text that is not all escapes."""
-    return SMALL_REQUEST if not has_bodies else LEAST_REQUEST + 3 * min(broker.max_job_size, MAX_PUT)
+def max_request_size(broker: Broker, has_bodies: bool = True) -> int:
+    """Return the bytes that a request body may have: room for the largest job in base64, or as text without escapes."""
+    return SMALL_REQUEST if not has_bodies else MIN_BODIES_REQUEST + 3 * min(broker.max_job_size, MAX_PUT)
 
 
 class Api:
     """The endpoints of one server's API."""
 
     def __init__(self, broker: Broker, security: Iterable[str]) -> None:
-        """*security* as for openapi.document."""
+        """*security* is the argument of openapi.document."""
         self._broker: Broker = broker
         self._security: Iterable[str] = security
         self._endpoints: list[Endpoint] = []
@@ -48,12 +48,12 @@ class Api:
         self._description: tuple[Schema, Page] | None = None
 
     def add(self, group: object) -> None:
-        """Have the endpoints of *group*, whose class is the tag: its name, and its docstring for users."""
+        """Add the endpoints of *group*. The name and docstring of its class become the tag."""
         self._tags.append(tag_of(group))
         self._endpoints += endpoints_of(group)
 
-    def install(self, app: Flask) -> None:
-        """Add all endpoints to *app*, and the document and the page that tell of them."""
+    def init_app(self, app: Flask) -> None:
+        """Add all endpoints, the document and its page to *app*."""
         for one in self._endpoints:
             app.add_url_rule(f"{ROOT}{one.rule}", f"api_{one.name}", self._view(one), methods=[one.method])
         app.add_url_rule(f"{ROOT}/openapi.json", "api_document", self.document)
@@ -65,23 +65,23 @@ class Api:
         return Response(msgspec.json.encode(here), mimetype=JSON)
 
     def docs(self) -> str:
-        """`/api/v1/docs`: the same for people. May switch."""
+        """`/api/v1/docs`: the document as a page. May switch."""
         root = f"{request.url_root.rstrip('/')}{ROOT}"
-        return render_slowly("api.html", api=self._describe()[1], here=HERE, root=root)
+        return render_cooperatively("api.html", api=self._describe()[1], here=HERE, root=root)
 
     def _describe(self) -> tuple[Schema, Page]:
         """Return the document and the page, which the first request for either builds. May switch."""
         if self._description is None:
-            rest = Pace().rest
+            rest = Pace().yield_if_due
             made = document(self._broker.facts.version, self._security, self._tags, self._endpoints, rest)
             self._description = made, page(made, self._endpoints, rest)
         return self._description
 
     def _view(self, endpoint: Endpoint) -> Callable[..., Response]:
-        """What Flask calls for *endpoint*."""
+        """Return the Flask view of *endpoint*."""
 
         def view(**path: str) -> Response:
-            most = request_at_most(self._broker, endpoint.has_bodies)
+            most = max_request_size(self._broker, endpoint.has_bodies)
             _refuse_large(request.content_length or 0, most)
             arguments = read_path(endpoint.path_types, path)
             query = read_query(endpoint.query)
@@ -97,21 +97,21 @@ class Api:
 
 
 def _refuse_large(size: int, most: int) -> None:
-    """Raise RequestEntityTooLarge if *size* bytes of a body are more than *most*."""
+    """Raise RequestEntityTooLarge if a request body of *size* bytes has more than *most*."""
     if size > most:
-        raise RequestEntityTooLarge(f"The request's body may have {most} bytes at most.")
+        raise RequestEntityTooLarge(f"The request's body may have at most {most} bytes.")
 
 
 def _raw(most: int) -> bytes:
-    """The request's body. One that does not say its length is read so far as it may go. May switch."""
+    """Return the request body; stop reading one of unknown length above *most* bytes. May switch."""
     request.max_content_length = most + 1
     raw = request.get_data(cache=False)
     _refuse_large(len(raw), most)
     return raw
 
 
-def located(endpoint: str, **path: Any) -> None:
-    """Have the response say in `Location` where what was made is: at the endpoint *endpoint* of the API."""
+def set_location(endpoint: str, **path: Any) -> None:
+    """Set the header `Location` of the response to the API's endpoint *endpoint*, for a created resource."""
     where = url_for(f"api_{endpoint}", **path)
 
     @after_this_request

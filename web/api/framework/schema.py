@@ -1,4 +1,4 @@
-"""JSON Schemas of the API's types, and what they say in words: for messages, for the document, and for its page."""
+"""JSON Schemas of the API's types, and descriptions of schemas in words for messages and the API's page."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ _STEP: Final = re.compile(r"\.([A-Za-z_]\w*)|\[(?:\d+|\.\.\.)\]")
 
 @cache
 def of_type(type: Any) -> tuple[Schema, dict[str, Schema]]:
-    """The schema of *type*, and those it refers to, by name."""
+    """Return the schema of *type*, and the schemas that it refers to, by name."""
     (schema,), components = msgspec.json.schema_components([type], ref_template=REFERENCE)
     return schema, components
 
 
 def fields_of(struct: type[msgspec.Struct]) -> tuple[dict[str, Schema], list[str]]:
-    """The schema of each field of *struct*, and which of them are required."""
+    """Return the schemas of the fields of *struct*, and the names of its required fields."""
     schema, components = of_type(struct)
-    found = resolved(schema, components)
-    return found.get("properties", {}), found.get("required", [])
+    target = resolved(schema, components)
+    return target.get("properties", {}), target.get("required", [])
 
 
 def resolved(schema: Schema, components: Mapping[str, Schema]) -> Schema:
-    """What *schema* refers to, or itself."""
+    """Return the schema that *schema* refers to, or *schema* itself."""
     reference = schema.get("$ref")
     return components[reference.rpartition("/")[2]] if reference else schema
 
 
 def at(type: Any, path: str) -> Schema:
-    """The schema of what *path*, such as `[0].pri`, leads to in a value of *type*; empty if that is not known."""
+    """Return the schema at *path*, such as `[0].pri`, in a value of *type*; empty if it is unknown."""
     schema, components = of_type(type)
     for step in _STEP.finditer(path):
         schema = _below(schema, components, step[1])
@@ -45,7 +45,7 @@ def at(type: Any, path: str) -> Schema:
 
 
 def in_words(schema: Schema) -> str:
-    """What *schema* allows: `a whole number from 0 to 10`, `one of ready, buried`; empty if there is nothing to say."""
+    """Describe the values of *schema*: `a whole number from 0 to 10`, `one of ready, buried`; empty for any value."""
     if "enum" in schema:
         return f"one of {', '.join(map(str, schema['enum']))}"
     if "anyOf" in schema:
@@ -57,7 +57,7 @@ def in_words(schema: Schema) -> str:
 
 
 def _below(schema: Schema, components: Mapping[str, Schema], name: str | None) -> Schema:
-    """The schema of the property *name*, or of the items of an array if it is None."""
+    """Return the schema of the property *name*, or of an array's items if *name* is None."""
     schema = resolved(schema, components)
     for choice in (resolved(one, components) for one in schema.get("anyOf", [schema])):
         if name is None and "items" in choice:

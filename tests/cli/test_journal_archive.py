@@ -1,0 +1,478 @@
+"""`journal export` and `journal import`: a round trip restores the same state, and nothing is imported by half."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+
+from greenstalk_server.core import job_history
+from greenstalk_server.core.job import BURIED, DELAYED, SECOND, Job
+from greenstalk_server.core.tube import Tube
+from greenstalk_server.journal import archive, record
+from greenstalk_server.journal.archive import BadLine, Pause, Reader, Writer
+from greenstalk_server.journal.transfer import SEGMENT_SIZE
+from tests.support.daemon import COMMAND, PATIENCE, REPOSITORY, Daemon, environment, run
+from tests.support.peer import eventually
+
+QUIET = ("-l", "127.0.0.1", "-p", "0", "--no-web")
+BINARY = bytes(range(256)) + b"\r\n"
+TEXT = "ä\u2028\0\x1b[2J \U0001f331".encode()
+
+
+class Peer:
+    """A client of a running server."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._sock = socket.create_connection(("127.0.0.1", daemon.port), PATIENCE)
+        self._reader = self._sock.makefile("rb")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._reader.close()
+        self._sock.close()
+
+    def ask(self, request: bytes) -> bytes:
+        """Send a command; return its reply, including a body if the reply announces one."""
+        self._sock.sendall(request + b"\r\n")
+        line = self._reader.readline()
+        if line.startswith((b"OK ", b"RESERVED ", b"FOUND ")):
+            line += self._reader.read(int(line.split()[-1]) + 2)
+        return line
+
+    def put(self, tube: bytes, body: bytes, delay: int = 0, pri: int = 0) -> bytes:
+        self.ask(b"use " + tube)
+        return self.ask(b"put %d %d 60 %d\r\n%b" % (pri, delay, len(body), body))
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a stopped server, with jobs in all states, and paused tubes."""
+    directory = tmp_path_factory.mktemp("original")
+    with Daemon(*QUIET, "-b", str(directory)) as daemon, Peer(daemon) as peer:
+        peer.ask(b"watch mail")
+        for body in (b"", TEXT, BINARY, b"fourth"):
+            peer.put(b"mail", body, pri=5)
+        peer.put(b"later", b"delayed", delay=10_000)
+        peer.put(b"gone", b"deleted")
+        for id in (4, 2, 1, 6):
+            peer.ask(b"reserve-job %d" % id)
+        peer.ask(b"bury 4 7")
+        peer.ask(b"bury 2 7")
+        peer.ask(b"release 1 9 5000")
+        peer.ask(b"delete 6")
+        with Peer(daemon) as holder:
+            holder.ask(b"reserve-job 3")
+        eventually(lambda: b"state: ready" in peer.ask(b"stats-job 3"), "job 3 is returned")
+        peer.ask(b"pause-tube mail 10000")
+        daemon.stop()
+    return directory
+
+
+def state_of(directory: Path) -> dict[str, bytes]:
+    """Return the replies of a server on *directory* about its jobs and tubes, without what depends on the time."""
+    replies = {}
+    with Daemon(*QUIET, "-b", str(directory)) as daemon, Peer(daemon) as peer:
+        for id in range(1, 8):
+            replies[f"peek {id}"] = peer.ask(b"peek %d" % id)
+            stats = peer.ask(b"stats-job %d" % id)
+            replies[f"stats-job {id}"] = re.sub(rb"(?m)^(age|time-left|file): \d+\n|^OK.*\n", b"", stats)
+        for tube in (b"mail", b"later"):
+            stats = peer.ask(b"stats-tube " + tube)
+            replies[f"stats-tube {tube!r}"] = re.sub(rb"(?m)^(pause-time-left): \d+\n|^OK.*\n", b"", stats)
+        peer.ask(b"use mail")
+        replies["kick"] = peer.ask(b"kick 1") + b"".join(peer.ask(b"stats-job %d" % id) for id in (2, 4))[:40]
+        replies["first buried"] = peer.ask(b"peek-buried")
+        replies["next id"] = peer.put(b"mail", b"next")
+    return replies
+
+
+def export(directory: Path, *flags: str) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        [*COMMAND, "journal", "export", str(directory), *flags],
+        cwd=REPOSITORY, env=environment(), capture_output=True, timeout=PATIENCE, check=False,
+    )  # fmt: skip
+
+
+def load(directory: Path, data: bytes) -> subprocess.CompletedProcess[bytes]:
+    directory.mkdir(exist_ok=True)
+    return subprocess.run(
+        [*COMMAND, "journal", "import", str(directory)],
+        cwd=REPOSITORY, env=environment(), input=data, capture_output=True, timeout=PATIENCE, check=False,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def exported(original: Path) -> bytes:
+    done = export(original)
+    assert done.stderr == b"journal export: 5 jobs and 1 paused tube exported\n"
+    assert done.returncode == 0
+    return done.stdout
+
+
+def lines_of(data: bytes) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in data.splitlines()]
+
+
+# Round trips
+
+
+def test_archive_has_every_job_and_tube(exported: bytes) -> None:
+    head, pause, *jobs, end = lines_of(exported)
+    assert (head["type"], head["format"], head["version"], head["next_id"]) == ("head", "greenstalk journal", 1, 7)
+    assert (pause["tube"], pause["length"]) == ("mail", 10_000 * SECOND)
+    assert [(job["id"], job["state"], job["pri"]) for job in jobs] == [
+        (1, "delayed", 9),
+        (2, "buried", 7),
+        (3, "ready", 5),
+        (4, "buried", 7),
+        (5, "delayed", 0),
+    ]
+    assert [job["deadline"] for job in jobs if job["state"] == "buried"] == [2, 1]
+    assert (jobs[1]["encoding"], jobs[1]["body"]) == ("utf-8", TEXT.decode())
+    assert jobs[2]["encoding"] == "base64"
+    assert [kind for _, kind, _ in jobs[2]["events"]] == ["reserved", "returned"]
+    assert "events" not in jobs[4]
+    last = exported.splitlines(keepends=True)[-1]
+    before = exported.removesuffix(last)
+    assert end == {"type": "end", "pauses": 1, "jobs": 5, "sha256": hashlib.sha256(before).hexdigest()}
+
+
+def test_import_of_an_export_restores_the_same_state(original: Path, exported: bytes, tmp_path: Path) -> None:
+    done = load(tmp_path / "copy", exported)
+    assert (done.returncode, done.stdout) == (0, b"")
+    assert done.stderr.decode() == f"{tmp_path / 'copy'}: 5 jobs and 1 paused tube imported\n"
+    checked = run("journal", "check", str(tmp_path / "copy"))
+    assert (checked.returncode, "\nnext job id: 7\njobs: 5\n" in checked.stdout) == (0, True)
+    again = export(tmp_path / "copy").stdout
+    assert without_time(again) == without_time(exported)
+    shutil.copytree(original, tmp_path / "original")
+    assert state_of(tmp_path / "copy") == state_of(tmp_path / "original")
+
+
+def without_time(data: bytes) -> list[dict[str, Any]]:
+    """Return the lines without the time of the export, and without the checksum, which depends on it."""
+    head, *rest, end = lines_of(data)
+    del head["exported_at"], end["sha256"]
+    return [head, *rest, end]
+
+
+def test_export_to_a_file_and_import_from_it(original: Path, exported: bytes, tmp_path: Path) -> None:
+    target = tmp_path / "archive.jsonl"
+    target.write_text("an older one")
+    target.chmod(0o644)
+    done = export(original, "-o", str(target))
+    assert (done.returncode, done.stdout) == (0, b"")
+    assert without_time(target.read_bytes()) == without_time(exported)
+    assert target.stat().st_mode & 0o777 == 0o600
+    assert [path.name for path in tmp_path.iterdir()] == ["archive.jsonl"]
+    (tmp_path / "copy").mkdir()
+    assert run("journal", "import", str(tmp_path / "copy"), str(target)).returncode == 0
+    assert without_time(export(tmp_path / "copy").stdout) == without_time(exported)
+
+
+def test_export_to_a_device(original: Path) -> None:
+    assert export(original, "-o", "/dev/null").returncode == 0
+    assert Path("/dev/null").is_char_device()
+
+
+def test_export_and_import_of_many_segments_and_a_large_job(tmp_path: Path) -> None:
+    tube = Tube(b"big", {})
+    sizes = [10, SEGMENT_SIZE + 1, 0, SEGMENT_SIZE // 2, SEGMENT_SIZE // 2, SEGMENT_SIZE // 2]
+    jobs = [Job(id, tube, bytes(size), 0, 0, SECOND, 1) for id, size in enumerate(sizes, 1)]
+    data = b"".join(Writer().lines(1, 100, [], jobs))
+    assert load(tmp_path, data).returncode == 0
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["journal.1", "journal.2", "journal.3", "lock"]
+    assert without_time(export(tmp_path).stdout) == without_time(data)
+    with Daemon(*QUIET, "-b", str(tmp_path)) as daemon, Peer(daemon) as peer:
+        assert len(peer.ask(b"peek 2")) > SEGMENT_SIZE
+        assert peer.put(b"big", b"") == b"INSERTED 100\r\n"
+
+
+def test_archive_of_an_empty_journal(tmp_path: Path) -> None:
+    data = b"".join(Writer().lines(1, 1, [], []))
+    assert load(tmp_path, data).returncode == 0
+    assert without_time(export(tmp_path).stdout) == without_time(data)
+
+
+def test_journal_of_a_running_server_can_be_exported(tmp_path: Path) -> None:
+    with Daemon(*QUIET, "-b", str(tmp_path), "-f", "0") as daemon, Peer(daemon) as peer:
+        peer.put(b"default", b"one")
+        peer.ask(b"reserve")
+        done = export(tmp_path)
+        assert done.returncode == 0
+        (job,) = lines_of(done.stdout)[1:-1]
+        assert (job["id"], job["state"], job["body"]) == (1, "ready", "one")
+        said = (
+            f"{tmp_path} is in use by process {daemon.process.pid}; the archive has all changes that were acknowledged"
+            " before the export began"
+        )
+        assert said in done.stderr.decode()
+        file = tmp_path / "quiet.jsonl"
+        for flags in (["-q"], ["-o", str(file), "-q"], ["-q", "-o", str(file)]):
+            quiet = run("journal", "export", str(tmp_path), *flags)
+            assert (quiet.returncode, quiet.stderr) == (0, "")
+        assert [job["id"] for job in lines_of(file.read_bytes())[1:-1]] == [1]
+        assert peer.ask(b"delete 1") == b"DELETED\r\n"
+
+
+# Refusals and reports
+
+
+def test_export_of_something_else_than_a_journal_is_refused(tmp_path: Path) -> None:
+    done = export(tmp_path)
+    assert (done.returncode, done.stdout) == (10, b"")
+    assert done.stderr.decode() == f"greenstalk-server: journal export: {tmp_path}: there is no journal in it\n"
+    done = export(tmp_path / "missing")
+    assert done.returncode == 10
+    assert b"journal export: " in done.stderr and b"No such file or directory" in done.stderr
+    (tmp_path / "binlog.1").write_bytes(b"\x07\0\0\0")
+    assert export(tmp_path).returncode == 10
+
+
+def test_export_of_a_damaged_journal_has_the_intact_jobs(exported: bytes, tmp_path: Path) -> None:
+    load(tmp_path, exported)
+    file = tmp_path / "journal.1"
+    data = bytearray(file.read_bytes())
+    data[data.index(BINARY)] ^= 1
+    file.write_bytes(data)
+    done = export(tmp_path)
+    assert done.returncode == 1
+    assert [line["id"] for line in lines_of(done.stdout)[2:-1]] == [1, 2, 4, 5]
+    assert b"journal export: journal.1: damaged at offset " in done.stderr
+    assert b"journal export: 4 jobs and 1 paused tube exported\n" in done.stderr
+
+
+def test_export_that_cannot_be_written_leaves_no_file(original: Path, tmp_path: Path) -> None:
+    done = export(original, "-o", str(tmp_path / "no" / "archive"))
+    assert (done.returncode, b"No such file or directory" in done.stderr) == (10, True)
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "wb") as broken:  # noqa: PTH123  a descriptor
+        process = subprocess.run(
+            [*COMMAND, "journal", "export", str(original)],
+            cwd=REPOSITORY, env=environment(), stdout=broken, stderr=subprocess.PIPE, timeout=PATIENCE, check=False,
+        )  # fmt: skip
+    assert process.stderr == b"greenstalk-server: journal export: stdout: Broken pipe\n"
+    assert process.returncode == 10
+
+
+def test_import_needs_an_empty_unused_directory(exported: bytes, tmp_path: Path) -> None:
+    with Daemon(*QUIET, "-b", str(tmp_path)):
+        done = load(tmp_path, exported)
+        assert done.returncode == 10
+        assert done.stderr.decode() == (
+            f"greenstalk-server: journal import: {tmp_path}: must be empty, and has journal.1\n"
+        )
+    done = run("journal", "import", str(tmp_path / "missing"))
+    assert done.returncode == 10
+    assert "journal import: " in done.stderr and "No such file or directory; it must be a directory" in done.stderr
+    done = run("journal", "import", str(tmp_path / "lock"))
+    assert (done.returncode, "Not a directory; it must be a directory" in done.stderr) == (10, True)
+
+
+def test_import_into_a_locked_directory_is_refused(exported: bytes, tmp_path: Path) -> None:
+    with (tmp_path / "lock").open("w") as lock:
+        fcntl.lockf(lock, fcntl.LOCK_EX)
+        done = load(tmp_path, exported)
+    assert done.returncode == 10
+    assert done.stderr.decode() == (
+        f"greenstalk-server: journal import: {tmp_path}: in use by process {os.getpid()};"
+        " only one server may use a directory at a time\n"
+    )
+
+
+def test_import_of_a_missing_file_is_refused(tmp_path: Path) -> None:
+    done = run("journal", "import", str(tmp_path), "/no/such/file")
+    assert done.returncode == 10
+    assert done.stderr == (
+        "greenstalk-server: journal import: /no/such/file: No such file or directory; nothing was imported\n"
+    )
+
+
+@pytest.mark.parametrize("part", [0.3, 0.9, -1, -2])
+def test_truncated_archive_is_not_imported(exported: bytes, tmp_path: Path, part: float) -> None:
+    size = int(len(exported) * part) if part >= 0 else len(exported) + int(part)
+    done = load(tmp_path, exported[:size])
+    assert done.returncode == 1
+    assert done.stderr.endswith(b"; nothing was imported\n")
+    assert b"stdin:%d: the archive ends here, and is cut short" % (exported.count(b"\n", 0, size) + 1) in done.stderr
+    assert {path.name for path in tmp_path.iterdir()} == {"lock"}
+
+
+@pytest.mark.parametrize("source", ["/dev/null", "/dev/zero"])
+def test_input_that_is_not_an_archive_is_not_imported(tmp_path: Path, source: str) -> None:
+    done = run("journal", "import", str(tmp_path), source)
+    assert done.returncode == 1
+    assert done.stderr == (
+        f"greenstalk-server: journal import: {source}:1:"
+        " it must be the head of a greenstalk journal, as `journal export` writes it; nothing was imported\n"
+    )
+
+
+def test_killed_import_leaves_no_jobs(exported: bytes, tmp_path: Path) -> None:
+    """It has written a segment when it is killed; a start reports that, and has no jobs."""
+    jobs = [Job(id, Tube(b"default", {}), bytes(SEGMENT_SIZE), 0, 0, SECOND, 1) for id in (1, 2)]
+    data = b"".join(list(Writer().lines(1, 3, [], jobs))[:-1])
+    process = subprocess.Popen(
+        [*COMMAND, "journal", "import", str(tmp_path)],
+        cwd=REPOSITORY, env=environment(), stdin=subprocess.PIPE, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert process.stdin is not None
+    process.stdin.write(data)
+    process.stdin.flush()
+    wait_until((tmp_path / "journal.1").exists)
+    process.kill()
+    process.stdin.close()
+    assert process.wait(PATIENCE) == -signal.SIGKILL
+    assert "an import was cut short" in run("journal", "check", str(tmp_path)).stdout
+    assert b"an import was cut short here; there is nothing to export" in export(tmp_path).stderr
+    with Daemon(*QUIET, "-b", str(tmp_path)) as daemon, Peer(daemon) as peer:
+        assert peer.ask(b"peek 1") == b"NOT_FOUND\r\n"
+        assert "WARNING journal: an import was cut short, and none of its jobs counts" in daemon.stop()[1]
+
+
+def wait_until(is_true: Callable[[], bool]) -> None:
+    signal.alarm(int(PATIENCE))  # fails the test if it never is
+    while not is_true():
+        os.sched_yield()
+    signal.alarm(0)
+
+
+# The codec
+
+
+def read(lines: list[bytes]) -> list[Pause | Job]:
+    reader = Reader(lines)
+    return list(reader.rest(reader.head()))
+
+
+def sealed(*lines: dict[str, Any]) -> list[bytes]:
+    """Return an archive of *lines* with a matching last line."""
+    encoded = [json.dumps(line).encode() + b"\n" for line in lines]
+    types = [line.get("type") for line in lines]
+    checksum = hashlib.sha256(b"".join(encoded)).hexdigest()
+    end = {"type": "end", "pauses": types.count("pause"), "jobs": types.count("job"), "sha256": checksum}
+    return [*encoded, json.dumps(end).encode() + b"\n"]
+
+
+HEAD = {"type": "head", "format": "greenstalk journal", "version": 1, "server": "1", "exported_at": 1, "next_id": 9}
+PAUSE = {"type": "pause", "tube": "mail", "until": 2, "length": 1}
+JOB = {
+    "type": "job", "id": 1, "tube": "mail", "state": "ready", "pri": 0, "delay": 0, "ttr": SECOND, "created_at": 1,
+    "deadline": 1, "reserves": 0, "timeouts": 0, "releases": 0, "buries": 0, "kicks": 0,
+    "events": [[1, "kicked", 0]], "encoding": "utf-8", "body": "",
+}  # fmt: skip
+
+
+def test_valid_lines_are_accepted() -> None:
+    pause, job = read(sealed(HEAD, PAUSE, JOB))
+    assert pause == Pause(b"mail", 2, 1)
+    assert isinstance(job, Job)
+    assert job_history.unpack(job.events) == [(1, job_history.KICKED, 0)]
+
+
+@pytest.mark.parametrize(
+    ("lines", "number", "said"),
+    [
+        ([PAUSE], 1, "it must be the head of a greenstalk journal, as `journal export` writes it"),
+        ([HEAD | {"format": "x"}], 1, "it must be the head of a greenstalk journal, as `journal export` writes it"),
+        ([HEAD | {"version": 2}], 1, "version 2, and this server reads 1"),
+        ([HEAD | {"next_id": 0}], 1, "next_id 0: must be a whole number from 1 to 4611686018427387904"),
+        ([HEAD | {"next_id": 2**64 - 1}], 1, "next_id 18446744073709551615: must be a whole number from 1 to 461168"),
+        ([HEAD, JOB | {"state": "buried", "deadline": 2**64 - 1}], 2, "deadline 18446744073709551615: must be a whole"),
+        ([HEAD, HEAD], 2, "it must be a job, a pause before all jobs, or the end"),
+        ([HEAD, JOB, PAUSE], 3, "it must be a job, a pause before all jobs, or the end"),
+        ([HEAD, JOB, JOB], 3, "id 1: must be above 1 and below the head's next_id, 9"),
+        ([HEAD, JOB | {"id": 9}], 2, "id 9: must be above 0 and below the head's next_id, 9"),
+        ([HEAD, JOB | {"id": 0}], 2, "id 0: must be a whole number from 1 to 4611686018427387904"),
+        ([HEAD, JOB | {"id": "1"}], 2, "id '1': must be a whole number from 1 to 4611686018427387904"),
+        ([HEAD, JOB | {"pri": 2**32}], 2, "pri 4294967296: must be a whole number from 0 to 4294967295"),
+        ([HEAD, JOB | {"pri": True}], 2, "pri True: must be a whole number from 0 to 4294967295"),
+        ([HEAD, JOB | {"ttr": 1.5}], 2, "ttr 1.5: must be a whole number from 1000000000 to 4294967295000000000"),
+        ([HEAD, JOB | {"tube": "a b"}], 2, "tube 'a b': must be the name of a tube"),
+        ([HEAD, JOB | {"tube": "\ud800"}], 2, "tube '\\ud800': must be the name of a tube"),
+        ([HEAD, PAUSE | {"tube": None}], 2, "tube None: must be the name of a tube"),
+        ([HEAD, JOB | {"state": "reserved"}], 2, "state 'reserved': must be one of ready, delayed, buried"),
+        ([HEAD, JOB | {"state": []}], 2, "state []: must be one of ready, delayed, buried"),
+        ([HEAD, JOB | {"encoding": "base64", "body": "?"}], 2, "body: must be a text in the encoding utf-8 or base64"),
+        ([HEAD, JOB | {"encoding": "hex"}], 2, "body: must be a text in the encoding utf-8 or base64, not 'hex'"),
+        ([HEAD, JOB | {"body": "\ud800"}], 2, "body: must be a text in the encoding utf-8 or base64, not 'utf-8'"),
+        ([HEAD, JOB | {"events": [[1, "x", 0]]}], 2, "events: must be at most 16, each its time, kind and client"),
+        ([HEAD, JOB | {"events": [[1, "kicked", -1]]}], 2, "events: must be at most 16"),
+        ([HEAD, JOB | {"events": [[1, "kicked", 0]] * 17}], 2, "events: must be at most 16"),
+        ([HEAD, JOB | {"events": 3}], 2, "events: must be at most 16"),
+        ([HEAD, JOB | {"colour": 1}], 2, "'colour' is unknown here"),
+        ([HEAD, {key: JOB[key] for key in JOB if key != "kicks"}], 2, "kicks is missing"),
+    ],
+)
+def test_invalid_line_is_refused(lines: list[dict[str, Any]], number: int, said: str) -> None:
+    reader = Reader(sealed(*lines))
+    with pytest.raises(BadLine) as caught:
+        list(reader.rest(reader.head()))
+    assert str(caught.value).startswith(said)
+    assert reader.number == number
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (b"no\n", "it must be JSON: Expecting value"),
+        (b"\xff\n", "it must be JSON: "),
+        (b"[" * 100_000 + b"\n", "it must be JSON: "),
+        (b"[]\n", "it must be an object"),
+        (b'{"type":"end","pauses":0,"jobs":0}\n', "sha256 is missing"),
+    ],
+)
+def test_line_that_is_not_an_object_is_refused(line: bytes, said: str) -> None:
+    with pytest.raises(BadLine, match=re.escape(said)):
+        read([sealed(HEAD)[0], line])
+
+
+def test_missing_or_changed_job_fails_the_checksum() -> None:
+    lines = sealed(HEAD, PAUSE, JOB, JOB | {"id": 2})
+    with pytest.raises(BadLine, match="2 jobs and 1 pauses were exported, and there are 1 and 1"):
+        read([*lines[:3], lines[4]])
+    with pytest.raises(BadLine, match="the lines are not those that were exported: their checksum is another"):
+        read([*lines[:3], lines[3].replace(b'"pri": 0', b'"pri": 1'), lines[4]])
+    with pytest.raises(BadLine, match="nothing may follow the end"):
+        read([*lines, b"\n"])
+
+
+def test_example_in_the_format_document_is_valid() -> None:
+    page = (REPOSITORY / "docs" / "archive-format.md").read_text()
+    example = re.search(r"```json\n(.*?)```", page, re.DOTALL)
+    assert example is not None
+    pause, job = read(example[1].encode().splitlines(keepends=True))
+    assert isinstance(pause, Pause)
+    assert isinstance(job, Job)
+    assert (job.state, job.body, archive.VERSION) == (BURIED, b"hello", 1)
+    table = page.partition("| field | |")[2]
+    for name in lines_of(example[1].encode())[2].keys() - {"type", "tube"}:
+        assert f"`{name}`" in table
+
+
+def test_recovery_after_an_import_restores_what_was_exported() -> None:
+    """States and counts in any combination, without a disk."""
+    job = Job(3, Tube(b"a", {}), b"x", 1, 2 * SECOND, 3 * SECOND, 4)
+    job.state, job.deadline = DELAYED, 5
+    job.reserves, job.timeouts, job.releases, job.buries, job.kicks = 1, 2, 3, 4, 5
+    job.events = job_history.add(b"", job_history.RELEASED, 6, 7)
+    (copy,) = read(list(Writer().lines(1, 4, [], [job])))
+    assert isinstance(copy, Job)
+    encoder = record.Encoder(b"salt")
+    assert encoder.job(copy, 1, copy.events) == encoder.job(job, 1, job.events)

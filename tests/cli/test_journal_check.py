@@ -1,0 +1,417 @@
+"""`journal check` on directories that the real server and the real beanstalkd have written."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import shutil
+import socket
+import subprocess
+import time
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from threading import Event, Thread
+from zlib import crc32
+
+import greenstalk
+import pytest
+
+from greenstalk_server.cli import main
+from greenstalk_server.core.job import Job
+from greenstalk_server.core.tube import Tube
+from greenstalk_server.journal import record
+from greenstalk_server.journal.check import Report, inspect
+from tests.journal import version1
+from tests.support.daemon import PATIENCE, Daemon, run
+
+QUIET = ("-l", "127.0.0.1", "-p", "0", "--no-web")
+SMALL = ("-s", "4096", "-f", "0")
+BODY = "x" * 1000
+
+
+def check(directory: Path) -> tuple[int, str]:
+    """Run the command in this process; return its exit code and output. It must change nothing."""
+    before = state_of(directory)
+    with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
+        code = main(["journal", "check", str(directory)])
+    assert err.getvalue() == ""
+    assert state_of(directory) == before
+    return code, out.getvalue()
+
+
+def state_of(directory: Path) -> dict[str, tuple[int, bytes]]:
+    """Return everything that a write would change, except for changes by a running server."""
+    files = {path.name: path for path in sorted(directory.rglob("*")) if path.is_file()}
+    state = {name: (path.stat().st_mtime_ns, path.read_bytes()) for name, path in files.items()}
+    return state | {".": (directory.stat().st_mtime_ns, b"")}
+
+
+def segments(directory: Path) -> list[Path]:
+    """Return the journal's files in use, oldest first."""
+    found = [path for path in directory.glob("journal.*") if path.read_bytes().strip(b"\0")]
+    return sorted(found, key=lambda path: int(path.suffix[1:]))
+
+
+def client(daemon: Daemon, tube: str = "default") -> greenstalk.Client:
+    return greenstalk.Client(("127.0.0.1", daemon.port), use=tube, watch=tube)
+
+
+@pytest.fixture
+def beanstalkds(tmp_path: Path) -> Path:
+    """A directory of a killed beanstalkd: three jobs, of which the second is buried and the third deleted."""
+    path = shutil.which("beanstalkd", path=f"{os.environ['PATH']}:/usr/sbin")
+    assert path is not None, "beanstalkd is missing: apt-get install beanstalkd"
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    process = subprocess.Popen([path, "-l", "127.0.0.1", "-p", str(port), "-b", str(tmp_path), "-f", "0"])
+    try:
+        with connect(port) as queue:
+            for pri in (3, 1, 2):
+                queue.put("body", priority=pri)
+            queue.bury(queue.reserve())
+            queue.delete(queue.reserve())
+    finally:
+        process.kill()
+        process.wait()
+    return tmp_path
+
+
+def connect(port: int) -> greenstalk.Client:
+    until = time.monotonic() + PATIENCE
+    while True:
+        try:
+            return greenstalk.Client(("127.0.0.1", port))
+        except ConnectionRefusedError:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+
+
+@pytest.fixture
+def several(tmp_path: Path) -> Path:
+    """A directory of a real server: ten ready jobs of a kilobyte in segments of four, in four files."""
+    with Daemon(*QUIET, *SMALL, "-b", str(tmp_path)) as daemon, client(daemon) as queue:
+        for _ in range(10):
+            queue.put(BODY)
+    assert len(segments(tmp_path)) == 4
+    return tmp_path
+
+
+def shows_after_a_start(directory: Path) -> int:
+    """Return the number of ready jobs of a server that is started on *directory*."""
+    with Daemon(*QUIET, *SMALL, "-b", str(directory)) as daemon, client(daemon) as queue:
+        count = queue.stats()["current-jobs-ready"]
+        assert isinstance(count, int)
+        return count
+
+
+def test_directory_without_a_journal_is_sound(tmp_path: Path) -> None:
+    assert check(tmp_path) == (0, f"{tmp_path}: sound\njournal: no file\njobs: 0\n")
+
+
+def test_jobs_are_counted_by_tube_and_state(tmp_path: Path) -> None:
+    with Daemon(*QUIET, "-b", str(tmp_path)) as daemon:
+        with client(daemon) as queue, client(daemon, "mail") as mail:
+            for _ in range(3):
+                queue.put("ready")
+            queue.put("delayed", delay=3600)
+            queue.delete(queue.reserve())
+            mail.put("buried")
+            mail.bury(mail.reserve())
+            mail.put("a reserved job comes back ready")
+            mail.reserve()
+            mail.pause_tube("mail", 3600)
+        daemon.stop()
+    code, said = check(tmp_path)
+    assert code == 0
+    assert f"{tmp_path}: sound\n" in said
+    assert "in use" not in said
+    assert "jobs: 5\n  default: 2 ready, 1 delayed, 0 buried\n  mail: 1 ready, 0 delayed, 1 buried\n" in said
+    assert re.search(r"^records: 6 job, 1 update, \d reserve, 1 delete, \d pause, 1 ids$", said, re.MULTILINE)
+    assert "next job id: 7\n" in said
+    assert re.search(r"^paused: mail, until \d{4}-\d\d-\d\d \d\d:\d\d:\d\d\+00:00$", said, re.MULTILINE)
+    (file,) = segments(tmp_path)
+    assert re.search(rf"^  {file.name}: \d+ bytes, \d+ records$", said, re.MULTILINE)
+    assert "DAMAGE" not in said
+
+
+def test_journal_of_version_1_is_sound(tmp_path: Path) -> None:
+    for name, data in version1.files().items():
+        Path(tmp_path, name).write_bytes(data)
+    code, said = check(tmp_path)
+    assert code == 0
+    assert f"{tmp_path}: sound\njournal: 3 files, 27 records\n" in said
+    assert "records: 10 job, 4 update, 7 reserve, 1 delete, 3 pause, 1 import begun, 1 import ended\n" in said
+    assert "jobs: 9\n  default: 2 ready, 0 delayed, 0 buried\n  mail: 6 ready, 0 delayed, 1 buried\n" in said
+
+
+def test_live_bytes_are_those_of_the_jobs(several: Path) -> None:
+    tube = Tube(b"default", {})
+    live = 10 * record.job_size(Job(1, tube, BODY.encode(), 0, 0, 0, 0))
+    total = sum(path.stat().st_size for path in several.glob("journal.*"))
+    assert f"bytes: {live} live of {total} on disk\n" in check(several)[1]
+
+
+def test_running_server_is_named_and_not_disturbed(tmp_path: Path) -> None:
+    with Daemon(*QUIET, "-b", str(tmp_path)) as daemon, client(daemon) as queue:
+        queue.put("one")
+        done = run("journal", "check", str(tmp_path))
+        assert done.returncode == 0
+        assert f"in use by process {daemon.process.pid}: " in done.stdout
+        assert "\njobs: 1\n" in done.stdout
+        assert "made ahead, unused" in done.stdout
+        assert run(*QUIET, "-b", str(tmp_path)).returncode == 10, "it still has its lock"
+        assert queue.put("two") == 2
+
+
+def test_journal_of_a_server_under_load_is_sound(tmp_path: Path) -> None:
+    """Files appear and disappear during the check, and the newest one is being written."""
+    with Daemon(*QUIET, *SMALL, "-F", "-b", str(tmp_path)) as daemon:
+        holds_fifty, is_over = Event(), Event()
+        thread = Thread(target=keep_busy, args=(daemon, holds_fifty, is_over))
+        thread.start()
+        try:
+            assert holds_fifty.wait(PATIENCE)
+            reports = list[Report]()
+            while len(reports) < 200 or len(file_sets(reports)) <= 3:
+                reports.append(inspect(str(tmp_path), time.time_ns()))
+        finally:
+            is_over.set()
+            thread.join()
+    assert all(report.is_sound for report in reports)
+    assert all(len(report.recovery.jobs) >= 50 for report in reports)
+
+
+def file_sets(reports: list[Report]) -> set[tuple[str, ...]]:
+    return {tuple(report.sizes) for report in reports}
+
+
+def keep_busy(daemon: Daemon, holds_fifty: Event, is_over: Event) -> None:
+    """Keep fifty jobs, and put and delete others, so that compaction has to run."""
+    with client(daemon) as queue, client(daemon, "short") as short:
+        for _ in range(50):
+            queue.put("y" * 100)
+        holds_fifty.set()
+        while not is_over.is_set():
+            short.put(BODY)
+            short.delete(short.reserve())
+
+
+# Damage
+
+
+def test_torn_tail_is_reported_but_not_as_damage(several: Path) -> None:
+    newest = segments(several)[-1]
+    os.truncate(newest, len(newest.read_bytes().rstrip(b"\0")) - 7)
+    code, said = check(several)
+    assert code == 0
+    assert f"\ntorn, as a crash leaves it: {newest.name}: torn tail at offset " in said
+    assert "\njobs: 9\n" in said
+    assert shows_after_a_start(several) == 9
+
+
+def test_damage_in_the_middle_loses_one_record(several: Path) -> None:
+    """Offset and length are those of the record, and its neighbours are found."""
+    file = segments(several)[1]
+    data = bytearray(file.read_bytes())
+    at = record.SEGMENT_HEADER_SIZE
+    size = record.HEADER_SIZE + record.HEADER.unpack_from(data, at)[2]
+    data[at + 500] ^= 1
+    file.write_bytes(data)
+    code, said = check(several)
+    assert code == 1
+    assert f"{several}: DAMAGED\n" in said
+    assert f"\nDAMAGE: {file.name}: damaged at offset {at}: {size} bytes, 1 records lost\n" in said
+    assert "\nrecords: 9 job\n" in said
+    assert shows_after_a_start(several) == 9
+
+
+def test_duplicate_record_is_reported_and_counts_once(several: Path) -> None:
+    file = segments(several)[0]
+    data = file.read_bytes()
+    at = record.SEGMENT_HEADER_SIZE
+    first = data[at : at + record.HEADER_SIZE + record.HEADER.unpack_from(data, at)[2]]
+    file.write_bytes(data + first)
+    code, said = check(several)
+    assert code == 1
+    assert f"DAMAGE: {file.name}: record 1 repeated or unknown at offset {len(data)}: " in said
+    assert "\nrecords: 10 job\n" in said
+
+
+def test_bad_header_loses_the_file(several: Path) -> None:
+    file = segments(several)[1]
+    file.write_bytes(b"\xff" + file.read_bytes()[1:])
+    code, said = check(several)
+    assert code == 1
+    size = file.stat().st_size
+    assert (
+        f"DAMAGE: {file.name}: does not start as a segment of a journal does at offset 0: {size} bytes lost\n" in said
+    )
+    assert re.search(rf"  {file.name}: \d+ bytes, unreadable\n", said)
+    assert "\njobs: 7\n" in said
+    assert shows_after_a_start(several) == 7
+
+
+def test_missing_file_is_reported_as_a_gap(several: Path) -> None:
+    first, second, third, _ = segments(several)
+    second.unlink()
+    code, said = check(several)
+    assert code == 1
+    assert f"DAMAGE: {third.name}: follows on {first.name} with a gap at offset 0: 0 bytes, 3 records lost\n" in said
+    assert "\njobs: 7\n" in said
+
+
+def test_copy_of_a_file_is_not_a_segment(several: Path) -> None:
+    oldest = segments(several)[0]
+    shutil.copy(oldest, several / "journal.99")
+    code, said = check(several)
+    assert code == 1
+    assert f"DAMAGE: journal.99: is a copy of segment {oldest.suffix[1:]} at offset 0: " in said
+    assert "\njobs: 10\n" in said
+
+
+def test_torn_header_of_the_newest_file_is_not_damage(several: Path) -> None:
+    """Power was lost while the first sectors of a segment were written; a start removes the segment."""
+    torn = several / "journal.99"
+    torn.write_bytes(bytes(512) + b"written, but nothing before it" + bytes(512))
+    code, said = check(several)
+    assert code == 0
+    assert "\ntorn, as a crash leaves it: journal.99: does not start as a segment of a journal does" in said
+    assert "\njobs: 10\n" in said
+    assert shows_after_a_start(several) == 10
+    assert not torn.exists()
+
+
+def test_missing_records_are_damage(several: Path) -> None:
+    """No byte is wrong, as when the end of one write was lost and later records follow."""
+    file = segments(several)[1]
+    data = file.read_bytes()
+    at = record.SEGMENT_HEADER_SIZE
+    size = record.HEADER_SIZE + record.HEADER.unpack_from(data, at)[2]
+    file.write_bytes(data[: at + size] + data[at + 2 * size :])
+    code, said = check(several)
+    assert code == 1
+    assert f"\nDAMAGE: {file.name}: records are missing at offset {at + size}: 0 bytes, 1 records lost\n" in said
+    assert "\nrecords: 9 job\n" in said
+    assert shows_after_a_start(several) == 9
+
+
+def test_rewrite_after_a_failed_write_is_not_damage(tmp_path: Path) -> None:
+    job = Job(1, Tube(b"default", {}), b"body", 0, 0, 1, 1)
+    first, anew = record.Encoder(b"salt"), record.Encoder(b"anew")
+    torn = record.SegmentHeader(b"salt", 1, 1, 1).encode() + first.job(job, 1) + b"torn"
+    (tmp_path / "journal.1").write_bytes(torn)
+    header = record.SegmentHeader(b"anew", 2, first_sequence=1, next_id=2).encode()
+    (tmp_path / "journal.2").write_bytes(header + anew.job(job, 3))
+    code, said = check(tmp_path)
+    assert code == 0
+    assert "\nrecorded anew, as the disk had failed: journal.1: damaged to its end at offset " in said
+    assert "\njobs: 1\n" in said
+
+
+def test_later_version_is_reported_and_a_start_refuses_it(several: Path) -> None:
+    file = segments(several)[1]
+    data = file.read_bytes()
+    head = data[:8] + (record.VERSION + 1).to_bytes(4, "little") + data[12 : record.SEGMENT_HEADER_SIZE - 4]
+    file.write_bytes(head + crc32(head).to_bytes(4, "little") + data[record.SEGMENT_HEADER_SIZE :])
+    code, said = check(several)
+    assert code == 10
+    assert f"{several}: OF A LATER VERSION\n" in said
+    assert f"{file.name}: format version {record.VERSION + 1}, and this server reads 1 to {record.VERSION} " in said
+    assert said.endswith("\na start would refuse: a later version has written here; start that one\n")
+    assert run(*QUIET, "-b", str(several)).returncode == 10
+
+
+def test_interrupted_import_is_ignored(tmp_path: Path) -> None:
+    encoder = record.Encoder(b"salt")
+    job = Job(7, Tube(b"default", {}), b"body", 0, 0, 1, 1)
+    (tmp_path / "journal.1").write_bytes(
+        record.SegmentHeader(b"salt", 1, 1, 1).encode() + encoder.mark(record.IMPORT_BEGIN, 1) + encoder.job(job, 2)
+    )
+    code, said = check(tmp_path)
+    assert code == 0
+    assert "\nrecords: 1 job, 1 import begun\n" in said
+    assert said.endswith(
+        "\njobs: 0\nan import was cut short, and none of its jobs counts: repeat it, in an empty directory\n"
+    )
+
+
+# Files of beanstalkd
+
+
+def test_files_of_beanstalkd_are_counted_and_unchanged(beanstalkds: Path) -> None:
+    code, said = check(beanstalkds)
+    assert code == 0
+    assert re.search(r"\nbeanstalkd: 1 file, \d+ records; a start would import 2 jobs\n$", said)
+
+
+def test_damage_in_files_of_beanstalkd_is_reported(beanstalkds: Path) -> None:
+    (file,) = beanstalkds.glob("binlog.*")
+    file.chmod(0o600)
+    (beanstalkds / "binlog.99").write_bytes(b"\x09\0\0\0")
+    data = bytearray(file.read_bytes())
+    data[:4] = b"\0\0\0\1"
+    file.write_bytes(data)
+    code, said = check(beanstalkds)
+    assert code == 1
+    assert "beanstalkd: 0 files, 0 records; a start would import 0 jobs\n" in said
+    assert f"  {file.name}: not read: unknown version 16777216\n" in said
+    assert "  binlog.99: not read: unknown version 9\n" in said
+
+
+def test_ids_that_both_servers_gave_are_reported(beanstalkds: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    ours = tmp_path_factory.mktemp("ours")
+    with Daemon(*QUIET, "-b", str(ours)) as daemon, client(daemon) as queue:
+        queue.put("another job 1")
+    for file in beanstalkds.glob("binlog.*"):
+        shutil.copy(file, ours)
+    code, said = check(ours)
+    assert code == 1
+    assert "  a start would refuse: 1 of their ids are in the journal too, 1 the first\n" in said
+    assert run(*QUIET, "-b", str(ours)).returncode == 10
+
+
+def test_import_that_lacks_only_its_renames_is_reported(beanstalkds: Path) -> None:
+    before = {file: file.read_bytes() for file in beanstalkds.glob("binlog.*")}
+    assert shows_after_a_start(beanstalkds) == 1
+    for file, data in before.items():
+        file.write_bytes(data)
+    code, said = check(beanstalkds)
+    assert code == 0
+    assert said.endswith("; a start would only move the files, as the journal has their 2 jobs\n")
+    assert shows_after_a_start(beanstalkds) == 1
+
+
+# The command
+
+
+@pytest.mark.parametrize("name", ["missing", "file", "directory as a segment"])
+def test_unreadable_file_is_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "journal.1").mkdir()
+    path = tmp_path / name if name != "directory as a segment" else tmp_path
+    reason = {"missing": "No such file or directory", "file": "Not a directory"}.get(name, "Is a directory")
+    shown = path if path != tmp_path else path / "journal.1"
+    done = run("journal", "check", str(path))
+    assert (done.stdout, done.stderr) == ("", f"greenstalk-server: journal check: {shown}: {reason}\n")
+    assert done.returncode == 10
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["check"], ["check", ""], ["check", "-b"], ["check", "a", "b"], ["mend", "a"]]
+)
+def test_other_arguments_than_check_and_a_directory_are_refused(arguments: list[str]) -> None:
+    done = run("journal", *arguments)
+    assert done.stderr.startswith("greenstalk-server: journal")
+    assert "must be `journal check DIR`, " in done.stderr
+    assert (done.stdout, done.returncode) == ("", 5)
+
+
+def test_help_is_that_of_the_command() -> None:
+    assert run("journal", "check", "--help").stdout == run("--help").stdout
+    assert "greenstalk-server journal check DIR\n" in run("--help").stdout
+
+
+def test_journal_is_a_command_only_as_the_first_argument(tmp_path: Path) -> None:
+    assert run("-b", "journal", "-l", "127.0.0.1", "-p", "0", "--no-web").returncode == 10
+    assert "unknown argument journal" in run("-V", "journal", "check", str(tmp_path)).stderr

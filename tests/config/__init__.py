@@ -1,0 +1,1 @@
+"""Options as values: command line, environment, configuration file, and how they are shown."""

@@ -1,0 +1,52 @@
+"""The README: its first example runs as written, and the variables that it and docs/ name exist."""
+
+from __future__ import annotations
+
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from greenstalk_server.config.definitions import DEFINITIONS
+from tests.support.daemon import PATIENCE, REPOSITORY, Daemon
+
+README = (REPOSITORY / "README.md").read_text()
+COMPILE = "GREENSTALK_COMPILE"
+"""The variables that setup.py reads."""
+
+PAGES = [REPOSITORY / "README.md", *(REPOSITORY / "docs").glob("*.md")]
+
+
+def first_example() -> tuple[str, str]:
+    """Return the first Python example, and its output according to the README."""
+    match = re.search(r"```python\n(.*?)```\n.*?```text\n(.*?)```", README, re.DOTALL)
+    assert match is not None
+    return match[1], match[2]
+
+
+def is_free(port: int) -> bool:
+    try:
+        with socket.create_server(("127.0.0.1", port)):
+            return True
+    except OSError:
+        return False
+
+
+def test_first_example_of_the_readme_runs() -> None:
+    """If another server uses port 11300, as Debian's beanstalkd does, only the port differs."""
+    source, expected = first_example()
+    with Daemon("-l", "127.0.0.1", "-p", "11300" if is_free(11300) else "0", "--no-web") as daemon:
+        source = source.replace("11300", str(daemon.port))
+        done = subprocess.run(
+            [sys.executable, "-c", source], capture_output=True, text=True, timeout=PATIENCE, check=False
+        )
+    assert (done.stdout, done.stderr, done.returncode) == (expected, "", 0)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_variable_on_a_page_exists(page: Path) -> None:
+    known = {definition.variable for definition in DEFINITIONS} | {COMPILE}
+    assert set(re.findall(r"\bGREENSTALK_[A-Z_]+", page.read_text())) <= known

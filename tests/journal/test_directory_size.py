@@ -1,0 +1,105 @@
+"""What the directory takes while clients put and delete as fast as they are answered."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+import gevent
+import pytest
+
+from greenstalk_server.core.client import Client
+from greenstalk_server.core.job import SECOND
+from greenstalk_server.net.committer import Committer
+from tests.journal.disk import Disk, seeded
+from tests.journal.workload import Bench
+
+SEGMENT: Final = 65_536
+
+PATIENCE: Final = 60
+"""Seconds within which a batch is answered."""
+
+TURNS: Final = 16
+"""Batches of each client of which the largest number of live bytes counts."""
+
+
+class Load:
+    """Clients of a committer, who wait for the reply to each batch, and the most that the disk took beyond the bound.
+
+    batch   bytes of jobs that all clients together put or delete in one batch.
+    excess  bytes of files beyond three times the live bytes, three files and three batches, at any call.
+    """
+
+    def __init__(self, sync_interval: int | None, clients: int, jobs: int, size: int) -> None:
+        """In a batch each client puts or deletes *jobs* jobs of *size* bytes."""
+        self.disk: Disk = Disk()
+        self.bench: Bench = Bench(self.disk, seeded(0), max_size=SEGMENT, sync_interval=sync_interval)
+        self.committer: Committer = Committer(self.bench.binlog)
+        self.clients: int = clients
+        self.jobs: int = jobs
+        self.size: int = size
+        self.batch: int = clients * jobs * size
+        self.excess: int = 0
+        self._live: deque[int] = deque([0], maxlen=TURNS * clients)
+        self._client: Client = self.bench.clients[0]
+
+    def run(self, kept: int, rounds: int) -> None:
+        """Put *kept* jobs; then have each client put and delete *rounds* batches, or delete all if that is 0."""
+        self.committer.start()
+        self._put(100)
+        ids = []
+        while len(ids) < kept:
+            ids += [self._put(self.size) for _ in range(min(self.jobs, kept - len(ids)))]
+            self._wait()
+        self.disk.before = self._measure
+        parts = [ids[at :: self.clients] for at in range(self.clients)]
+        greenlets = [
+            gevent.spawn(self._churn, rounds) if rounds else gevent.spawn(self._delete, part) for part in parts
+        ]
+        gevent.joinall(greenlets, raise_error=True)
+        self.committer.stop()
+
+    def _churn(self, rounds: int) -> None:
+        for _ in range(rounds):
+            ids = [self._put(self.size) for _ in range(self.jobs)]
+            self._wait()
+            self._delete(ids)
+
+    def _delete(self, ids: list[int]) -> None:
+        for at in range(0, len(ids), self.jobs):
+            for id in ids[at : at + self.jobs]:
+                assert self.bench.broker.delete(None, id, self.bench.now)
+            self._wait()
+
+    def _put(self, size: int) -> int:
+        id = self.bench.broker.allocate_id()
+        assert self.bench.broker.put(self._client, id, 0, 0, SECOND, bytes(size), self.bench.now)
+        return id
+
+    def _wait(self) -> None:
+        assert self.committer.wait(PATIENCE)
+        self._live.append(self.bench.binlog.live_bytes)
+
+    def _measure(self, call: str) -> None:
+        live = max(*self._live, self.bench.binlog.live_bytes)
+        bound = 3 * live + 3 * max(SEGMENT, self.size + 200) + 3 * self.batch
+        self.excess = max(self.excess, self.disk.used - bound)
+
+
+@pytest.mark.parametrize("sync_interval", [0, SECOND // 20, None], ids=["-f 0", "-f 50", "-F"])
+@pytest.mark.parametrize(
+    ("clients", "jobs", "size", "kept", "rounds"),
+    [
+        pytest.param(4, 1, 65_000, 0, 60, id="large bodies and one ancient job"),
+        pytest.param(32, 1, 65_000, 0, 12, id="large bodies of many clients"),
+        pytest.param(32, 3, 60_000, 200, 15, id="large batches among jobs that stay"),
+        pytest.param(8, 20, 2_000, 3_000, 0, id="a wave of deletes"),
+    ],
+)
+def test_the_directory_is_within_the_bound_for_load(
+    sync_interval: int | None, clients: int, jobs: int, size: int, kept: int, rounds: int
+) -> None:
+    load = Load(sync_interval, clients, jobs, size)
+    load.run(kept, rounds)
+    assert load.disk.calls > 50
+    assert load.excess == 0, f"{load.excess / load.batch:.1f} batches"

@@ -1,0 +1,1 @@
+"""What users install: the wheel and its dependencies."""

@@ -1,0 +1,1 @@
+"""The process itself: log and threads."""

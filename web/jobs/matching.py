@@ -1,0 +1,170 @@
+"""Jobs that match a query: the query of a request, the ids it may match, and a matcher that also reads bodies.
+
+Pages, bulk changes, exports and the API share these. Only what says so may switch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
+from typing import Final
+
+from werkzeug.exceptions import Forbidden
+
+from greenstalk_server.core.broker import Broker
+from greenstalk_server.core.job import STATE_NAMES, Job
+from greenstalk_server.core.tube import Tube
+from greenstalk_server.web import fields, text
+from greenstalk_server.web.auth.access import visitor
+from greenstalk_server.web.jobs.bodies import (
+    BATCH_BYTES,
+    BATCH_SIZE,
+    JobWithBody,
+    iter_with_bodies,
+    load_bodies,
+    no_body,
+)
+from greenstalk_server.web.jobs.job_list import (
+    MAX_LISTED,
+    PAGE_SIZE,
+    JobList,
+    count_jobs,
+    job_columns,
+    job_rows,
+    jobs_in_order,
+)
+from greenstalk_server.web.jobs.query import BodyTest, Query, Test, parse
+
+SMALL_TUBE: Final = 5000
+"""Jobs of a tube whose ids are collected from the tube itself, which takes about a millisecond."""
+
+MAX_LIST_TIME: Final = 0.002
+"""Seconds that a filtered list of a tube's jobs may take; searching a body of 1 MiB takes half of it."""
+
+MIN_LIST_JOBS: Final = 8
+"""Jobs that a filtered list examines however long that takes."""
+
+
+class JobMatcher:
+    """Selects the jobs that match *query* at the time *at*; calls *yield_if_due* between two jobs.
+
+    A job comes with its body if the query is about bodies, or if *wants_body* returns True for it.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        query: Query,
+        at: int,
+        yield_if_due: Callable[[], None],
+        wants_body: Callable[[Job], bool] = no_body,
+    ) -> None:
+        self._broker: Broker = broker
+        self._at: int = at
+        self._yield_if_due: Callable[[], None] = yield_if_due
+        self._is_match: Test = query.test()
+        self._body_test: BodyTest | None = query.body_test()
+        self._wants_body: Callable[[Job], bool] = wants_body
+        self._lost: int = 0
+
+    def match(self, ids: Iterable[int]) -> Iterator[JobWithBody]:
+        """Yield each of *ids* with its current job and body; the job is None if it is gone or no match. Switches."""
+        is_match, body_test, at = self._is_match, self._body_test, self._at
+        for id, job, body in iter_with_bodies(self._broker, ids, self._is_wanted, self._yield_if_due):
+            if job is None or not is_match(job, at):
+                yield id, None, None
+            elif body_test is None or (body is not None and body_test(body)):
+                yield id, job, body
+            else:
+                self._lost += body is None
+                yield id, None, None
+
+    @property
+    def warning(self) -> str:
+        """A sentence on the jobs whose bodies could not be searched; empty if there are none."""
+        if not self._lost:
+            return ""
+        jobs = text.counted(self._lost, "job")
+        return f"{jobs} could not be searched: the journal cannot read their bodies back from the disk."
+
+    def _is_wanted(self, job: Job) -> bool:
+        return (self._body_test is not None or self._wants_body(job)) and self._is_match(job, self._at)
+
+
+def read_query(given: fields.Fields) -> Query:
+    """Return the query in the fields `q`, `tube` and `state`.
+
+    Raise QueryError if `q` is malformed, and Forbidden if it is about bodies that the visitor may not see.
+    """
+    query = parse(given.get("q", ""))
+    if query.needs_bodies and not visitor().sees_bodies:
+        raise Forbidden("Job bodies are hidden from you, so you cannot search them. Nothing was searched or changed.")
+    tube = fields.tube_name(given).decode() if given.get("tube") else ""
+    state = STATE_NAMES[fields.state(given)] if given.get("state") else ""
+    return query.within(tube, state)
+
+
+def candidate_ids(broker: Broker, query: Query, above: int = 0) -> tuple[int, Iterable[int]]:
+    """Return an upper bound of how many jobs *query* matches now, and the ids above *above* that it may match.
+
+    The ids are unique and ascend. The caller may consume them over many iterations of the event loop.
+
+    The ids of a small tube are collected from its queues. For a large tube it is faster to skip the jobs of other
+    tubes than to separate the live entries of its heaps from the dead ones.
+    """
+    if query.id is not None:
+        return 1, [query.id] if query.id > above else []
+    above = max(above, query.least_id - 1)
+    tube = broker.tubes.get(query.tube.encode())
+    if query.tube and tube is None:
+        return 0, []
+    if tube is None or _entries(tube) + sum([len(client.reserved) for client in broker.clients]) > SMALL_TUBE:
+        below = broker.next_id
+        return len(broker.jobs), (id for id in broker.jobs.ids_above(above) if id < below)
+    entries = set(chain(tube.ready.ids(), tube.delayed.ids()))
+    held = chain.from_iterable([client.reserved for client in broker.clients])
+    ids = sorted(id for id in entries.union(tube.buried, held) if id > above)
+    return len(ids), ids
+
+
+def list_matching(broker: Broker, tube: Tube, state: int, query: Query, now: int) -> JobList:
+    """Return the tube's first jobs in *state* that match *query*, found in a bounded time. May switch."""
+    until = time.perf_counter() + MAX_LIST_TIME
+    is_match, body_test, scanned = query.test(), query.body_test(), 0
+    found, on_disk, size = list[Job](), list[Job](), 0
+    for job in jobs_in_order(broker, tube, state):
+        if scanned == MAX_LISTED or len(found) - len(on_disk) == PAGE_SIZE:
+            break
+        if scanned >= MIN_LIST_JOBS and time.perf_counter() > until:
+            break
+        if len(on_disk) == BATCH_SIZE or size >= BATCH_BYTES:
+            break
+        scanned += 1
+        if not is_match(job, now):
+            continue
+        if body_test is not None and job.body is None:
+            on_disk.append(job)
+            size += job.size
+        elif body_test is not None and job.body is not None and not body_test(job.body):
+            continue
+        found.append(job)
+    if body_test is not None and on_disk:
+        bodies = load_bodies(broker, on_disk)
+        rejected = {job.id for job in on_disk if job.id not in bodies or not body_test(bodies[job.id])}
+        unchanged = [job for job in found if broker.jobs.get(job.id) is job and job.state == state]
+        found = [job for job in unchanged if job.id not in rejected]
+    present, columns = count_jobs(tube, state), job_columns(state, visitor().sees_bodies)
+    of = f"all {text.number(present)}" if scanned >= present else f"the first {text.number(scanned)} of {present:,}"
+    return JobList(
+        state=STATE_NAMES[state],
+        rows=job_rows(found, columns, now),
+        summary=f"{text.number(len(found))} that match among {of}",
+        following="",
+        is_first=True,
+        is_deepest=False,
+    )
+
+
+def _entries(tube: Tube) -> int:
+    return tube.ready.size + tube.delayed.size + len(tube.buried)
