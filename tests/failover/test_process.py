@@ -53,7 +53,7 @@ def test_standby_exits_soon_while_the_database_does_not_answer(
         (standby,) = [node for node in nodes.nodes if node is not active]
         assert standby.proxy is not None
         standby.proxy.cut()
-        wait_until(lambda: standby.gauge("replication_lag_seconds") > 1, lambda: standby.said)
+        wait_until(lambda: standby.gauge("replication_lag_seconds") > 1, lambda: standby.log)
         began = time.monotonic()
         assert standby.stop() == 0
         took = time.monotonic() - began
@@ -75,7 +75,7 @@ def test_standby_that_cannot_read_the_journal_exits_without_leading(
         journal = f"SELECT id, 99, 0, false, '\\x{later.hex()}' FROM greenstalk_journal WHERE name = '{flags[1]}'"  # noqa: S608
         cluster.ask(f"INSERT INTO greenstalk_batch {journal}")
         assert standby.process is not None and standby.process.wait(20) == 10
-        assert "a later version of the server has written the journal; start that one" in standby.said
+        assert "a later version of the server has written the journal; start that one" in standby.log
         assert active.role == ACTIVE
 
 
@@ -218,12 +218,12 @@ def test_standby_that_reads_from_the_start_keeps_its_memory_for_jobs(
         assert said[-1] == b"INSERTED %d" % (2 * jobs)
         journal = f"(SELECT id FROM greenstalk_journal WHERE name = '{flags[1]}')"  # noqa: S608
         segments = f"SELECT segment FROM greenstalk_batch WHERE journal = {journal}"  # noqa: S608
-        wait_until(lambda: (1,) not in cluster.ask(segments), lambda: active.said)
+        wait_until(lambda: (1,) not in cluster.ask(segments), lambda: active.log)
         standby.signal(signal.SIGCONT)
-        wait_until(lambda: "reading the journal from the start" in standby.said, lambda: standby.said)
+        wait_until(lambda: "reading the journal from the start" in standby.log, lambda: standby.log)
         before = active.gauge("memory_limit_bytes")
         wait_until(
-            lambda: run_command(active, "handover").returncode == 0, lambda: standby.said
+            lambda: run_command(active, "handover").returncode == 0, lambda: standby.log
         )  # the standby is up to date
-        wait_until(lambda: standby.role == ACTIVE, lambda: standby.said)
+        wait_until(lambda: standby.role == ACTIVE, lambda: standby.log)
         assert standby.gauge("memory_limit_bytes") > before - jobs * len(body) / 2
