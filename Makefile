@@ -12,7 +12,7 @@ COMPILED := build/compiled
 # Those of the server's tests that concern the core, and the loop around it.
 ON_COMPILED := bad_clients.py greenstalk.py hang_up.py many.py memory_limit.py
 # Tests without servers or other programs: they take a minute of CPU.
-QUICK := tests/core tests/wire $(filter-out %_ids.py %restart.py,$(wildcard tests/journal/test_*.py)) \
+QUICK := tests/core tests/protocol $(filter-out %_ids.py %restart.py,$(wildcard tests/journal/test_*.py)) \
   tests/ctl/test_units.py tests/ctl/test_docs.py tests/test_options.py tests/test_config_file.py
 # Processes of pytest, one more than CI has processors: half of the time a test waits.
 WORKERS := 3
@@ -45,7 +45,7 @@ test-compiled: $(COMPILED)/.made  ## the same, then run the core's tests against
 	@$(call need,beanstalkd,beanstalkd)
 	$(WITH_COMPILED) $(BIN)/python -c 'from greenstalk_server.core import broker as it; assert it.__file__.endswith(".so"), it.__file__'
 	$(WITH_COMPILED) $(BIN)/python -m pytest -o pythonpath= -n 2 --no-loadscope-reorder --max-worker-restart 0 \
-	  tests/core tests/protocol $(addprefix tests/server/test_,$(ON_COMPILED))
+	  tests/core tests/protocol $(addprefix tests/net/test_,$(ON_COMPILED))
 
 check: $(VENV)/.installed-dev  ## set up, then lint, check the format, types and the import rule
 	$(BIN)/ruff check

@@ -33,7 +33,7 @@ from greenstalk_server.journal.files import Directory
 from greenstalk_server.journal.lock import DirectoryLock
 from greenstalk_server.journal.startup import recover
 from greenstalk_server.journal.writer import Binlog
-from greenstalk_server.net.acceptor import Files, WebServer
+from greenstalk_server.net.acceptor import DescriptorBudget, WebServer
 from greenstalk_server.net.body_loader import Loader
 from greenstalk_server.net.committer import Committer
 from greenstalk_server.net.listeners import Listener, describe, open_listeners, open_web_listener
@@ -60,7 +60,8 @@ from greenstalk_server.runtime.process import (
 )
 
 if TYPE_CHECKING:
-    from greenstalk_server.journal.postgresql.database import Rows, SharedBinlog
+    from greenstalk_server.journal.postgresql.rows import Rows
+    from greenstalk_server.journal.postgresql.writer import SharedBinlog
     from greenstalk_server.web.app import Dashboard
     from greenstalk_server.web.server import DashboardFactory
 
@@ -122,7 +123,7 @@ def _serve(options: Options, environ: Mapping[str, str], resources: _Resources) 
     pause_gc()
     clock = steady_clock()
     broker, committer = _recovered_broker(options, clock)
-    files = Files(resources.max_files, broker.limit_counters)
+    files = DescriptorBudget(resources.max_files, broker.limit_counters)
     server = _server(options, resources, broker, clock, committer, files)
     web_server: WebServer | None = None
     dashboard: Dashboard | None = None
@@ -147,14 +148,14 @@ def _serve_in_cluster(options: Options, environ: Mapping[str, str], resources: _
     pause_gc()
     with importing_psycopg():
         from greenstalk_server.cluster import leadership  # noqa: PLC0415  optional dependency
-    seat = leadership.make_seat(options, describe(resources.listeners[0].sock))
+    lease = leadership.make_lease(options, describe(resources.listeners[0].sock))
     make_queue = partial(_SharedQueue, options, resources.dashboard_factory)
-    candidate = leadership.Candidate(seat, make_queue, options.strict_recovery)
+    candidate = leadership.Candidate(lease, make_queue, options.strict_recovery)
     lifetime = leadership.ProcessLifetime(candidate)
     web_server: WebServer | None = None
     if (factory := resources.dashboard_factory) is not None:
         standby_app = factory.create_standby_app(candidate.status, os.uname().nodename, steady_clock())
-        web_server = factory.create_server(standby_app, Files(resources.max_files, LimitCounters()))
+        web_server = factory.create_server(standby_app, DescriptorBudget(resources.max_files, LimitCounters()))
         web_server.start()
     _handle_signals(lifetime.drain, lifetime.request_exit, options, resources.certificates)
     _announce(options, resources)
@@ -165,7 +166,7 @@ def _serve_in_cluster(options: Options, environ: Mapping[str, str], resources: _
             web_server.stop(timeout=WEB_STOP_TIMEOUT)
         return
     queue = candidate.queue
-    files = Files(resources.max_files, queue.broker.limit_counters)
+    files = DescriptorBudget(resources.max_files, queue.broker.limit_counters)
     server = _server(options, resources, queue.broker, candidate.clock, queue.committer, files)
     lifetime.on_drain = server.drain
     tune_gc()
@@ -191,7 +192,7 @@ def _server(
     broker: Broker,
     clock: Clock,
     committer: Committer | None,
-    files: Files,
+    files: DescriptorBudget,
 ) -> Server:
     return Server(
         broker,
@@ -240,7 +241,7 @@ class _SharedQueue:
 
     def __init__(self, options: Options, factory: DashboardFactory | None, rows: Rows, clock: Clock) -> None:
         """Make an empty broker with its journal in *rows*."""
-        from greenstalk_server.journal.postgresql.database import SharedBinlog  # noqa: PLC0415  optional dependency
+        from greenstalk_server.journal.postgresql.writer import SharedBinlog  # noqa: PLC0415  optional dependency
 
         self.rows: Rows = rows
         self.binlog: SharedBinlog = SharedBinlog(rows, options.binlog_max_size, 0, os.urandom)

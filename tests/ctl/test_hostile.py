@@ -9,8 +9,8 @@ import threading
 import pytest
 
 from greenstalkctl import text
-from tests.conformance.servers import Server
 from tests.ctl.world import HOSTILE, Client, Terminal, address, ctl, run
+from tests.support.servers import Server
 
 BODY = HOSTILE.encode()
 HARMLESS = r"\x1b]0;owned\x07\x1b[2J\x9b31m\u202e\x0d\x08[bold]x[/bold]"
@@ -55,9 +55,9 @@ def test_raw_bytes_are_kept_from_a_terminal(one: Server) -> None:
     for body, code in bodies.items():
         job_id = ctl(one, "put", "--json", stdin=body).json["id"]
         with Terminal("--server", address(one), "peek", str(job_id), "--raw") as terminal:
-            ended, seen = terminal.end()
+            ended, view = terminal.end()
         assert ended == code
-        assert "\x1b" not in seen
+        assert "\x1b" not in view
 
 
 @pytest.mark.parametrize("name", ["", "-x", "a b", "a\r\ndelete 1", "ä", "x" * 201, "a\nb", "\x1b[2J"])

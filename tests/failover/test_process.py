@@ -20,21 +20,23 @@ import gevent
 import pytest
 from gevent.event import Event
 
-from greenstalk_server.cluster.leadership import Candidate, make_seat
+from greenstalk_server.cluster.leadership import Candidate, make_lease
 from greenstalk_server.cluster.status import ClusterStatus
 from greenstalk_server.config.command_line import parse
 from greenstalk_server.config.options import Options
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job_table import JobTable
 from greenstalk_server.journal import record
-from greenstalk_server.journal.postgresql.database import Rows, Seat, SharedBinlog
-from greenstalk_server.journal.postgresql.link import conninfo_of
+from greenstalk_server.journal.postgresql.connection import conninfo_of
+from greenstalk_server.journal.postgresql.lease import LeaderLease
+from greenstalk_server.journal.postgresql.rows import Rows
+from greenstalk_server.journal.postgresql.writer import SharedBinlog
 from greenstalk_server.runtime.clock import Clock
-from tests.core.world import make_broker
-from tests.daemon import PATIENCE, REPOSITORY, ask, environment
-from tests.failover.nodes import ACTIVE, Node, Nodes, run_command, wait_until
-from tests.postgresql.cluster import Cluster
 from tests.postgresql.test_journal import Member
+from tests.support.cluster import Cluster
+from tests.support.daemon import PATIENCE, REPOSITORY, ask, environment
+from tests.support.nodes import ACTIVE, Node, Nodes, run_command, wait_until
+from tests.support.world import make_broker
 
 PUT = b"put 0 0 600 1\r\na\r\n"
 
@@ -113,7 +115,9 @@ def test_standby_that_reads_from_the_start_frees_what_it_had_read(cluster: Clust
         made.append(weakref.ref(queue))
         return queue
 
-    candidate = Candidate(Seat(conninfo_of(cluster.url, "--journal"), flags[1], "standby", 60.0), make, is_strict=False)
+    candidate = Candidate(
+        LeaderLease(conninfo_of(cluster.url, "--journal"), flags[1], "standby", 60.0), make, is_strict=False
+    )
     stopping, thresholds = Event(), gc.get_threshold()
     gc.set_threshold(0)  # no collection in between
     standby = gevent.spawn(candidate.run, stopping)
@@ -141,7 +145,7 @@ def tables() -> int:
 def test_server_name_contains_only_characters_that_a_database_accepts() -> None:
     options = parse(["--journal", "postgresql://db/jobs"], {})
     assert isinstance(options, Options)
-    assert make_seat(options, "unix:/run/\udcff\n").name == f"{socket.gethostname()}:unix:/run/??"
+    assert make_lease(options, "unix:/run/\udcff\n").name == f"{socket.gethostname()}:unix:/run/??"
 
 
 def test_server_that_cannot_execute_its_program_again_exits(tmp_path: Path) -> None:
@@ -151,7 +155,7 @@ import sys
 from types import SimpleNamespace
 from greenstalk_server.cluster.leadership import ProcessLifetime
 sys.executable = "/nowhere/python"
-ProcessLifetime(SimpleNamespace(lead=None, links=[], seat=SimpleNamespace(me="me"))).execute_again()
+ProcessLifetime(SimpleNamespace(lead=None, links=[], lease=SimpleNamespace(me="me"))).execute_again()
 """
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=REPOSITORY, env=environment(), capture_output=True, text=True, check=False

@@ -1,0 +1,52 @@
+"""Snapshots of the server's statistics, and the rates between two of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any
+
+from greenstalkctl.queue import Queue, Stats
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The statistics of the server and of all tubes at one time; `time` is in monotonic seconds."""
+
+    time: float
+    server: Stats
+    tubes: dict[str, Stats]
+
+
+def take_snapshot(queue: Queue) -> Snapshot:
+    """Request all statistics."""
+    stats = queue.stats()
+    tubes = {str(tube["name"]): tube for tube in queue.all_tube_stats()}
+    return Snapshot(monotonic(), stats, tubes)
+
+
+def rows(before: Snapshot, now: Snapshot) -> list[dict[str, Any]]:
+    """Return one row for each tube of *now*: its counts, and its puts and deletes per second since *before*."""
+    return [_row(name, before.tubes.get(name, {}), stats, now.time - before.time) for name, stats in now.tubes.items()]
+
+
+def _row(name: str, before: Stats, now: Stats, seconds: float) -> dict[str, Any]:
+    """Return the row of a tube; only the API has `oldest`, the age of the oldest ready job in seconds."""
+    row = {
+        "tube": name,
+        "ready": now["current-jobs-ready"],
+        "reserved": now["current-jobs-reserved"],
+        "delayed": now["current-jobs-delayed"],
+        "buried": now["current-jobs-buried"],
+        "waiting": now["current-waiting"],
+        "puts_per_second": _rate(before, now, "total-jobs", seconds),
+        "deletes_per_second": _rate(before, now, "cmd-delete", seconds),
+        "pause_left": now["pause-time-left"],
+    }
+    return row | ({"oldest": now["oldest-ready-age"]} if "oldest-ready-age" in now else {})
+
+
+def _rate(before: Stats, now: Stats, key: str, seconds: float) -> float:
+    """Return the rate of a counter; it starts at 0 in a new tube, and again in one that was deleted in between."""
+    growth = int(now[key]) - int(before.get(key, 0))
+    return round(max(growth, 0) / max(seconds, 1e-9), 1)

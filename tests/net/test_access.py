@@ -1,0 +1,333 @@
+"""Who may use which tube: every command with and without its grant, by listener and certificate, and real clients."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import greenstalk
+import pytest
+
+from greenstalk_server.core.broker import Broker
+from greenstalk_server.core.job import SECOND
+from greenstalk_server.protocol import codec
+from greenstalk_server.protocol.access import Grants, grants, read_rules
+from greenstalk_server.protocol.restricted_session import _CHECKED, _NEED_NO_GRANT, RestrictedSession, guard
+from greenstalk_server.protocol.session import HANDLERS
+from tests.support.daemon import PATIENCE, Daemon, environment, run
+from tests.support.talk import CUTS, Talk
+from tests.support.tls import PAGE, connect, context, make_certificates
+from tests.support.world import START, make_broker
+
+REFUSED = b"UNKNOWN_COMMAND\r\n"
+NOT_FOUND = b"NOT_FOUND\r\n"
+
+
+class Guarded(Talk):
+    """A connection to *broker* that has these grants, each a list of tubes by comma."""
+
+    def __init__(self, broker: Broker, produce: str = "", consume: str = "", inspect: str = "") -> None:
+        super().__init__(broker)
+        self.session.close(self.now)
+        granted = Grants(*(filter(None, patterns.split(",")) for patterns in (produce, consume, inspect)))
+        self.session = RestrictedSession(broker, self._on_wake, granted, 0, START)
+
+
+@pytest.fixture
+def broker() -> Broker:
+    """With two jobs, ready in `mail` (1) and buried in `news` (2)."""
+    broker = make_broker()
+    talk = Talk(broker)
+    talk.send(b"use mail\r\nput 0 0 60 1\r\na\r\nuse news\r\nput 0 0 60 1\r\nb\r\nreserve-job 2\r\nbury 2 0\r\n")
+    talk.close()
+    return broker
+
+
+def refusals(broker: Broker) -> int:
+    return broker.limit_counters.counts()["access"]
+
+
+# Each command, by a client that has no grant for the tube, and by one that has just the one that it takes
+
+
+@pytest.mark.parametrize(
+    ("command", "refused", "grant", "allowed"),
+    [
+        (b"use mail", REFUSED, "produce", b"USING mail\r\n"),
+        (b"use mail", REFUSED, "consume", b"USING mail\r\n"),
+        (b"use mail", REFUSED, "inspect", b"USING mail\r\n"),
+        (b"watch mail", REFUSED, "consume", b"WATCHING 1\r\n"),
+        (b"reserve-job 1", NOT_FOUND, "consume", b"RESERVED 1 1\r\na\r\n"),
+        (b"delete 1", NOT_FOUND, "consume", b"DELETED\r\n"),
+        (b"kick-job 2", NOT_FOUND, "consume", b"KICKED\r\n"),
+        (b"pause-tube mail 9", REFUSED, "consume", b"PAUSED\r\n"),
+        (b"peek 1", NOT_FOUND, "inspect", b"FOUND 1 1\r\na\r\n"),
+        (b"stats-job 1", NOT_FOUND, "inspect", b"OK "),
+        (b"stats-tube mail", REFUSED, "inspect", b"OK "),
+        (b"stats", REFUSED, "inspect", b"OK "),
+    ],
+)
+def test_a_command_wants_its_grant(broker: Broker, command: bytes, refused: bytes, grant: str, allowed: bytes) -> None:
+    every = {"produce": "other,*r", "consume": "other,*r", "inspect": "other,*r"}
+    if command == b"stats":
+        del every["inspect"]
+    stranger = Guarded(broker, **every)
+    assert stranger.send(command + b"\r\nlist-tube-used\r\n") == refused + b"USING default\r\n"
+    assert refusals(broker) == 1
+    assert Guarded(broker, **{grant: "mail,news"}).send(command + b"\r\n").startswith(allowed)
+    assert refusals(broker) == 1
+    others = {kind: "mail,news" for kind in ("produce", "consume", "inspect") if kind != grant}
+    if command != b"use mail":
+        assert Guarded(broker, **others).send(command + b"\r\n") in (refused, NOT_FOUND)
+
+
+@pytest.mark.parametrize(
+    ("command", "grant", "allowed"),
+    [
+        (b"put 0 0 60 3\r\nabc", "produce", b"INSERTED 3\r\n"),
+        (b"kick 9", "consume", b"KICKED 1\r\n"),
+        (b"peek-buried", "inspect", b"FOUND 2 1\r\nb\r\n"),
+        (b"peek-ready", "inspect", NOT_FOUND),
+        (b"peek-delayed", "inspect", NOT_FOUND),
+    ],
+)
+def test_a_command_on_the_used_tube_wants_its_grant(broker: Broker, command: bytes, grant: str, allowed: bytes) -> None:
+    others = {kind: "news" for kind in ("produce", "consume", "inspect") if kind != grant}
+    refused = Guarded(broker, **others).send(b"use news\r\n" + command + b"\r\nlist-tube-used\r\n")
+    assert refused == b"USING news\r\n" + REFUSED + b"USING news\r\n"
+    assert Guarded(broker, **{grant: "news"}).send(b"use news\r\n" + command + b"\r\n") == b"USING news\r\n" + allowed
+
+
+def test_verb_without_a_row_in_the_access_table_is_refused(broker: Broker) -> None:
+    talk = Guarded(broker, produce="*", consume="*", inspect="*")
+    talk.session._handlers = guard({**HANDLERS, codec.KICK_JOB + b"s": HANDLERS[codec.QUIT]})
+    assert talk.session._handlers[b"kick-jobs"](talk.session, (b"kick-jobs",), START) == REFUSED
+    assert refusals(broker) == 1
+
+
+def test_every_verb_has_a_row_in_the_access_table() -> None:
+    """A verb is checked, or is named as one that needs no grant; never neither, never both."""
+    assert sorted([*_CHECKED, *_NEED_NO_GRANT]) == sorted(HANDLERS)
+
+
+def test_every_verb_is_in_the_documented_access_table() -> None:
+    table = PAGE.read_text().partition("| command | wants |")[2].partition("\n\n")[0]
+    verbs = [verb for row in table.splitlines() for verb in re.findall(r"`([a-z-]+)`", "".join(row.split("|")[1:2]))]
+    assert set(verbs) == {verb.decode() for verb in (codec.PUT, *HANDLERS)}
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_the_body_of_a_refused_put_is_no_command(broker: Broker, cut: Callable[[bytes], Iterable[bytes]]) -> None:
+    broker.max_job_size = 20
+    talk = Guarded(broker, produce="mail", inspect="*")
+    stream = b"put 0 0 60 9\r\ndelete 1\r\r\nuse mail\r\nput 0 0 60 1\r\nx\r\n"
+    replies = talk.send_all(cut(stream + b"put 0 0 60 21\r\n%b\r\n" % bytes(21)))
+    assert replies == REFUSED + b"USING mail\r\nINSERTED 3\r\nJOB_TOO_BIG\r\n"
+    assert refusals(broker) == 1
+    talk.close()
+
+
+def test_a_refused_use_changes_nothing(broker: Broker) -> None:
+    talk = Guarded(broker, produce="mail")
+    replies = talk.send(b"use mail\r\nuse news\r\nput 0 0 60 1\r\nx\r\n")
+    assert replies == b"USING mail\r\n" + REFUSED + b"INSERTED 3\r\n"
+    assert broker.jobs[3].tube.name == b"mail"
+
+
+def test_a_worker_may_do_everything_to_the_job_that_it_holds(broker: Broker) -> None:
+    talk = Guarded(broker, consume="mail")
+    replies = talk.send(b"watch mail\r\nreserve\r\ntouch 1\r\npeek 1\r\nstats-job 1\r\nbury 1 0\r\nkick-job 1\r\n")
+    for reply in (b"RESERVED 1 1\r\na", b"TOUCHED\r\n", b"FOUND 1 1\r\na", b"OK ", b"BURIED\r\n", b"KICKED\r\n"):
+        assert reply in replies
+    assert talk.send(b"reserve\r\nrelease 1 0 0\r\nreserve\r\ndelete 1\r\n").endswith(b"DELETED\r\n")
+    assert refusals(broker) == 0
+
+
+def test_default_is_not_watched_by_who_may_not_consume_it(broker: Broker) -> None:
+    Talk(broker).send(b"put 0 0 60 1\r\nx\r\n")
+    talk = Guarded(broker, consume="mail")
+    assert talk.send(b"reserve\r\nreserve-with-timeout 0\r\nlist-tubes-watched\r\n").startswith(REFUSED * 2 + b"OK ")
+    assert talk.send(b"ignore default\r\nwatch default\r\n") == b"NOT_IGNORED\r\n" + REFUSED
+    assert talk.send(b"watch mail\r\nignore default\r\nignore mail\r\n") == b"WATCHING 1\r\n" * 2 + b"NOT_IGNORED\r\n"
+    assert talk.send(b"reserve\r\nreserve-with-timeout 0\r\n") == b"RESERVED 1 1\r\na\r\nTIMED_OUT\r\n"
+    talk.close()
+
+
+def test_list_tubes_tells_those_that_concern_the_client(broker: Broker) -> None:
+    talk = Guarded(broker, consume="mail")
+    assert talk.send(b"list-tubes\r\n") == b"OK 11\r\n---\n- mail\n\r\n"
+    assert Guarded(broker).send(b"list-tubes\r\n") == b"OK 4\r\n---\n\r\n"
+
+
+def test_list_tubes_costs_what_it_looks_at(broker: Broker) -> None:
+    """Of many tubes few may be told; however often it is asked for at once, others have their turn in between."""
+    for number in range(2000):
+        broker.put_into(b"%d" % number, 0, 0, 60 * SECOND, b"", START)
+    talk = Guarded(broker, consume="mail")
+    told = b"OK 11\r\n---\n- mail\n\r\n"
+    outs = [talk.session.receive(b"list-tubes\r\n" * 3, START)]
+    while talk.session.has_more:
+        outs.append(talk.session.resume(START))
+    assert b"".join(outs) == told * 3
+    assert len(outs) >= 6 and max(out.count(b"OK") for out in outs) == 1
+
+
+def test_malformed_commands_are_answered_as_ever(broker: Broker) -> None:
+    talk = Guarded(broker)
+    assert talk.send(b"use \r\nnonsense\r\npeek x\r\n") == b"BAD_FORMAT\r\nUNKNOWN_COMMAND\r\nBAD_FORMAT\r\n"
+
+
+# Rules
+
+
+RULES = read_rules(
+    [
+        {"listener": "unix:/run/queue", "produce": ["*"], "consume": ["*"], "inspect": ["*"]},
+        {"client": "mail-*", "consume": ["mail", "mail.*"]},
+        {"client": "*.example.com", "produce": ["a*c"]},
+        {"inspect": ["public"]},
+    ]
+)
+
+
+def test_rules_for_a_listener_and_for_names_add_up() -> None:
+    local = grants(RULES, "unix:/run/queue", [])
+    assert local.may_produce(b"x") and local.may_consume(b"x") and local.may_inspect(b"x")
+    mail = grants(RULES, "0.0.0.0", ["mail-1", "one.example.com"])
+    assert mail.may_consume(b"mail") and mail.may_consume(b"mail.eu") and mail.may_inspect(b"public")
+    assert mail.may_produce(b"ac") and mail.may_produce(b"abbc") and mail.may_something(b"abc")
+    for tube in (b"mailx", b"xmail", b"mail+eu", b"abcd", b"Mail"):
+        assert not mail.may_something(tube)
+    nobody = grants(RULES, "0.0.0.0", [])
+    assert not nobody.may_consume(b"mail") and nobody.may_inspect(b"public")
+    assert not grants(RULES, "0.0.0.0", ["xmail-1", "mail", "example.com\n"]).may_consume(b"mail")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "matching", "other"),
+    [
+        ("*", b"a", b""),
+        ("a*b*b", b"a-b-b", b"a-b"),
+        ("*a*a*", b"aa", b"a"),
+        ("a*", b"a", b"ba"),
+        ("*.a*.b", b".a.b", b".a-b"),
+        ("**", b"a", b""),
+        ("*-a-*-b", b"-a-a-b-b", b"-a-b"),
+        ("*a" * 30 + "*b", b"a" * 199 + b"b", b"a" * 200),
+    ],
+)
+def test_a_star_stands_for_any_characters_at_once(pattern: str, matching: bytes, other: bytes) -> None:
+    """However many there are: tried in each place for each, the last row would take for ever."""
+    granted = Grants([], [pattern], [])
+    assert granted.may_consume(matching)
+    assert not other or not granted.may_consume(other)
+
+
+@pytest.mark.parametrize(
+    ("rule", "error"),
+    [
+        ('listener = "127.0.0.2"', "listener 127.0.0.2: must be one of 127.0.0.1"),
+        ('client = "mail-*"', "client mail-*: no client has a name without --tls-client-ca"),
+    ],
+)
+def test_a_rule_that_is_for_nobody_ends_the_start(tmp_path: Path, rule: str, error: str) -> None:
+    path = tmp_path / "greenstalk.toml"
+    path.write_text(f'listen = "127.0.0.1"\n[[access]]\n{rule}\n')
+    done = run("--config", str(path), "-p", "0", "--no-web")
+    assert done.returncode == 5
+    assert f"{path}:2: access: {error}" in done.stderr
+
+
+def test_rules_beside_a_dashboard_without_a_password_are_warned_of(tmp_path: Path) -> None:
+    path = tmp_path / "greenstalk.toml"
+    path.write_text('listen = "127.0.0.1"\n[[access]]\nproduce = ["*"]\n')
+    flags = ("--config", str(path), "-p", "0", "--web-port", "0")
+    for password, is_warned in (("", True), ("secret", False)):
+        with Daemon(*flags, environ=environment(GREENSTALK_WEB_PASSWORD=password)) as daemon:
+            assert daemon.stop()[1].count("the access rules do not apply to the dashboard") == is_warned
+
+
+# A real server with the example of docs/security.md, and a real client library
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("certificates")
+    make_certificates(directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def ruled(certificates: Path) -> Iterator[Daemon]:
+    example = re.search(r"```toml\n(listen = .*?)```", PAGE.read_text(), re.DOTALL)
+    assert example is not None
+    text = example[1].replace("/etc/greenstalk", str(certificates)).replace("0.0.0.0", "127.0.0.1")
+    path = certificates / "greenstalk.toml"
+    path.write_text(text.replace("/run/greenstalk.sock", f"{certificates}/queue"))
+    with Daemon("--config", str(path), "-p", "0", "--web-port", "0", environ=environment()) as daemon:
+        yield daemon
+        code, said = daemon.stop()
+        assert code == 0 and "Traceback" not in said
+        assert "limit=access" in said and "what='watch report.daily by mail-1'" in said
+
+
+def port(daemon: Daemon) -> int:
+    found = re.search(r"127\.0\.0\.1:(\d+) \(TLS\)", daemon.first_lines)
+    assert found is not None
+    return int(found[1])
+
+
+def test_a_client_library_within_its_grants_and_beyond(ruled: Daemon, certificates: Path) -> None:
+    secured = context(certificates, "mail-1")
+    with (
+        greenstalk.Client(str(certificates / "queue"), use="mail") as local,
+        greenstalk.Client(connect(port(ruled), secured), watch="mail", use="report.daily") as worker,
+        greenstalk.Client(connect(port(ruled), context(certificates, "monitoring"))) as monitoring,
+    ):
+        id = local.put("hello")
+        job = worker.reserve()
+        assert (job.id, job.body) == (id, "hello")
+        assert worker.stats_job(job)["reserves"] == 1
+        assert monitoring.stats_tube("mail")["current-jobs-reserved"] == 1
+        worker.put("done")
+        worker.release(job)
+        with pytest.raises(greenstalk.UnknownCommandError):
+            worker.watch("report.daily")
+        with pytest.raises(greenstalk.UnknownCommandError):
+            worker.use("news")
+        with pytest.raises(greenstalk.NotFoundError):
+            monitoring.delete(id)
+        with pytest.raises(greenstalk.UnknownCommandError):
+            monitoring.put("x" * 1000)
+        with pytest.raises(greenstalk.UnknownCommandError):
+            monitoring.reserve(timeout=0)
+        assert monitoring.peek(id).body == "hello"
+        assert set(worker.tubes()) == {"mail", "report.daily"}
+        worker.delete(worker.reserve())
+
+
+@pytest.mark.parametrize("subject", ["/CN=stray", "/CN=monitoring/CN=stray", "/CN=mail-1/OU=monitoring/CN=stray"])
+def test_a_certificate_without_a_rule_opens_nothing(ruled: Daemon, certificates: Path, subject: str) -> None:
+    """One of the same authority that no rule has the name of; of several common names, the last is the name."""
+    issue(certificates, subject)
+    with closing(connect(port(ruled), context(certificates, "stray"))) as sock, sock.makefile("rb") as reader:
+        sock.sendall(b"stats\r\nuse mail\r\nwatch mail\r\nreserve\r\nlist-tubes\r\n")
+        assert [reader.readline() for _ in range(5)] == [REFUSED] * 4 + [b"OK 4\r\n"]
+
+
+def test_last_common_name_of_a_certificate_is_its_name(ruled: Daemon, certificates: Path) -> None:
+    issue(certificates, "/CN=stray/CN=monitoring")
+    with closing(connect(port(ruled), context(certificates, "stray"))) as sock, sock.makefile("rb") as reader:
+        sock.sendall(b"stats\r\n")
+        assert reader.readline().startswith(b"OK ")
+
+
+def issue(certificates: Path, subject: str) -> None:
+    """Have the authority sign a certificate of *subject*, as `stray.pem`."""
+    new = ["openssl", "req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-noenc", "-subj", subject]
+    sign = ["openssl", "x509", "-req", "-in", "stray.csr", "-CA", "authority.pem", "-CAkey", "authority.key"]
+    for command in ([*new, "-keyout", "stray.key", "-out", "stray.csr"], [*sign, "-days", "9", "-out", "stray.pem"]):
+        subprocess.run(command, cwd=certificates, check=True, capture_output=True, timeout=PATIENCE)

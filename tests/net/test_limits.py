@@ -1,0 +1,532 @@
+"""Every limit: what is refused or held up, what is not, how it is counted and logged, and that it ends."""
+
+from __future__ import annotations
+
+import json
+import re
+import resource
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from datetime import datetime
+from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import pytest
+
+from greenstalk_server.core.broker import Broker
+from greenstalk_server.core.job import SECOND
+from greenstalk_server.core.limits import LIMIT_DESCRIPTIONS, Limits, job_quotas
+from greenstalk_server.net.limit_log import LimitLog
+from greenstalk_server.protocol.restricted_session import RestrictedSession
+from greenstalk_server.web.pages.overview import LIMIT_LABELS
+from tests.support.daemon import COMMAND, PATIENCE, Daemon, ask
+from tests.support.peer import Peer, eventually, open_files
+from tests.support.talk import Talk
+from tests.support.tls import PAGE
+from tests.support.world import START, make_broker
+
+FULL = b"OUT_OF_MEMORY\r\n"
+
+LOOPBACK = ("-l", "127.0.0.1", "-p", "0", "--web-port", "0")
+
+
+def limited_talk(**limits: int) -> Talk:
+    broker = make_broker()
+    broker.quotas = job_quotas(Limits(**limits))
+    broker.max_watched = Limits(**limits).watched
+    return Talk(broker)
+
+
+def counted(broker: Broker) -> dict[str, int]:
+    return {name: count for name, count in broker.limit_counters.counts().items() if count}
+
+
+# Jobs and tubes
+
+
+def test_without_a_limit_nothing_is_looked_at() -> None:
+    assert job_quotas(Limits(connections=1, rate=1, idle_timeout=1)) is None
+
+
+def test_as_many_jobs_as_there_may_be() -> None:
+    talk = limited_talk(jobs=2)
+    put = b"put 0 0 60 1\r\nx\r\n"
+    assert talk.send(put * 3) == b"INSERTED 1\r\nINSERTED 2\r\n" + FULL
+    assert talk.send(b"reserve\r\n" + put + b"bury 1 0\r\n" + put).endswith(FULL + b"BURIED\r\n" + FULL)
+    assert talk.send(b"delete 1\r\n" + put * 2) == b"DELETED\r\nINSERTED 6\r\n" + FULL
+    assert counted(talk.broker) == {"jobs": 4}
+
+
+def test_as_many_bytes_as_there_may_be() -> None:
+    talk = limited_talk(bytes=10)
+    replies = talk.send(b"put 0 0 60 6\r\n123456\r\nuse b\r\nput 0 0 60 5\r\n12345\r\nput 0 0 60 4\r\n1234\r\n")
+    assert replies == b"INSERTED 1\r\nUSING b\r\n" + FULL + b"INSERTED 3\r\n"
+    assert talk.send(b"put 0 0 60 0\r\n\r\nput 0 0 60 1\r\nx\r\n") == b"INSERTED 4\r\n" + FULL
+    assert talk.send(b"delete 1\r\nput 0 0 60 6\r\n123456\r\n") == b"DELETED\r\nINSERTED 6\r\n"
+    assert counted(talk.broker) == {"bytes": 2}
+
+
+def test_as_much_as_a_tube_may_have() -> None:
+    talk = limited_talk(tube_jobs=2, tube_bytes=5)
+    assert talk.send(b"put 0 9 60 1\r\nx\r\nput 0 0 60 1\r\nx\r\nput 0 0 60 1\r\nx\r\n").endswith(FULL)
+    assert talk.send(b"use b\r\nput 0 0 60 5\r\n12345\r\nput 0 0 60 1\r\nx\r\n").endswith(b"INSERTED 4\r\n" + FULL)
+    assert counted(talk.broker) == {"tube_jobs": 1, "tube_bytes": 1}
+
+
+def test_bytes_are_right_after_edits_moves_and_a_restart() -> None:
+    """Talk and the broker's own check compare them with what is there."""
+    talk = limited_talk(bytes=100)
+    talk.send(b"put 0 0 60 9\r\n123456789\r\n")
+    talk.broker.edit_job(1, START, body=b"x" * 40)
+    talk.broker.edit_job(1, START, tube=b"other")
+    talk.broker.check()
+    assert talk.broker.quotas is not None and talk.broker.quotas.body_bytes == 40
+    again = make_broker()
+    again.quotas = job_quotas(Limits(bytes=100))
+    tube = again.tube(b"other")
+    again.jobs[1] = talk.broker.jobs[1].twin(tube, b"x" * 40)
+    again.restore(2)
+    assert again.quotas is not None and again.quotas.body_bytes == 40
+
+
+def test_as_many_tubes_as_there_may_be() -> None:
+    talk = limited_talk(tubes=3)
+    assert talk.send(b"use a\r\nwatch b\r\nwatch c\r\nuse d\r\nwatch a\r\nuse b\r\n") == (
+        b"USING a\r\nWATCHING 2\r\n" + FULL * 2 + b"WATCHING 3\r\nUSING b\r\n"
+    )
+    assert talk.send(b"ignore a\r\nwatch c\r\nlist-tube-used\r\n") == b"WATCHING 2\r\nWATCHING 3\r\nUSING b\r\n"
+    assert counted(talk.broker) == {"tubes": 2}
+
+
+def test_as_many_tubes_as_one_connection_may_watch() -> None:
+    talk = limited_talk(watched=2)
+    assert talk.send(b"watch a\r\nwatch b\r\nwatch a\r\n") == b"WATCHING 2\r\n" + FULL + b"WATCHING 2\r\n"
+    assert Talk(talk.broker).send(b"watch b\r\n") == b"WATCHING 2\r\n"
+    assert counted(talk.broker) == {"watched": 1}
+
+
+def test_a_put_over_http_is_told_which_limit() -> None:
+    with Daemon(*LOOPBACK, "--max-tube-jobs", "1") as server:
+        url = f"{server.dashboard}api/v1/jobs"
+        for status, is_told in ((201, False), (507, True)):
+            answered, told = posted(url, {"tube": "mail", "body": "x"})
+            assert answered == status
+            assert ("limit of the server is reached: tube_jobs" in told) == is_told
+
+
+@pytest.mark.parametrize("limit", ["tubes", "watched"])
+def test_over_http_there_are_no_more_tubes_either(limit: str) -> None:
+    """Who may not watch the tube that it asks for is refused; it is not given a job of `default`."""
+    with Daemon(*LOOPBACK, f"--max-{limit}", "1") as server, Peer(server) as peer:
+        assert peer.ask(b"put 0 0 60 1\r\nx") == b"INSERTED 1"
+        if limit == "tubes":
+            status, told = posted(f"{server.dashboard}api/v1/jobs", {"tube": "mail", "body": "x"})
+            assert status == 507 and "limit of the server is reached: tubes" in told
+        status, told = posted(f"{server.dashboard}api/v1/reserve", {"tubes": ["mail"]})
+        assert status == 503 and f"limit of the server is reached: {limit}" in told
+        assert posted(f"{server.dashboard}api/v1/reserve", {"tubes": ["default"]})[0] == 200
+        assert limits_of(server)[limit] == (2 if limit == "tubes" else 1)
+
+
+def posted(url: str, facts: dict[str, object]) -> tuple[int, str]:
+    request = Request(url, json.dumps(facts).encode(), {"Content-Type": "application/json"})  # noqa: S310  our own
+    try:
+        answer = urlopen(request, timeout=PATIENCE)  # noqa: S310
+    except HTTPError as error:
+        answer = error
+    with answer:
+        return answer.status, answer.read().decode()
+
+
+# Commands in a second
+
+
+class Metered(Talk):
+    """A connection that may send so many commands in a second; its pauses pass at once, and are noted."""
+
+    def __init__(self, rate: int) -> None:
+        super().__init__()
+        self.session.close(self.now)
+        self.session = RestrictedSession(self.broker, self._on_wake, None, rate, START)
+        self.paused = self.longest = 0.0
+
+    def send(self, data: bytes) -> bytes:
+        out = [self.session.receive(data, self.now)]
+        while self.session.has_more:
+            self.paused += self.session.pause
+            self.longest = max(self.longest, self.session.pause)
+            self.now += round(self.session.pause * SECOND)
+            out.append(self.session.resume(self.now))
+        return b"".join(out)
+
+
+def test_who_is_too_fast_is_held_up_and_loses_nothing() -> None:
+    talk = Metered(rate=100)
+    assert talk.send(b"list-tube-used\r\n" * 5000) == b"USING default\r\n" * 5000
+    assert talk.paused == pytest.approx(49, abs=0.1)
+    assert talk.longest <= 1
+    assert counted(talk.broker)["rate"] > 1
+
+
+def test_who_keeps_to_the_rate_is_not_held_up() -> None:
+    talk = Metered(rate=100)
+    for _ in range(1000):
+        talk.send(b"put 0 0 60 1\r\nx\r\n")
+        talk.now += SECOND // 100
+    assert not counted(talk.broker)
+
+
+def test_a_burst_of_a_second_is_allowed_and_malformed_commands_count() -> None:
+    talk = Metered(rate=10)
+    talk.send(b"nonsense\r\n" * 10)
+    assert not counted(talk.broker)
+    talk.send(b"nonsense\r\n")
+    assert talk.paused == pytest.approx(0.1)
+
+
+def test_a_reserve_that_waits_is_not_held_up() -> None:
+    talk = Metered(rate=1)
+    talk.send(b"list-tube-used\r\nreserve\r\n")
+    assert talk.session.is_waiting and not talk.session.has_more
+    Talk(talk.broker).send(b"put 0 0 60 1\r\nx\r\n")
+    assert talk.session.is_woken
+    assert talk.session.resume(talk.now) == b"RESERVED 1 1\r\nx\r\n"
+
+
+def test_a_real_connection_is_slowed_down_and_others_are_not() -> None:
+    with Daemon(*LOOPBACK, "--max-rate", "200") as server, Peer(server) as fast, Peer(server) as other:
+        begun = time.monotonic()
+        fast.send(b"list-tube-used\r\n" * 500)
+        assert other.ask(b"list-tube-used") == b"USING default"
+        assert [fast.read_line() for _ in range(500)] == [b"USING default"] * 500
+        assert fast.ask(b"list-tube-used") == b"USING default"  # the 501st, which is 1.5 s ahead of its time
+        assert time.monotonic() - begun > 1.4
+        assert limits_of(server)["rate"] >= 1
+
+
+# Connections
+
+
+def limits_of(server: Daemon) -> dict[str, int]:
+    """What the API tells; and /metrics tells the same."""
+    with urlopen(f"{server.dashboard}api/v1/server", timeout=PATIENCE) as answer:  # noqa: S310  our own
+        told: dict[str, int] = json.load(answer)["limited"]
+    with urlopen(f"{server.dashboard}metrics", timeout=PATIENCE) as answer:  # noqa: S310
+        lines = re.findall(r'^greenstalk_limited_total\{limit="(\w+)"\} (\S+)$', answer.read().decode(), re.MULTILINE)
+    assert {name for name, _ in lines} == set(told) == set(LIMIT_DESCRIPTIONS) == set(LIMIT_LABELS)
+    assert all(float(count) >= told[name] for name, count in lines)
+    return told
+
+
+def is_served(peer: Peer) -> bool:
+    try:
+        return peer.ask(b"list-tube-used") == b"USING default"
+    except ConnectionError:
+        return False
+
+
+def test_as_many_connections_as_there_may_be() -> None:
+    with Daemon(*LOOPBACK, "--max-connections", "3") as server, ExitStack() as stack:
+        peers = [stack.enter_context(Peer(server)) for _ in range(3)]
+        assert all(map(is_served, peers))
+        for _ in range(200):
+            with Peer(server) as refused:
+                assert not is_served(refused)
+        assert all(map(is_served, peers))
+        assert limits_of(server)["connections"] == 200
+        peers[0].sock.close()
+        eventually(lambda: can_connect(server), "there is room again")
+        _, said = server.stop()
+    lines = [line for line in said.splitlines() if "WARNING connections: connections closed at once" in line]
+    assert "limit=connections address=127.0.0.1:" in lines[0]
+    assert at_most_one_a_second(said, "WARNING connections: ")
+
+
+def test_a_connection_that_the_system_cannot_poll_is_closed_and_leaves_nothing() -> None:
+    """epoll_ctl fails for descriptors from 60 on, and each refused connection has the same one."""
+    command = (sys.executable, "tests/net/few_watches.py", "60", *COMMAND)
+    with Daemon(*LOOPBACK, command=command) as server, Peer(server) as watcher:
+        assert is_served(watcher)
+        with ExitStack() as stack:
+            peers = [stack.enter_context(Peer(server)) for _ in range(60)]
+            served = [peer for peer in peers if is_served(peer)]
+            refused = len(peers) - len(served)
+            assert served and refused
+            before = open_files(server)
+            for _ in range(50):
+                with Peer(server) as peer:
+                    assert not is_served(peer)
+            assert open_files(server) == before
+            facts = watcher.stats()
+            assert facts["current-connections"] == str(len(served) + 1)
+            assert facts["total-connections"] == str(len(peers) + 51)
+        eventually(lambda: watcher.stats()["current-connections"] == "1", "they have left")
+        assert can_connect(server)
+        assert limits_of(server)["epoll"] == refused + 50
+        _, said = server.stop()
+    assert "WARNING epoll: connections closed at once" in said and "No space left on device" in said
+    assert "Traceback" not in said
+    assert at_most_one_a_second(said, "WARNING epoll: ")
+
+
+def test_how_often_a_limit_was_reached_is_told_when_it_is_no_more(caplog: pytest.LogCaptureFixture) -> None:
+    now = START
+    limit_log = LimitLog(lambda: now)
+    for _ in range(5):
+        limit_log.on_limit_hit("jobs", "10.0.0.1:5", "mail")
+    limit_log.flush()
+    assert "(--max-jobs)" in caplog.text and len(caplog.records) == 1
+    now += SECOND
+    limit_log.flush()
+    limit_log.flush()
+    assert [getattr(record, "more", 0) for record in caplog.records] == [0, 4]
+
+
+def can_connect(server: Daemon) -> bool:
+    with Peer(server) as peer:
+        return is_served(peer)
+
+
+def test_as_many_connections_as_an_address_may_have(tmp_path: Path) -> None:
+    path = tmp_path / "queue"
+    flags = ("--max-connections-per-address", "2", "-l", f"unix:{path}")
+    with Daemon(*LOOPBACK, *flags) as server, ExitStack() as stack:
+        port = int(re.findall(r"127\.0\.0\.1:(\d+), unix", server.first_lines)[0])
+        peers = [stack.enter_context(Peer(server, port)) for _ in range(2)]
+        assert all(map(is_served, peers))
+        assert not is_served(stack.enter_context(Peer(server, port)))
+        other = socket.create_connection(("127.0.0.1", port), PATIENCE, source_address=("127.0.0.2", 0))
+        stack.callback(other.close)
+        other.sendall(b"list-tube-used\r\n")
+        assert other.recv(100) == b"USING default\r\n"
+        for _ in range(5):
+            local = stack.enter_context(socket.socket(socket.AF_UNIX))
+            local.connect(str(path))
+            local.sendall(b"list-tube-used\r\n")
+            assert local.recv(100) == b"USING default\r\n"
+        assert limits_of(server)["connections_per_address"] == 1
+
+
+@pytest.fixture
+def timed() -> Iterator[Daemon]:
+    with Daemon(*LOOPBACK, "--idle-timeout", "5", "--command-timeout", "1") as server:
+        yield server
+        code, said = server.stop()
+        assert code == 0 and "Traceback" not in said
+
+
+def test_who_does_not_come_to_an_end_or_is_idle_is_closed(timed: Daemon) -> None:
+    """All at once, since it takes some seconds: each is closed, or not, for its own reason."""
+    with ExitStack() as stack:
+        line, body, big, trickle, idle, worker, waiter = (stack.enter_context(Peer(timed)) for _ in range(7))
+        line.send(b"put 0 0 60 ")
+        body.send(b"put 0 0 60 9\r\n1234")
+        big.send(b"put 0 0 60 99999\r\n1234")
+        idle.ask(b"use a")
+        worker.ask(b"watch jobs")
+        waiter.ask(b"watch never")
+        waiter.send(b"reserve\r\n")
+        worker.ask(b"use jobs")
+        id = worker.ask(b"put 0 0 600 1\r\nx").split()[1]
+        worker.ask(b"reserve")
+        assert worker.read_line() == b"x"
+        trickle.send(b"put 0 0 60 99\r\n")
+        deadline = time.monotonic() + PATIENCE
+        while time.monotonic() < deadline and limits_of(timed)["command_timeout"] < 4:
+            try:
+                trickle.send(b"x")
+            except ConnectionError:
+                break
+            time.sleep(0.1)
+        for peer in (line, body, big, trickle):
+            assert b"INSERTED" not in peer.read_to_end()
+        assert idle.read_to_end() == b""
+        eventually(lambda: limits_of(timed)["command_timeout"] == 4, "each is counted")
+        assert limits_of(timed)["idle_timeout"] == 1
+        assert worker.ask(b"delete " + id) == b"DELETED"
+        with Peer(timed) as producer:
+            producer.ask(b"use never")
+            assert producer.ask(b"put 0 0 60 1\r\ny").startswith(b"INSERTED")
+        assert waiter.read_line().startswith(b"RESERVED")
+
+
+def test_nobody_is_closed_for_what_the_disk_takes(tmp_path: Path) -> None:
+    """All has been sent: a lone put, and more bodies than are read before the first is safe."""
+    slow = (sys.executable, "-c", SLOW, str(tmp_path / "slow"))
+    flags = ("-l", "127.0.0.1", "-p", "0", "--no-web", "-b", str(tmp_path), "-f", "0")
+    with Daemon(*flags, "--idle-timeout", "1", "--command-timeout", "1", command=slow) as server:
+        with Peer(server) as many:
+            (tmp_path / "slow").touch()
+            with Peer(server) as lone:
+                many.send(b"put 0 0 60 60000\r\n%b\r\n" % bytes(60_000) * 20)
+                assert lone.ask(b"put 0 0 60 1\r\nx").startswith(b"INSERTED")
+            for _ in range(20):
+                assert many.read_line().startswith(b"INSERTED")
+            (tmp_path / "slow").unlink()
+        _, said = server.stop()
+        assert "timeout" not in said
+
+
+SLOW = """\
+import os, pathlib, sys, time
+slow, sync = pathlib.Path(sys.argv.pop(1)), os.fdatasync
+
+def fdatasync(fd):
+    if slow.exists():
+        time.sleep(3.5)
+    sync(fd)
+
+os.fdatasync = fdatasync
+from greenstalk_server import cli
+sys.exit(cli.main())
+"""
+
+
+# Peers that are gone, and file descriptors that are used up
+
+
+def test_a_peer_that_is_gone_without_a_word_is_noticed(tmp_path: Path) -> None:
+    """It is in a network of its own, and from some time on nothing reaches it: not what asks it, nor its job."""
+    path = tmp_path / "queue"
+    start = ("unshare", "--net", "sh", "-c", f'{LINK} && exec "$0" "$@"', *COMMAND)
+    flags = ("-l", "10.77.7.1", "-l", f"unix:{path}", "-p", "0", "--no-web", "--dead-peer-timeout", "2")
+    with Daemon(*flags, command=start) as server:
+        port = re.findall(r"10\.77\.7\.1:(\d+), unix", server.first_lines)[0]
+        client = subprocess.Popen(
+            ["unshare", "--net", sys.executable, "-c", CLIENT, port], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        try:
+            assert client.stdin is not None and client.stdout is not None
+            assert client.stdout.readline() == b"begun\n"
+            inside(server.process.pid, f"ip link set far netns {client.pid}")
+            inside(client.pid, "ip addr add 10.77.7.2/24 dev far && ip link set far up")
+            client.stdin.write(b"\n")
+            client.stdin.flush()
+            assert client.stdout.readline() == b"held\n"
+            with socket.socket(socket.AF_UNIX) as local:
+                local.settimeout(PATIENCE)
+                local.connect(str(path))
+                assert ask(local, b"delete 1\r\n") == b"NOT_FOUND"
+                inside(server.process.pid, "ip neigh replace 10.77.7.2 lladdr 02:00:00:00:00:01 dev near nud permanent")
+                assert ask(local, b"put 0 0 600 0\r\n\r\n") == b"INSERTED 2"
+                assert ask(local, b"delete 2\r\n") == b"NOT_FOUND", "the one that waits has it, as far as we know"
+                eventually(lambda: ask(local, b"delete 1\r\n") == b"DELETED", "the job that it held is nobody's")
+                eventually(lambda: ask(local, b"delete 2\r\n") == b"DELETED", "nor the one on its way")
+            _, said = server.stop()
+            assert "WARNING dead_peer_timeout: connections closed because the other side did not answer" in said
+        finally:
+            client.kill()
+            client.communicate()
+
+
+LINK = (
+    "ip link set lo up && ip link add near type veth peer name far && ip addr add 10.77.7.1/24 dev near"
+    " && ip link set near up"
+)
+
+CLIENT = """\
+import socket, sys
+print("begun", flush=True)
+sys.stdin.readline()
+holder = socket.create_connection(("10.77.7.1", int(sys.argv[1])))
+holder.sendall(b"put 0 0 600 1\\r\\nx\\r\\nreserve\\r\\n")
+assert holder.makefile("rb").readline() == b"INSERTED 1\\r\\n"
+waiter = socket.create_connection(("10.77.7.1", int(sys.argv[1])))
+waiter.sendall(b"list-tube-used\\r\\nreserve\\r\\n")
+assert waiter.recv(100) == b"USING default\\r\\n"
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def inside(process: int, commands: str) -> None:
+    """Run shell *commands* in the network of *process*."""
+    enter = ("nsenter", "--net", "--target", str(process), "sh", "-c", commands)
+    subprocess.run(enter, check=True, timeout=PATIENCE)
+
+
+def test_without_file_descriptors_accepting_waits_and_the_journal_goes_on(tmp_path: Path) -> None:
+    """Clients that are there are served, and their jobs are written; who comes waits, until others leave."""
+    start = ("prlimit", "--nofile=160:160", *COMMAND)
+    with Daemon(*LOOPBACK, "-b", str(tmp_path), "-s", "16384", command=start) as server, ExitStack() as stack:
+        good = stack.enter_context(Peer(server))
+        assert is_served(good)
+        crowd = [stack.enter_context(Peer(server)) for _ in range(300)]
+        late = stack.enter_context(Peer(server))
+        late.send(b"list-tube-used\r\n")
+        body = b"put 0 0 60 4000\r\n%b\r\n" % bytes(4000)
+        for _ in range(100):  # many new files of the journal
+            good.send(body)
+            assert good.read_line().startswith(b"INSERTED")
+        late.sock.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            late.read_line()
+        late.sock.settimeout(PATIENCE)
+        assert server.process.poll() is None
+        for peer in crowd:
+            peer.sock.close()
+        assert late.read_line() == b"USING default"
+        times = limits_of(server)["files"]
+        code, said = server.stop()
+    assert code == 0 and "Traceback" not in said
+    assert 1 <= said.count("WARNING files: times that accepting had to wait") <= times
+    assert at_most_one_a_second(said, "WARNING files: ")
+
+
+def at_most_one_a_second(said: str, part: str) -> bool:
+    """Whether the log has no more lines with *part* in them than seconds, in which the first may come a little late."""
+    times = [datetime.fromisoformat(line[:23]) for line in said.splitlines() if part in line]
+    return len(times) <= (times[-1] - times[0]).total_seconds() + 2
+
+
+def test_descriptors_that_others_use_up_are_waited_for_too() -> None:
+    """The server's own limit, lowered while it runs, below what it has open: accept itself fails then."""
+    with Daemon(*LOOPBACK) as server, Peer(server) as good:
+        assert is_served(good)
+        pid = server.process.pid
+        soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (5, hard))
+        with Peer(server) as late:
+            late.send(b"list-tube-used\r\n")
+            late.sock.settimeout(0.3)
+            with pytest.raises(TimeoutError):
+                late.read_line()
+            assert is_served(good)
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
+            late.sock.settimeout(PATIENCE)
+            assert late.read_line() == b"USING default"
+        assert limits_of(server)["files"] >= 1
+        _, said = server.stop()
+        assert "what='Too many open files'" in said and "Traceback" not in said
+
+
+# Bytes that wait for the disk
+
+
+def test_a_connection_whose_replies_wait_is_read_no_further_and_gets_all(tmp_path: Path) -> None:
+    flags = ("-b", str(tmp_path), "-f", "0", "--max-output", "1000")
+    with Daemon(*LOOPBACK, *flags) as server, Peer(server) as peer, Peer(server) as other:
+        count = 3000
+        for _ in range(10):
+            peer.send(b"put 0 0 60 1\r\nx\r\n" * (count // 10))
+            other.send(b"put 0 0 60 1\r\nx\r\n")
+            assert other.read_line().startswith(b"INSERTED")
+        assert all(peer.read_line().startswith(b"INSERTED") for _ in range(count))
+        assert limits_of(server)["output"] >= 1
+
+
+def test_what_is_counted_can_be_read_by_itself() -> None:
+    """In a line of the log it stands alone."""
+    nouns = re.compile("(commands|connections|HTTP|puts|times|uses|watches) ")
+    assert all(nouns.match(description) for description in LIMIT_DESCRIPTIONS.values())
+
+
+def test_the_page_has_every_limit() -> None:
+    table = PAGE.read_text().partition("## Limits")[2].partition("## ")[0]
+    last_cells = " ".join(line.split("|")[4] for line in table.splitlines() if line.startswith("| "))
+    assert set(re.findall("`([a-z_]+)`", last_cells)) == set(LIMIT_DESCRIPTIONS) - {"access"}

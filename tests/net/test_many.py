@@ -1,0 +1,183 @@
+"""Many of something: connections, tubes, arrivals and departures; and memory and files come back."""
+
+from __future__ import annotations
+
+import resource
+import selectors
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from tests.support.daemon import PATIENCE, Daemon
+from tests.support.peer import MIB, Peer, connections, eventually, open_files, rss
+
+CONNECTIONS = 5000
+TUBES = 10_000
+
+
+@pytest.fixture
+def many_files() -> Iterator[None]:
+    """Let this process have as many files open as it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < CONNECTIONS + 500:
+        pytest.skip(f"the hard limit on open files is {hard}")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_the_server_raises_its_own_limit_on_open_files(many_files: None) -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))  # the server inherits it; `many_files` sets it back
+    with Daemon("-l", "127.0.0.1", "-p", "0", "--no-web") as server:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        with ExitStack() as closing:
+            peers = [closing.enter_context(Peer(server)) for _ in range(400)]
+            assert {peer.ask(b"list-tube-used") for peer in peers} == {b"USING default"}
+
+
+def test_five_thousand_connections_wait_at_once_and_each_gets_a_job(server: Daemon, many_files: None) -> None:
+    eventually(lambda: connections(server) == 0, "no connection yet")
+    files = open_files(server)
+    with ExitStack() as closing:
+        good = closing.enter_context(Peer(server))
+        peers = [closing.enter_context(Peer(server)) for _ in range(CONNECTIONS)]
+        for peer in peers:
+            peer.send(b"reserve\r\n")
+        eventually(lambda: good.stats()["current-waiting"] == str(CONNECTIONS), "all wait")
+        for _ in range(CONNECTIONS // 100):
+            good.send(b"put 0 0 600 2\r\nhi\r\n" * 100)
+            assert {good.read_line().split()[0] for _ in range(100)} == {b"INSERTED"}
+        ids = {peer.read_line() for peer in peers}
+        assert len(ids) == CONNECTIONS
+        assert good.stats()["current-jobs-reserved"] == str(CONNECTIONS)
+        for peer in peers:
+            assert peer.read_line() == b"hi"
+    with Peer(server) as good:
+        eventually(lambda: good.stats()["current-jobs-ready"] == str(CONNECTIONS), "all jobs are back")
+        for line in ids:
+            assert good.ask(b"delete " + line.split()[1]) == b"DELETED"
+    eventually(lambda: open_files(server) <= files, "all files are closed")
+
+
+def test_memory_of_connections_comes_back(server: Daemon, many_files: None) -> None:
+    """What a second wave needs the first has left: the server does not grow with each."""
+
+    def wave() -> int:
+        with ExitStack() as closing:
+            peers = [closing.enter_context(Peer(server)) for _ in range(2000)]
+            assert {peer.ask(b"watch a") for peer in peers} == {b"WATCHING 2"}
+            for peer in peers:
+                peer.send(b"reserve\r\n")
+            size = rss(server)
+        eventually(lambda: connections(server) == 0, "all are closed")
+        return size
+
+    first = wave()
+    assert max(wave() for _ in range(3)) < first + 4 * MIB
+
+
+def test_ten_thousand_tubes_come_and_go(server: Daemon) -> None:
+    with Peer(server) as peer, Peer(server) as good:
+        for start in range(0, TUBES, 500):
+            peer.send(b"".join(b"watch tube-%d\r\n" % number for number in range(start, start + 500)))
+            for _ in range(500):
+                peer.read_line()
+        assert good.stats()["current-tubes"] == str(TUBES + 1)
+        size = int(good.ask(b"list-tubes").split()[1])
+        assert good.read(size + 2).count(b"\n- tube-") == TUBES
+        good.ask(b"use tube-%d" % (TUBES - 1))
+        assert good.ask(b"put 0 0 60 1\r\nx").startswith(b"INSERTED")
+        _, id, _ = peer.ask(b"reserve").split()
+        assert peer.read_line() == b"x"
+        peer.send(b"reserve\r\n")
+        eventually(lambda: good.stats()["current-waiting"] == "1", "it waits on all of them")
+        assert good.ask(b"put 0 0 60 1\r\ny").startswith(b"INSERTED")
+        _, other_id, _ = peer.read_line().split()
+        assert peer.read_line() == b"y"
+        for job in (id, other_id):
+            assert peer.ask(b"delete " + job) == b"DELETED"
+    with Peer(server) as good:
+        eventually(lambda: good.stats()["current-tubes"] == "1", "all tubes are gone")
+
+
+def test_connections_that_come_and_go_leave_nothing(server: Daemon) -> None:
+    def churn() -> None:
+        for number in range(500):
+            with Peer(server) as peer:
+                peer.send((b"stats\r\n", b"reserve\r\n", b"put 0 0 9 9\r\nx", b"watch a\r\n")[number % 4])
+
+    eventually(lambda: connections(server) == 0, "no connection yet")
+    files = open_files(server)
+    churn()
+    before = rss(server)
+    for _ in range(4):
+        churn()
+    eventually(lambda: connections(server) == 0, "all are closed")
+    eventually(lambda: open_files(server) <= files, "all files are closed")
+    assert rss(server) < before + 2 * MIB
+    with Peer(server) as peer:
+        stats = peer.stats()
+        assert (stats["current-waiting"], stats["current-tubes"], stats["current-jobs-ready"]) == ("0", "1", "0")
+
+
+def test_a_hundred_thousand_jobs_leave_no_more_behind_each_time(server: Daemon) -> None:
+    count, per_chunk = 100_000, 1000
+
+    def load(peer: Peer) -> int:
+        for _ in range(count // per_chunk):
+            peer.send(b"put 0 0 60 500\r\n%b\r\n" % bytes(500) * per_chunk)
+            lines = [peer.read_line() for _ in range(per_chunk)]
+        last, size = int(lines[-1].split()[1]), rss(server)
+        for start in range(last - count + 1, last + 1, per_chunk):
+            peer.send(b"".join(b"delete %d\r\n" % id for id in range(start, start + per_chunk)))
+            assert {peer.read_line() for _ in range(per_chunk)} == {b"DELETED"}
+        return size
+
+    with Peer(server) as peer:
+        first = load(peer)
+        assert load(peer) < first + 4 * MIB
+
+
+def test_a_pipeline_of_everything_is_answered_in_full(server: Daemon) -> None:
+    """While it is sent, replies are read; so neither side has to keep much."""
+    request, reply, count = b"list-tube-used\r\n", b"USING default\r\n", 200_000
+    with Peer(server) as peer, selectors.DefaultSelector() as selector:
+        peer.sock.setblocking(False)
+        selector.register(peer.sock, selectors.EVENT_READ | selectors.EVENT_WRITE)
+        to_send, got = memoryview(request * count), 0
+        while got < len(reply) * count:
+            ready = selector.select(PATIENCE)
+            assert ready, "the server has stopped"
+            events = ready[0][1]
+            if events & selectors.EVENT_WRITE:
+                to_send = to_send[peer.sock.send(to_send[:65536]) :]
+                if not to_send:
+                    selector.modify(peer.sock, selectors.EVENT_READ)
+            if events & selectors.EVENT_READ:
+                data = peer.sock.recv(65536)
+                assert data
+                got += len(data)
+        assert got == len(reply) * count
+
+
+def test_stopping_closes_all_connections() -> None:
+    with Daemon("-l", "127.0.0.1", "-p", "0", "--no-web") as server:
+        peers = [Peer(server) for _ in range(50)]
+        for peer in peers:
+            peer.send(b"reserve\r\n")
+        eventually(lambda: peers_wait(server, len(peers)), "all wait")
+        code, _ = server.stop()
+        assert code == 0
+        for peer in peers:
+            with peer:
+                assert peer.read_to_end() == b""
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", server.port))
+
+
+def peers_wait(server: Daemon, count: int) -> bool:
+    with Peer(server) as peer:
+        return peer.stats()["current-waiting"] == str(count)

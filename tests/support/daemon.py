@@ -1,0 +1,133 @@
+"""The real command as a subprocess, for the tests of what surrounds the protocol."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+COMMAND = (sys.executable, "-m", "greenstalk_server")
+MINDING_SIGNALS = ("env", "--default-signal=HUP,INT")
+"""Before a command that a test signals: under nohup or in the background we ignore them, and children inherit that."""
+
+LAST_OF_FIRST_LINES = "jobs: "
+PATIENCE = 60.0
+"""Seconds that anything here may take on a slow machine."""
+
+
+def environment(**variables: str) -> dict[str, str]:
+    """Return this process's environment without what a server reads from it, and with *variables*."""
+    ours = re.compile(r"PORT$|GREENSTALK_|DATABASE_URL$|LISTEN_|NOTIFY_|PG[A-Z]+$")
+    kept = {name: text for name, text in os.environ.items() if not ours.match(name)}
+    return kept | {"PYTHONUNBUFFERED": "1"} | variables
+
+
+class Daemon:
+    """One running server; as a context manager it ends with the block. `first_lines` is what it said at its start."""
+
+    def __init__(
+        self,
+        *flags: str,
+        command: Sequence[str] = COMMAND,
+        environ: Mapping[str, str] | None = None,
+        cwd: Path = REPOSITORY,
+        pass_fds: Sequence[int] = (),
+    ) -> None:
+        """Start *command* with *flags*; return once it serves, or raise AssertionError with what it said."""
+        self.process = subprocess.Popen(
+            [*command, *flags],
+            cwd=cwd,
+            env=dict(environ) if environ is not None else environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            pass_fds=pass_fds,
+            bufsize=0,  # else select would not see the lines that readline has read ahead
+        )
+        self.first_lines = self._read_first_lines()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.process.poll() is None:
+            self.stop()
+        for pipe in (self.process.stdout, self.process.stderr):
+            if pipe is not None:
+                pipe.close()
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> tuple[int, str]:
+        """Send a signal that ends it; return its exit code and the rest of what it said on stderr."""
+        self.process.send_signal(number)
+        try:
+            _, said = self.process.communicate(timeout=PATIENCE)
+        finally:
+            self.process.kill()  # does nothing to a process that has ended
+        return self.process.returncode, said.decode()
+
+    @property
+    def port(self) -> int:
+        """The TCP port of the protocol."""
+        return int(self._said(r"^beanstalk protocol: .*:(\d+)$"))
+
+    @property
+    def dashboard(self) -> str:
+        """The URL of the dashboard."""
+        return self._said(r"^dashboard: (http://\S+)$")
+
+    def ask(self, request: bytes) -> bytes:
+        """Send *request* on a new TCP connection; return the first line of the reply."""
+        with socket.create_connection(("127.0.0.1", self.port), PATIENCE) as sock:
+            return ask(sock, request)
+
+    def _said(self, pattern: str) -> str:
+        match = re.search(pattern, self.first_lines, re.MULTILINE)
+        assert match is not None, self.first_lines
+        return match[1]
+
+    def _read_first_lines(self) -> str:
+        assert self.process.stdout is not None
+        lines = ""
+        until = time.monotonic() + PATIENCE
+        while LAST_OF_FIRST_LINES not in lines:
+            readable, _, _ = select.select([self.process.stdout], [], [], until - time.monotonic())
+            if not readable or not (line := self.process.stdout.readline()):
+                self.process.kill()
+                _, said = self.process.communicate()
+                raise AssertionError(f"{self.process.args!r} does not serve: {lines}{said.decode()}")
+            lines += line.decode()
+        return lines
+
+
+def ask(sock: socket.socket, request: bytes) -> bytes:
+    """Send *request*, and return the first line of the reply, without its end."""
+    sock.sendall(request)
+    with sock.makefile("rb") as reader:
+        return reader.readline().rstrip(b"\r\n")
+
+
+def run(
+    *flags: str, command: Sequence[str] = COMMAND, pass_fds: Sequence[int] = (), **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run the command to its end, which is soon: it answers, or refuses to start."""
+    return subprocess.run(
+        [*command, *flags],
+        cwd=REPOSITORY,
+        env=environment(**variables),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+        pass_fds=pass_fds,
+    )

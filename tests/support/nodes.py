@@ -1,0 +1,193 @@
+"""Servers that share a journal: real processes, each with ports and a connection to the database of its own."""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from tests.support.cluster import Cluster
+from tests.support.daemon import COMMAND, REPOSITORY, environment
+from tests.support.proxy import Proxy
+
+PATIENCE: Final = 60.0
+"""Seconds that a takeover or a start may take on a busy machine."""
+
+ACTIVE: Final = "active"
+STANDBY: Final = "standby"
+NEITHER: Final = "neither"
+
+
+class Node:
+    """One server process: a standby, active, or neither."""
+
+    def __init__(
+        self, name: str, url: str, logs: Path, *flags: str, proxy: Proxy | None = None, **variables: str
+    ) -> None:
+        """Pass *url* and *variables* to the server in its environment."""
+        self._variables: dict[str, str] = {"DATABASE_URL": url, **variables}
+        self.name: str = name
+        self.proxy: Proxy | None = proxy
+        self.port: int = _free_port()
+        self.web_port: int = _free_port()
+        self.log_file: Path = logs / f"{name}.log"
+        self._flags: tuple[str, ...] = flags
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def command(self, *words: str) -> list[str]:
+        """Return the command line, with *words* first."""
+        where = ("-l", "127.0.0.1", "-p", str(self.port), "--web-port", str(self.web_port))
+        return [*COMMAND, *words, *where, *self._flags]
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """The environment of the server."""
+        return environment(**self._variables)
+
+    def start(self) -> None:
+        """Start the process; return before it serves."""
+        with self.log_file.open("ab") as log:
+            self.process = subprocess.Popen(
+                self.command(), cwd=REPOSITORY, env=self.environ, stdout=log, stderr=log, stdin=subprocess.DEVNULL
+            )
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the process."""
+        assert self.process is not None
+        self.process.send_signal(number)
+
+    def kill(self) -> None:
+        """End the process by SIGKILL."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self) -> int:
+        """End the process by SIGTERM; return its exit code."""
+        assert self.process is not None
+        self.process.terminate()
+        return self.process.wait(PATIENCE)
+
+    @property
+    def role(self) -> str:
+        """The role that /readyz reports."""
+        status, said = self.ask("readyz")
+        if status == 200:
+            return ACTIVE
+        is_behind = said.endswith(" behind\n") or " behind; " in said
+        return STANDBY if said.startswith("standby") and is_behind else NEITHER
+
+    def ask(self, path: str, token: str = "", host: str = "127.0.0.1") -> tuple[int, str]:
+        """Request a page with the Host header *host*; return status and text, or 0 and no text without a response."""
+        request = urllib.request.Request(f"http://127.0.0.1:{self.web_port}/{path}", headers={"Host": host})
+        if token:
+            request.add_header("Authorization", f"Bearer {token}")
+        try:
+            with urllib.request.urlopen(request, timeout=2) as page:  # noqa: S310
+                return page.status, page.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+        except (OSError, ValueError):
+            return 0, ""
+
+    def gauge(self, name: str) -> float:
+        """Return the value of the metric *name*, which has no labels."""
+        token = self._variables.get("GREENSTALK_METRICS_TOKEN", "")
+        (value,) = re.findall(rf"^greenstalk_{name} (\S+)$", self.ask("metrics", token)[1], re.MULTILINE)
+        return float(value)
+
+    @property
+    def log(self) -> str:
+        """The log so far."""
+        return self.log_file.read_text()
+
+    def listens(self) -> bool:
+        """Whether clients can connect."""
+        try:
+            socket.create_connection(("127.0.0.1", self.port), 1).close()
+        except OSError:
+            return False
+        return True
+
+
+class Nodes:
+    """The servers of one journal, started. As a context manager they are killed at the end of the block."""
+
+    def __init__(self, nodes: list[Node]) -> None:
+        self.nodes: list[Node] = nodes
+        for node in nodes:
+            node.start()
+
+    @staticmethod
+    def behind_proxies(cluster: Cluster, logs: Path, *flags: str) -> Nodes:
+        """Return two servers, each behind a proxy to the database."""
+        proxies = [Proxy(cluster.port), Proxy(cluster.port)]
+        return Nodes(
+            [
+                Node(f"node-{number}", Cluster.url_by(proxy.port), logs, *flags, proxy=proxy)
+                for number, proxy in enumerate(proxies)
+            ]
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Kill all servers."""
+        for node in self.nodes:
+            if node.process is not None and node.process.poll() is None:
+                node.signal(signal.SIGCONT)
+                node.kill()
+            if node.proxy is not None:
+                node.proxy.close()
+
+    def wait_for_roles(self) -> Node:
+        """Return the active server, once there is one and all others are standbys that are up to date."""
+
+        def is_settled() -> bool:
+            roles = sorted([node.role for node in self.nodes])
+            return roles == [ACTIVE, *[STANDBY] * (len(self.nodes) - 1)]
+
+        wait_until(is_settled, lambda: f"roles: {[(node.name, node.ask('readyz')) for node in self.nodes]}")
+        return next(node for node in self.nodes if node.role == ACTIVE)
+
+    @property
+    def ports(self) -> list[int]:
+        """The ports of all servers."""
+        return [node.port for node in self.nodes]
+
+
+def wait_until(is_so: Callable[[], bool], what: Callable[[], str]) -> None:
+    """Return as soon as *is_so* is true; fail after PATIENCE seconds."""
+    deadline = time.monotonic() + PATIENCE
+    while not is_so():
+        assert time.monotonic() < deadline, what()
+        time.sleep(0.02)
+
+
+def run_command(node: Node, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run a command, such as `handover`, with the options of *node*."""
+    arguments: Sequence[str] = node.command(*words)
+    return subprocess.run(
+        arguments, cwd=REPOSITORY, env=node.environ, capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        port: int = sock.getsockname()[1]
+        return port

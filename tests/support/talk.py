@@ -1,0 +1,111 @@
+"""A session without a socket, the ways to cut what it is sent, and a bound on what it may keep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from io import BytesIO
+from typing import Final
+
+from greenstalk_server.core.broker import Broker
+from greenstalk_server.core.job import SECOND
+from greenstalk_server.protocol.session import Session
+from tests.support.world import START, make_broker, slots
+
+MARK: Final = b"list-tube-used\r\n"
+"""A command that changes nothing, to see that the stream goes on at the right byte."""
+
+MARKED: Final = b"USING default\r\n"
+
+
+class Talk:
+    """One connection to *broker*, and the time. `woken` counts the calls of the session's wake."""
+
+    def __init__(self, broker: Broker | None = None) -> None:
+        self.broker: Broker = broker if broker is not None else make_broker()
+        self.now = START
+        self.woken = 0
+        self.session = Session(self.broker, self._on_wake)
+
+    def send(self, data: bytes) -> bytes:
+        """Send *data* in one piece; return all replies to it, as a server would, slice after slice.
+
+        Of a session that is closing a server reads nothing more.
+        """
+        if self.session.is_closing:
+            return b""
+        return self._rest(self.session.receive(data, self.now))
+
+    def send_all(self, pieces: Iterable[bytes]) -> bytes:
+        return b"".join([self.send(piece) for piece in pieces])
+
+    def send_eof(self) -> bytes:
+        return self._rest(self.session.receive_eof(self.now))
+
+    def resume(self) -> bytes:
+        """Go on after a wake-up."""
+        return self._rest(self.session.resume(self.now))
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass and the broker tick; the session is not resumed."""
+        self.now += round(seconds * SECOND)
+        while (due := self.broker.tick(self.now)) is not None and due <= self.now:
+            pass
+        self.broker.check()
+
+    def close(self) -> None:
+        self.session.close(self.now)
+        self.broker.check()
+
+    def _rest(self, out: bytes) -> bytes:
+        outs = [out]
+        while self.session.has_more:
+            outs += stream_of(self.session)
+            outs.append(self.session.resume(self.now))
+        self.broker.check()
+        return b"".join(outs)
+
+    def _on_wake(self) -> None:
+        self.woken += 1
+
+
+def stream_of(session: Session) -> list[bytes]:
+    """Return the pieces of the stream that *session* has begun, if it has, as a connection sends them."""
+    pieces = []
+    if session.stream is not None:
+        while piece := session.stream.next():
+            pieces.append(piece)
+        session.end_stream()
+    return pieces
+
+
+def kept(session: Session) -> int:
+    """Bytes that *session* keeps of what was sent, whatever it calls them."""
+    return sum(_size(getattr(session, name)) for name in slots(session))
+
+
+def _size(value: object) -> int:
+    if isinstance(value, list):
+        return sum(_size(item) for item in value)
+    if isinstance(value, BytesIO):
+        return value.getbuffer().nbytes
+    return len(value) if isinstance(value, bytes) else 0
+
+
+def whole(data: bytes) -> list[bytes]:
+    return [data]
+
+
+def byte_by_byte(data: bytes) -> list[bytes]:
+    return [data[at : at + 1] for at in range(len(data))]
+
+
+def in_threes(data: bytes) -> list[bytes]:
+    return [data[at : at + 3] for at in range(0, len(data), 3)]
+
+
+def cut_after_cr(data: bytes) -> list[bytes]:
+    return [piece for piece in data.replace(b"\r", b"\r|").split(b"|") if piece]
+
+
+CUTS: Final[tuple[Callable[[bytes], list[bytes]], ...]] = (whole, byte_by_byte, in_threes, cut_after_cr)
+"""Ways for the same bytes to arrive."""
