@@ -24,6 +24,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable
+from http.client import HTTPException
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Final
@@ -123,7 +124,7 @@ class Sampler(threading.Thread):
             try:
                 with socket.create_connection(("127.0.0.1", self._server.port), PATIENCE) as sock:
                     self._watch(sock)
-            except (OSError, psutil.NoSuchProcess, ValueError):
+            except (OSError, HTTPException, psutil.NoSuchProcess, ValueError, IndexError):
                 time.sleep(0.2)  # the server restarts
 
     def now(self) -> float:
