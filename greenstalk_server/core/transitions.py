@@ -21,7 +21,7 @@ from greenstalk_server.core.job_table import JobTable
 from greenstalk_server.core.journal import Journal
 from greenstalk_server.core.limits import LIMIT_NAMES, JobQuotas, LimitCounters, Limits, job_quotas
 from greenstalk_server.core.listener import BrokerListener
-from greenstalk_server.core.name_list import NameBudget, NameList
+from greenstalk_server.core.name_list import NameBudget, NameList, TubeNames
 from greenstalk_server.core.outcomes import Refusal
 from greenstalk_server.core.timers import Timers
 from greenstalk_server.core.tube import Totals, Tube
@@ -85,7 +85,7 @@ class Transitions:
         self.producer_count: int = 0
         self.worker_count: int = 0
         self.waiting_count: int = 0
-        self._names: NameList | None = None
+        self._names: TubeNames = TubeNames(self.listed_names)
         self._burials: int = 0
         self._waits: int = 0
         self._last_client: int = 0
@@ -105,19 +105,18 @@ class Transitions:
         tube = self.tubes.get(name)
         if tube is None:
             tube = self.tubes[name] = Tube(name, self.jobs, self.totals)
-            self._names = None
+            tube.name_chunk = self._names.add(name)
         return tube
 
     def name_list(self) -> NameList:
         """Return the names of all tubes, in the order of creation; the same list until a tube is created or dropped."""
-        if self._names is None:
-            self._names = NameList(self.tubes, self.listed_names)
-        return self._names
+        return self._names.list()
 
     def _drop_if_unneeded(self, tube: Tube) -> None:
         if tube.is_unneeded() and tube is not self.default_tube and self.tubes.get(tube.name) is tube:
             del self.tubes[tube.name]
-            self._names = None
+            assert tube.name_chunk is not None
+            self._names.remove(tube.name, tube.name_chunk)
             for listener in self._listeners:
                 listener.on_tube_dropped(tube)
             self._timers.disarm(tube)

@@ -17,6 +17,7 @@ from greenstalk_server.core.ready_queue import ReadyQueue
 
 if TYPE_CHECKING:
     from greenstalk_server.core.client import Client
+    from greenstalk_server.core.name_list import NameChunk
     from greenstalk_server.core.tube_set import TubeSet
 
 NAME: Final = re.compile(rb"[A-Za-z0-9+/;.$_()][-A-Za-z0-9+/;.$_()]{0,199}")
@@ -54,6 +55,7 @@ class Tube:
     paused_until    end of the pause, nanoseconds; the tube is paused while this is later than now.
     pause           length of the current pause, nanoseconds; 0 if there is none.
     tube_sets       sets of many tubes that include this one; the tube notifies them of its ready jobs.
+    name_chunk      place of the name in the broker's TubeNames.
     timer_at        time for which the broker's timers are armed, 0 for none (see Timers).
     total_jobs, cmd_delete, total_*   counters since the tube was created.
     waits, runs     histograms of how long jobs were ready until they were reserved, and reserved until they were
@@ -68,6 +70,7 @@ class Tube:
         "cmd_pause_tube",
         "delayed",
         "name",
+        "name_chunk",
         "pause",
         "paused_until",
         "ready",
@@ -94,6 +97,7 @@ class Tube:
     def __init__(self, name: bytes, jobs: Mapping[int, Job], totals: Totals | None = None) -> None:
         """*jobs* is the broker's table of every job by id, *totals* its counts of them."""
         self.name: bytes = name
+        self.name_chunk: NameChunk | None = None
         self.totals: Totals = totals if totals is not None else Totals()
         self.ready: ReadyQueue = ReadyQueue(name, jobs)
         self.delayed: JobHeap = JobHeap(name, jobs)

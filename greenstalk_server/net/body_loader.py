@@ -1,10 +1,10 @@
-"""Reads bodies back that are on disk alone: for reserves and peeks that wait for them, and ahead of reserves to come.
+"""Reads evicted bodies from disk: for reserves and peeks that wait for them, and ahead of reserves to come.
 
-One greenlet gathers what is asked for and has it read in the hub's threadpool, so that no command waits on the disk in
-the loop. With the body of a reserved job it reads those of the next ones of its tube; when half of them are reserved,
-the next.
+One greenlet collects the requests and reads in the hub's thread pool, so that the disk never blocks the event loop.
+With the body of a reserved job it reads the bodies of the next jobs of its tube (read-ahead), and when half of those
+jobs are reserved, the bodies of the jobs after them.
 
-Methods say if they may switch greenlets.
+Docstrings say which methods may switch greenlets.
 """
 
 from __future__ import annotations
@@ -24,50 +24,54 @@ from greenstalk_server.core.tube import Tube
 from greenstalk_server.journal.writer import Binlog
 from greenstalk_server.runtime.scheduling import YIELD_DELAY
 
-AHEAD: Final = 512
-AHEAD_BYTES: Final = 2**22
-"""Jobs, and bytes of their bodies, that are read ahead of a tube's reserves; fewer bytes where the limit is low."""
+READ_AHEAD_JOBS: Final = 512
+"""Maximum number of jobs whose bodies are read ahead for one tube."""
 
-LET_GO_AT_ONCE: Final = 2000
-"""Jobs looked at, of which bodies are let go, in about a millisecond."""
+READ_AHEAD_BYTES: Final = 2**22
+"""Maximum bytes of bodies read ahead for one tube; at most 1/32 of the body cache's limit."""
 
-AHEAD_OF_ALL: Final = 2**24
-"""Bytes that were read ahead, for all tubes, after which no more are; and an eighth of the limit, as they stay."""
+EVICTION_BATCH: Final = 2000
+"""Jobs examined for eviction before the loop serves others: about a millisecond."""
 
-MAKES_WAY: Final = 64
-"""Of what is read ahead of a tube, the part that makes way each time then: a tube may have nobody any more."""
+MAX_READ_AHEAD: Final = 2**24
+"""Bytes of bodies read ahead for all tubes, above which reading ahead stops; at most 1/8 of the body cache's limit,
+since these bodies are not evicted."""
+
+READ_AHEAD_EVICTION: Final = 64
+"""Fraction of a tube's read-ahead bytes (1/64) that is evicted when reading ahead has stopped, since its tube may no
+longer have workers."""
 
 TRIES: Final = 3
-"""A segment may go while it is read; its jobs are in another then."""
+"""Attempts to read a body. Compaction may remove a segment while it is read; then the body is in another segment."""
 
 
 class Loader:
-    """See the module."""
+    """Reads the bodies of *broker*'s jobs from *binlog* into the body cache *bodies*."""
 
     def __init__(self, broker: Broker, binlog: Binlog, bodies: Bodies) -> None:
         self._broker: Broker = broker
         self._binlog: Binlog = binlog
-        self._asked: list[tuple[int, Callable[[bytes | None], None]]] = []
+        self._requests: list[tuple[int, Callable[[bytes | None], None]]] = []
         self._tubes: dict[Tube, None] = {}
         self._wanted: Event = Event()
         self._bodies: Bodies = bodies
-        self._ahead_bytes: int = min(AHEAD_BYTES, bodies.limit // 32)
-        self._ahead_of_all: int = min(AHEAD_OF_ALL, bodies.limit // 8)
+        self._ahead_bytes: int = min(READ_AHEAD_BYTES, bodies.limit // 32)
+        self._max_read_ahead: int = min(MAX_READ_AHEAD, bodies.limit // 8)
         bodies.fetch = self.fetch
         bodies.look = self.look
         bodies.read_ahead = self.read_ahead
 
     def fetch(self, job: Job, deliver: Callable[[bytes | None], None]) -> None:
-        """Call *deliver* with the body of *job* once it is here, or None if it is lost or the job gone."""
-        self._asked.append((job.id, deliver))
+        """Call *deliver* with the body of *job* once read, or with None if the body is lost or the job deleted."""
+        self._requests.append((job.id, deliver))
         if job.state == RESERVED:
             self._tubes[job.tube] = None
         self._wanted.set()
 
     def look(self, jobs: Iterable[Job]) -> dict[int, bytes]:
-        """The bodies of *jobs* by id; those on disk alone stay there. Lost ones are left out. Switches.
+        """Return the bodies of *jobs* by id, without lost ones; the cache does not change. Switches.
 
-        What all of them take of memory together is for the caller to bound.
+        The caller must bound the total size of the bodies.
         """
         jobs = list(jobs)
         found = held_bodies(jobs)
@@ -82,44 +86,44 @@ class Loader:
         return found
 
     def read_ahead(self, tube: Tube) -> None:
-        """Read the bodies that the next reserves of *tube* want. Does not switch."""
+        """Schedule reading the bodies for the next reserves of *tube*. Does not switch."""
         self._tubes[tube] = None
         self._wanted.set()
 
     def run(self) -> None:
-        """Read whatever is asked for, for ever; in a greenlet of its own. Switches."""
+        """Serve requests until the greenlet is killed. Switches."""
         while True:
             self._wanted.wait()
             self._wanted.clear()
-            asked, self._asked = self._asked, []
+            requests, self._requests = self._requests, []
             tubes, self._tubes = self._tubes, {}
-            self._read(asked, {job.id: job for tube in tubes for job in self._next_of(tube)})
+            self._read(requests, {job.id: job for tube in tubes for job in self._next_of(tube)})
 
-    def _read(self, asked: list[tuple[int, Callable[[bytes | None], None]]], ahead: dict[int, Job]) -> None:
-        """Read what is *asked* for and what is wanted *ahead*, and deliver. Switches."""
+    def _read(self, requests: list[tuple[int, Callable[[bytes | None], None]]], ahead: dict[int, Job]) -> None:
+        """Read the requested bodies and those of the jobs *ahead*, and deliver the requested ones. Switches."""
         jobs, found = self._broker.jobs, dict[int, bytes]()
         for _ in range(TRIES):
-            wanted = {job.id: job for id, _ in asked if id not in found and (job := jobs.get(id)) is not None}
+            wanted = {job.id: job for id, _ in requests if id not in found and (job := jobs.get(id)) is not None}
             found |= {id: job.body for id, job in wanted.items() if job.body is not None}
             read = self._binlog.read([*wanted.values(), *ahead.values()])
             get_hub().threadpool.apply(read.run)
             self._binlog.have_read(read, ahead)
             found |= read.bodies
-            if all(id in found or id not in jobs for id, _ in asked):
+            if all(id in found or id not in jobs for id, _ in requests):
                 break
-        for id, deliver in asked:
+        for id, deliver in requests:
             deliver(found.get(id))
-        while self._binlog.let_go(LET_GO_AT_ONCE):
+        while self._binlog.let_go(EVICTION_BATCH):
             gevent.sleep(YIELD_DELAY)
 
     def _next_of(self, tube: Tube) -> list[Job]:
-        """The next jobs of *tube* whose bodies are on disk alone; and mark the one after which to come again."""
+        """Return the next jobs of *tube* whose bodies are only on disk, and mark the trigger of the next read-ahead."""
         found: list[Job] = []
         size = 0
-        if self._bodies.ahead_bytes > self._ahead_of_all:
-            self._bodies.make_way(self._ahead_bytes // MAKES_WAY)
+        if self._bodies.ahead_bytes > self._max_read_ahead:
+            self._bodies.make_way(self._ahead_bytes // READ_AHEAD_EVICTION)
             return found
-        for job in islice(tube.ready.walk(), AHEAD):
+        for job in islice(tube.ready.walk(), READ_AHEAD_JOBS):
             if job.body is None:
                 found.append(job)
                 size += job.size

@@ -1,13 +1,11 @@
-"""Group commit: replies that wait for the journal leave together, when one batch of records is safe.
+"""Group commit: write the journal records of many connections in one batch, then send all of their replies.
 
-The greenlets that serve connections run whole chunks of commands and hand their replies to `hold`. The
-committer greenlet runs after all of them have had their turn, takes every record there is as one batch, has
-it written, and synced if -f is 0, and then sends all replies. While one batch is on its way to the disk the
-next one gathers, so however many connections have work, each waits for two syncs at most.
+Connections serve whole chunks of commands and pass their replies to `hold`. Then the committer greenlet takes all
+pending records as one batch, writes it, syncs it if -f is 0, and releases the replies. While a batch is being written
+the next one accumulates, so a reply waits for at most two syncs, however many connections there are.
 
-Whatever blocks runs in a thread, so that the disk stalls nobody: batches and syncs in one native thread of
-their own, since the way to the hub's threadpool and back costs more CPU than all else about a batch; what is
-seldom, in the threadpool.
+Blocking calls run in threads, so that the disk never blocks the event loop. Batches and syncs have a native thread of
+their own: a round trip to the hub's thread pool costs more CPU than the rest of a batch. Rare calls use that pool.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 import gevent
-import gevent.threadpool  # gevent would do it when it is wanted, and may lack the right or a descriptor then
+import gevent.threadpool  # a later import, on first use, could fail for lack of permission or a descriptor
 from gevent import get_hub
 from gevent.event import Event
 from gevent.lock import BoundedSemaphore
@@ -31,48 +29,52 @@ from greenstalk_server.core.job import SECOND
 from greenstalk_server.journal.batch import Batch, Sync
 from greenstalk_server.journal.compaction import READ_BATCH
 from greenstalk_server.journal.writer import Binlog
-from greenstalk_server.net.body_loader import LET_GO_AT_ONCE, Loader
+from greenstalk_server.net.body_loader import EVICTION_BATCH, Loader
 from greenstalk_server.runtime.scheduling import YIELD_DELAY
 
 log = logging.getLogger(__name__)
 
-RETRY_EVERY: Final = 1.0
+RETRY_INTERVAL: Final = 1.0
 """Seconds between attempts while the disk fails or is full."""
 
-COMPACTION_SHARE: Final = 3
-COMPACTION_AT_MOST: Final = 524288
-"""Bytes that compaction copies for each byte written or deleted, and bytes at most in one turn; it copies the rest
-before the next batch."""
+COMPACTION_RATIO: Final = 3
+"""Bytes that compaction copies for each byte written or deleted."""
+
+MAX_COMPACTION: Final = 524288
+"""Bytes copied after one batch. The rest is copied before the next batch."""
 
 COMPACTION_WHEN_FULL: Final = 65536
-"""Or, on a full disk, so many bytes after each batch: releases must not overtake it."""
+"""Bytes copied after each batch while the disk is full, so that releases do not outpace compaction."""
 
 COMPACTION_SLICE: Final = 32768
+"""Bytes copied before the loop serves others, and per `IDLE_PAUSE` when no client writes."""
 
 IDLE_PAUSE: Final = 0.005
-"""And so many bytes besides, each so many seconds, though nobody writes."""
+"""Seconds between slices of compaction when no client writes."""
 
 LONE_BATCHES: Final = 8
-QUICK_SYNC: Final = 0.001
-"""After so many batches for one client alone, and while syncs take less than so many seconds on average, a sync
-runs in the loop itself: the way to a thread and back costs about as much as a good disk's sync."""
+"""Consecutive batches for one connection alone, after which it may sync in the loop; see `QUICK_SYNC`."""
 
-WRITTEN_IN_LOOP: Final = 2**20
-"""Bytes, at most, of a batch that is written in the loop: half a millisecond if the system has room in its cache."""
+QUICK_SYNC: Final = 0.001
+"""Seconds. While syncs take less on average, a sync for a lone connection runs in the loop: the round trip to a thread
+costs about as much as the sync of a good disk."""
+
+MAX_LOOP_WRITE: Final = 2**20
+"""Bytes of a batch that is written in the loop: half a millisecond if the page cache has room."""
 
 
 class Holder(Protocol):
-    """Someone whose replies wait."""
+    """A connection, or another object, whose replies wait for the journal."""
 
     def release(self, safe: int) -> None:
         """Send the replies that waited for records up to number *safe*. Must not switch."""
 
 
 class Committer:
-    """Writes and syncs *binlog*, and releases who waits for it."""
+    """Writes and syncs *binlog*, and releases the holders that wait for it."""
 
     def __init__(self, binlog: Binlog, loader: Loader | None = None) -> None:
-        """*loader* reads bodies back, if some may be on disk alone; it begins and ends with the committer."""
+        """*loader* reads evicted bodies, if bodies can be evicted; it starts and stops with the committer."""
         self.binlog: Binlog = binlog
         self._loader: Loader | None = loader
         self._holders: list[Holder] = []
@@ -91,9 +93,9 @@ class Committer:
         self._sync_time: float = QUICK_SYNC
 
     def start(self) -> None:
-        """Begin. Does not switch."""
-        get_hub().threadpool  # noqa: B018  made while there is a file descriptor for it
-        self._greenlets = [gevent.spawn(self._commit_forever), gevent.spawn(self._keep_up_forever)]
+        """Start the greenlets. Does not switch."""
+        get_hub().threadpool  # noqa: B018  created while a file descriptor is free for it
+        self._greenlets = [gevent.spawn(self._commit_forever), gevent.spawn(self._maintain_forever)]
         if self.binlog.sync_interval is not None and self.binlog.sync_interval > 0:
             self._greenlets.append(gevent.spawn(self._sync_forever, self.binlog.sync_interval / SECOND))
         if self._loader is not None:
@@ -103,8 +105,8 @@ class Committer:
         self.note_records()
 
     def stop(self) -> None:
-        """Write and sync what there is, release who waits, end. Switches, and if that takes a disk blocks at last."""
-        with self._disk:  # so nothing is under way in the thread
+        """Write and sync all records, release all holders, and end. Switches; writes to a local disk block."""
+        with self._disk:  # no call is in progress in the thread
             gevent.killall(self._greenlets)
             run = self._run_in_thread if self.binlog.is_remote else Batch.run
             if not self._write_all(run):
@@ -114,15 +116,15 @@ class Committer:
         self._thread.stop()
 
     def hold(self, holder: Holder) -> None:
-        """Have *holder* released when all records made so far are safe. Does not switch."""
+        """Release *holder* when all records made so far are safe. Does not switch."""
         if not self._holders:
             self._wanted.set()
         self._holders.append(holder)
 
     def commit_for(self, holder: Holder) -> bool:
-        """Commit here and now if *holder* alone has had work lately and the disk is quick; else False: `hold` it.
+        """Commit now and return True if only *holder* had work lately and the disk is quick; else return False.
 
-        It spares the way to another greenlet and back. Does not switch; blocks for one sync.
+        This avoids a greenlet round trip. After False, call `hold`. Blocks for one sync, and does not switch.
         """
         if holder is not self._lone_holder:
             self._lone_holder = holder
@@ -134,18 +136,18 @@ class Committer:
         binlog = self.binlog
         if binlog.sync_interval != 0 or binlog.is_remote or binlog.wants_rewrite or binlog.is_full:
             return False
-        if binlog.pending_bytes > WRITTEN_IN_LOOP:
+        if binlog.pending_bytes > MAX_LOOP_WRITE:
             return False
         return self._write(self._run_timed, is_synced=True)
 
     def wait(self, timeout: float) -> bool:
-        """Return when all records made so far are safe; False if *timeout* seconds do not suffice. Switches."""
+        """Wait until all records made so far are safe; return False after *timeout* seconds. Switches."""
         waiter = _Waiter()
         self.hold(waiter)
         return bool(waiter.is_safe.wait(timeout))
 
     def note_records(self) -> None:
-        """See that what the journal has been told gets written, though nobody waits for it. Does not switch."""
+        """Schedule a commit of the pending records even if no reply waits for it. Does not switch."""
         self._wanted.set()
 
     def _commit_forever(self) -> None:
@@ -156,10 +158,10 @@ class Committer:
             if not self._commit():
                 self._wanted.set()
                 if self.binlog.trouble is not None:
-                    gevent.sleep(RETRY_EVERY)
+                    gevent.sleep(RETRY_INTERVAL)
 
     def _commit(self) -> bool:
-        """Commit what there is, where it stalls nobody; False if that has to be tried again. Switches if it blocks."""
+        """Commit the pending records, in a thread if that may block; return False if it must be retried. May switch."""
         binlog = self.binlog
         is_large = binlog.is_over_bound
         is_synced = binlog.sync_interval == 0 or (is_large and binlog.sync_interval is not None)
@@ -170,14 +172,14 @@ class Committer:
             if not binlog.has_records:  # a new segment's header waits for the first record
                 self._release(self._take_holders())
                 return True
-            is_quick = not binlog.is_changing_files and binlog.pending_bytes <= WRITTEN_IN_LOOP
+            is_quick = not binlog.is_changing_files and binlog.pending_bytes <= MAX_LOOP_WRITE
             if not is_synced and not is_large and is_quick:
                 return self._write(Batch.run, is_synced)
         with self._disk:
             return self._rewrite() and self._write(self._run_in_thread, is_synced)
 
     def _rewrite(self) -> bool:
-        """Have the binlog record the next step of a rewrite, if it wants one; False if there is no room. Switches."""
+        """Record the next step of a rewrite, if one is due; return False if there is no room. Switches."""
         binlog = self.binlog
         if not binlog.wants_rewrite:
             return True
@@ -190,7 +192,7 @@ class Committer:
         return True
 
     def _rewrite_in_slices(self) -> bool:
-        """Attempt a step of a rewrite, and let other greenlets run between its slices; False if it has to wait."""
+        """Do a step of a rewrite, and yield between its slices; return False if it needs a read first. Switches."""
         slices = self.binlog.rewrite()
         while True:
             try:
@@ -200,7 +202,7 @@ class Committer:
             gevent.sleep(YIELD_DELAY)
 
     def _write_all(self, run: Callable[[Batch], None]) -> bool:
-        """Write and sync all there is, in as many steps as it takes; False if the disk fails. Only for `stop`."""
+        """Write and sync all records, in several steps if needed; return False if the disk fails. Only for `stop`."""
         binlog = self.binlog
         while True:
             is_rewrite = binlog.wants_rewrite
@@ -213,23 +215,23 @@ class Committer:
                 binlog.kept(upkeep)
 
     def _write_released_ids(self) -> None:
-        """Write that ids set aside were not given. Only for `stop`: a failure loses no job, so nothing is rewritten."""
+        """Record that reserved ids were not used. Only for `stop`. A failure loses no job, so nothing is rewritten."""
         try:
             self.binlog.take(is_synced=self.binlog.sync_interval is not None).run()
         except OSError as error:
             log.warning("journal: cannot record the next id: %s; the next start skips ids", error)
 
     def _await_room(self, is_large: bool) -> None:
-        """Wait until segments are removed, if the disk is full or the directory *is_large*. Switches."""
+        """If the disk is full or the directory *is_large*, wait until segments are removed. Switches."""
         if (self.binlog.is_full or is_large) and self.binlog.wants_upkeep:
             self._upkeep_done.clear()
             self._upkeep_wanted.set()
-            self._upkeep_done.wait(RETRY_EVERY)
+            self._upkeep_done.wait(RETRY_INTERVAL)
 
     def _write(self, run: Callable[[Batch], None], is_synced: bool) -> bool:
-        """Run a batch, and release who waited for it; False if it failed. Switches if *run* does.
+        """Run a batch, and release the holders that waited for it; return False if it failed. Switches if *run* does.
 
-        A step of a rewrite that is not the last releases nobody.
+        No holder is released by a step of a rewrite that is not the last.
         """
         holders = self._take_holders()
         batch = self.binlog.take(is_synced)
@@ -248,30 +250,30 @@ class Committer:
         if self.binlog.has_unsynced:
             self._sync_wanted.set()
         is_behind = self._compact(batch)
-        if self.binlog.let_go(LET_GO_AT_ONCE) or is_behind or self.binlog.wants_bodies or self.binlog.wants_upkeep:
+        if self.binlog.let_go(EVICTION_BATCH) or is_behind or self.binlog.wants_bodies or self.binlog.wants_upkeep:
             self._upkeep_wanted.set()
         return True
 
     def _compact(self, batch: Batch) -> bool:
-        """Copy in proportion to what *batch* has written and what was deleted since the last; return if more is due.
+        """Compact in proportion to the bytes that *batch* wrote and that were deleted; return whether more is due.
 
-        What exceeds COMPACTION_AT_MOST is owed: it is copied before the next batch, so that clients whose commands
-        come in large batches do not overtake compaction.
+        Bytes above MAX_COMPACTION are copied before the next batch, so that clients that send large batches do not
+        outpace compaction.
         """
         binlog = self.binlog
         churned = batch.size - self._copied + binlog.bytes_died - self._died
         self._copied, self._died = 0, binlog.bytes_died
-        self._owed = COMPACTION_WHEN_FULL if binlog.is_full else self._owed + COMPACTION_SHARE * churned
+        self._owed = COMPACTION_WHEN_FULL if binlog.is_full else self._owed + COMPACTION_RATIO * churned
         if binlog.is_over_bound:
-            self._owed = max(self._owed, COMPACTION_AT_MOST)
-        return self._compact_slice(COMPACTION_AT_MOST)
+            self._owed = max(self._owed, MAX_COMPACTION)
+        return self._compact_slice(MAX_COMPACTION)
 
-    def _compact_slice(self, at_most: int) -> bool:
-        """Copy *at_most* bytes of what is owed; return if more is due. If none is, nothing is owed any longer."""
-        budget = min(self._owed, at_most)
+    def _compact_slice(self, limit: int) -> bool:
+        """Copy up to *limit* of the bytes that are owed; return whether more is due. If not, reset the debt to 0."""
+        budget = min(self._owed, limit)
         before = self.binlog.pending_bytes
         is_behind = self.binlog.compact(budget)
-        self._copied += self.binlog.pending_bytes - before  # they come with the next batch, and are not to count
+        self._copied += self.binlog.pending_bytes - before  # written with the next batch, where they must not count
         self._owed = self._owed - budget if is_behind else 0
         return is_behind
 
@@ -313,13 +315,13 @@ class Committer:
         self.binlog.synced(sync)
         self._upkeep_wanted.set()
 
-    def _keep_up_forever(self) -> None:
-        """Make and remove files, and go on with compaction when nobody writes."""
+    def _maintain_forever(self) -> None:
+        """Create and remove files, and continue compaction while no client writes. Switches."""
         retried = time.monotonic()
         while True:
-            self._upkeep_wanted.wait(RETRY_EVERY)
+            self._upkeep_wanted.wait(RETRY_INTERVAL)
             self._upkeep_wanted.clear()
-            is_retry = time.monotonic() > retried + RETRY_EVERY
+            is_retry = time.monotonic() > retried + RETRY_INTERVAL
             if is_retry:
                 retried = time.monotonic()
             upkeep = self.binlog.upkeep(is_retry)
@@ -332,7 +334,7 @@ class Committer:
                 get_hub().threadpool.apply(read.run)
                 self.binlog.have_read(read)
             is_behind = self.binlog.compact(COMPACTION_SLICE if read is None else READ_BATCH)
-            while self.binlog.let_go(LET_GO_AT_ONCE):
+            while self.binlog.let_go(EVICTION_BATCH):
                 gevent.sleep(YIELD_DELAY)
             if is_behind or self.binlog.wants_bodies:
                 gevent.sleep(IDLE_PAUSE)
@@ -342,13 +344,13 @@ class Committer:
 
 
 def _end_process(greenlet: gevent.Greenlet) -> None:
-    """End as by SIGTERM: a committer that is dead acknowledges nothing any more, and says so to nobody."""
+    """Stop the process as SIGTERM does: without the committer no reply that waits for the journal would be sent."""
     log.critical("journal: internal error, the server stops: %r", greenlet.exception)
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 class _Waiter:
-    """A Holder without replies. One release will do: each batch takes all that was recorded before it."""
+    """A Holder without replies. The first release suffices: a batch contains all records made before it."""
 
     def __init__(self) -> None:
         self.is_safe: Event = Event()
@@ -358,49 +360,49 @@ class _Waiter:
 
 
 class DiskThread:
-    """A native thread that runs one call at a time for the greenlet that asks."""
+    """A native thread that runs one call at a time for a greenlet."""
 
     def __init__(self) -> None:
-        self._go: threading.Lock = threading.Lock()
-        self._go.acquire()
+        self._start: threading.Lock = threading.Lock()
+        self._start.acquire()
         self._done: Any = get_hub().loop.async_()
-        self._asker: Any = None
+        self._caller: Any = None
         self._task: Callable[[], None] | None = None
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
 
     def call(self, function: Callable[[Any], None], argument: Any) -> None:
-        """Run *function* of *argument* in the thread; raise what it raises. Switches till it is done."""
+        """Call *function* with *argument* in the thread; re-raise its exception. Switches until the call returns."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
             self._thread.start()
-            self._done.start(self._answer)
-        self._asker = getcurrent()
+            self._done.start(self._resume_caller)
+        self._caller = getcurrent()
         self._task = lambda: function(argument)
-        self._go.release()
+        self._start.release()
         get_hub().switch()
         error, self._error = self._error, None
         if error is not None:
             raise error
 
     def stop(self) -> None:
-        """End the thread; nothing may be under way. Does not switch."""
+        """End the thread. No call may be in progress. Does not switch."""
         self._task = None
-        self._go.release()
+        self._start.release()
         self._done.stop()
         self._done.close()
 
-    def _answer(self) -> None:
-        """Run by the loop when the thread has sent for it."""
-        self._asker.switch()
+    def _resume_caller(self) -> None:
+        """Switch back to the calling greenlet. Called by the loop after the thread has signalled `_done`."""
+        self._caller.switch()
 
     def _run(self) -> None:
         while True:
-            self._go.acquire()
+            self._start.acquire()
             if self._task is None:
                 return
             try:
                 self._task()
-            except BaseException as error:  # noqa: BLE001  it is raised where it was asked for
+            except BaseException as error:  # noqa: BLE001  `call` raises it
                 self._error = error
             self._done.send()

@@ -1,11 +1,11 @@
-"""HTTP requests, read and answered within bounds.
+"""Read and answer HTTP requests with timeouts, fair turns, and strict parsing.
 
-gevent's own handler waits for ever, for what a client has to send and for it to read; and it serves one client for as
-long as there is something from it to be read, be it a body without end that nobody wants, while nobody else has a turn.
+gevent's own handler has no timeouts, and it reads from one client for as long as data arrives, such as an endless body
+that the application does not want, while the loop serves no other client.
 
-Here what comes is read in portions, and in one round of the loop one portion is read or one request answered, whoever
-has sent it: so others wait for one of those at most. What takes too long ends. And a request that two programs could
-understand in two ways, such as a proxy and this server, is none.
+This handler reads in portions. In one iteration of the event loop the server reads one portion or answers one request,
+over all connections, so other clients wait for one such step at most. Slow clients are disconnected. A request that a
+proxy and this server could interpret differently is rejected.
 """
 
 from __future__ import annotations
@@ -26,36 +26,38 @@ from greenstalk_server.runtime import logs
 from greenstalk_server.runtime.scheduling import FairQueue
 
 PORTION: Final = 4096
-"""Bytes read in one turn. As chunks of one byte they take 3 ms."""
+"""Bytes read in one turn. They take 3 ms if they are chunks of one byte."""
 
-LARGEST_HEAD: Final = 65536
-"""Bytes of a request's first line and headers."""
+MAX_HEAD: Final = 65536
+"""Maximum bytes of a request's first line and headers."""
 
-IDLE: Final = 75.0
-"""Seconds that a connection may be open without a request: longer than proxies keep theirs, as a rule."""
+IDLE_TIMEOUT: Final = 75.0
+"""Seconds that a connection may be open without a request: longer than most proxies keep theirs."""
 
-GRACE: Final = 30.0
-SLOWEST: Final = 1024
-"""Seconds in which a request has to have come, and bytes for each of which it has a part of a second more."""
+REQUEST_TIMEOUT: Final = 30.0
+"""Seconds from the first byte of a request to its last; see `MIN_RATE`."""
+
+MIN_RATE: Final = 1024
+"""Bytes per second. A request has one second more for each MIN_RATE bytes that have arrived."""
 
 SEND_TIMEOUT: Final = 60.0
-"""Seconds in which a client that is being answered has to read something."""
+"""Seconds within which a client must read some bytes of a response."""
 
 _SIOCOUTQ: Final = termios.TIOCOUTQ
-"""Asks for the bytes that were sent and not read, or not acknowledged (tcp(7), unix(7))."""
+"""The ioctl that returns the number of sent bytes that the peer has not acknowledged or read (tcp(7), unix(7))."""
 
 _FIELD: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[^\r\n\0]*\r?\n")
-"""A header's line (RFC 9112, 5); what is folded, or ends otherwise, others may understand otherwise."""
+"""A header line (RFC 9112, 5). Folded lines and other line ends are rejected, since parsers differ on them."""
 
 _VERSION: Final = re.compile(r"HTTP/1\.[0-9]")
 
 _ABSOLUTE: Final = re.compile(r"https?://", re.IGNORECASE)
 _HOST_AND_PATH: Final = re.compile(r"([^/?#@]+)((?:[/?].*)?)")
-"""A target in absolute form (RFC 9112, 3.2.2), and what is behind its scheme."""
+"""A target in absolute form (RFC 9112, 3.2.2): its scheme, then its host and path."""
 
 
 class RequestHandler(logs.RequestHandler):
-    """One connection, and the requests that come by it."""
+    """Serves the requests of one connection."""
 
     request_version: str
     wsgi_input: Any
@@ -67,7 +69,7 @@ class RequestHandler(logs.RequestHandler):
 
     def handle(self) -> None:
         try:
-            with suppress(OSError):  # it is gone, and does not hear what is wrong with its request
+            with suppress(OSError):  # the client is gone; the error response cannot be sent
                 super().handle()
         finally:
             if self._incoming.is_late:
@@ -91,9 +93,9 @@ class RequestHandler(logs.RequestHandler):
         return result
 
     def _take_target(self, target: str) -> None:
-        """Take host and path from *target*, of which the absolute form is without the scheme; raise ValueError.
+        """Set host and path from *target*, an absolute form without its scheme; raise ValueError if it has no host.
 
-        The host in the target counts, whatever the header Host says.
+        The host in the target overrides the Host header.
         """
         match = _HOST_AND_PATH.fullmatch(target)
         if match is None:
@@ -113,12 +115,12 @@ class RequestHandler(logs.RequestHandler):
 
     def MessageClass(self, rfile: Any, *args: Any) -> Any:  # noqa: N802  gevent's name
         if not self._check_http_version():
-            raise ValueError("its first line has no version of HTTP/1")
+            raise ValueError("its first line has no HTTP/1 version")
         head = _Lines(rfile)
         headers = super().MessageClass(head, *args)
         self._incoming.end_head()
         if not (head.lines[-1] and all(_FIELD.fullmatch(line) for line in head.lines[:-1])):
-            raise ValueError("its head is not made of whole headers")
+            raise ValueError("its head has a malformed header line")
         _refuse_ambiguous(headers, self.request_version)
         return headers
 
@@ -130,7 +132,7 @@ class RequestHandler(logs.RequestHandler):
         return _VERSION.fullmatch(self.request_version) is not None
 
     def _connection_upgrade_requested(self) -> bool:
-        """No: there are no web sockets here, so what asks for one is read like all else."""
+        """Return False: web sockets are not supported, so the request is an ordinary one."""
         return False
 
     def _sendall(self, data: Any) -> None:
@@ -146,10 +148,10 @@ class RequestHandler(logs.RequestHandler):
             raise
 
     def _send(self, data: memoryview) -> int:
-        """Send as much of *data* as the system takes; raise OSError if it is gone, or has read nothing for too long.
+        """Send as much of *data* as the socket accepts; raise OSError if the client is gone or does not read.
 
-        A socket is writable only once a third of its buffer is free: on loopback that is a megabyte to be read. So we
-        look whether the client has read anything.
+        A socket becomes writable when a third of its buffer is free, on loopback after the client has read a megabyte.
+        So after SEND_TIMEOUT this method checks whether the client has read anything.
         """
         unread = _unread(self.socket)
         while True:
@@ -163,10 +165,10 @@ class RequestHandler(logs.RequestHandler):
 
 
 class _Body(Input):  # type: ignore[misc]
-    """gevent's, of which every failure to read a body is the client's mistake: 400 if possible, and the end.
+    """gevent's Input, but an unreadable body is a client error: 400 if possible, then the connection closes.
 
-    A size of a chunk that is no number is a ValueError there, and a body that breaks off an OSError without a number;
-    either would be logged as an error of the server, with a traceback.
+    gevent raises ValueError for an invalid chunk size, and OSError without an errno for a body that ends early, and
+    would log both as server errors with a traceback.
     """
 
     def read(self, length: int | None = None) -> bytes:
@@ -184,14 +186,14 @@ class _Body(Input):  # type: ignore[misc]
             raise
 
     def _fail(self, error: OSError | ValueError) -> None:
-        """Have the rest not be read; raise the error that says so, unless the connection itself has failed."""
+        """Discard the rest of the body; raise the error that causes a 400, unless the connection itself has failed."""
         self._chunked_input_error = True
         if not isinstance(error, OSError) or error.errno is None:
             raise _InvalidClientInput(str(error)) from error
 
 
 class _Lines:
-    """Gives the lines of *file*, and keeps them."""
+    """Returns the lines of *file*, and records them in `lines`."""
 
     def __init__(self, file: Any) -> None:
         self.lines: list[bytes] = []
@@ -204,26 +206,26 @@ class _Lines:
 
 
 class _Incoming(io.RawIOBase):
-    """What comes by one connection; it ends where that takes too long.
+    """The input of one connection, which ends when the client is too slow.
 
-    is_late     it has ended so, in the middle of a request.
+    is_late   whether a timeout has ended the input in the middle of a request.
     """
 
     def __init__(self, sock: Any, turns: FairQueue) -> None:
         self.is_late: bool = False
         self._sock: Any = sock
         self._turns: FairQueue = turns
-        self._came: int = 0  # bytes of this request
-        self._began: float = 0.0  # when the first of them came
+        self._received: int = 0  # bytes of this request
+        self._began: float = 0.0  # time of its first byte
         self._is_head: bool = True
         self._is_over: bool = False
 
     def begin(self) -> None:
-        """Wait for another request."""
-        self._came, self._is_head = 0, True
+        """Expect a new request."""
+        self._received, self._is_head = 0, True
 
     def end_head(self) -> None:
-        """Note that the headers have come."""
+        """Note that all headers have been read."""
         self._is_head = False
 
     def readable(self) -> bool:
@@ -233,29 +235,29 @@ class _Incoming(io.RawIOBase):
         return int(self._sock.fileno())
 
     def readinto(self, buffer: Any, /) -> int:
-        """Read a portion; 0 is the end. Raises OSError, also if it comes too slowly. Switches."""
+        """Read a portion into *buffer*; return its size, 0 at the end. Raise OSError if it is too slow. Switches."""
         if self._is_over:
             return 0
-        if self._came:
+        if self._received:
             self._turns.take()
         try:
             size = int(self._receive(memoryview(buffer)[:PORTION]))
         except TimeoutError:
-            self._is_over, self.is_late = True, self._came > 0
+            self._is_over, self.is_late = True, self._received > 0
             self._sock.settimeout(SEND_TIMEOUT)
-            raise BrokenPipeError(errno.EPIPE, "the client does not send") from None  # which gevent takes for no error
-        if not self._came:
+            raise BrokenPipeError(errno.EPIPE, "the client does not send") from None  # gevent does not log this one
+        if not self._received:
             self._began = time.monotonic()
-        self._came += size
-        if self._is_head and self._came > LARGEST_HEAD:
+        self._received += size
+        if self._is_head and self._received > MAX_HEAD:
             self._is_over = True
-            raise ValueError(f"its head is of more than {LARGEST_HEAD} bytes")
+            raise ValueError(f"its head exceeds {MAX_HEAD} bytes")
         return size
 
     def _receive(self, buffer: memoryview) -> Any:
-        left = IDLE
-        if self._came:
-            left = self._began + GRACE + self._came / SLOWEST - time.monotonic()
+        left = IDLE_TIMEOUT
+        if self._received:
+            left = self._began + REQUEST_TIMEOUT + self._received / MIN_RATE - time.monotonic()
         if left <= 0:
             raise TimeoutError
         self._sock.settimeout(left)
@@ -263,18 +265,18 @@ class _Incoming(io.RawIOBase):
 
 
 def _unread(sock: Any) -> int:
-    """Bytes sent by *sock* that the peer has not taken yet."""
+    """Return the number of bytes sent on *sock* that the peer has not read or acknowledged."""
     return int(struct.unpack("i", fcntl.ioctl(sock.fileno(), _SIOCOUTQ, bytes(4)))[0])
 
 
 def _refuse_ambiguous(headers: Any, version: str) -> None:
-    """Raise ValueError if it is open where a request with these *headers* ends (RFC 9112, 6.1, 6.3 and 11.2)."""
+    """Raise ValueError if the end of a request with *headers* is ambiguous (RFC 9112, 6.1, 6.3 and 11.2)."""
     lengths, encodings = headers.get_all("content-length", []), headers.get_all("transfer-encoding", [])
     if len(lengths) + len(encodings) > 1:
-        raise ValueError("it says more than once how long it is")
+        raise ValueError("it states its length more than once")
     if encodings and version == "HTTP/1.0":
-        raise ValueError("HTTP/1.0 has no chunks, and a proxy may have passed them on unread")
+        raise ValueError("HTTP/1.0 has no chunked encoding")
     if any(encoding.lower() != "chunked" for encoding in encodings):
-        raise ValueError("its body is encoded as nobody can read it here")
+        raise ValueError("its transfer encoding is not supported")
     if any(not (length.isascii() and length.isdigit()) for length in lengths):
-        raise ValueError("its length is no number")
+        raise ValueError("its length is not a number")

@@ -1,9 +1,9 @@
-"""The listening sockets: bound by us, or handed over by systemd; and which of them speak TLS.
+"""Open the listening sockets, bound here or inherited from systemd, and decide which of them use TLS.
 
-Every socket is returned bound, listening and non-blocking, with the options that accepted connections inherit
-from it already set. A failure is a StartError that names the address.
+Each socket is returned bound, listening and non-blocking, with the options set that accepted connections inherit. A
+failure raises StartError with the address.
 
-Binding happens before privileges are dropped. Host names are resolved here, which blocks: nothing is served yet.
+Binding happens before privileges are dropped. Resolving host names blocks, which is harmless before the server serves.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from greenstalk_server.runtime.exit_codes import EXIT_LISTEN, StartError
 from greenstalk_server.runtime.process import FIRST_INHERITED_FD
 
 BACKLOG: Final = 4096
-"""Connections that may wait to be accepted; the kernel cuts it to net.core.somaxconn."""
+"""Connections in the accept queue; the kernel limits it to net.core.somaxconn."""
 
-LAST_PORT: Final = 65535
+MAX_PORT: Final = 65535
 
 UNIX_PREFIX: Final = "unix:"
 PLAIN_PREFIX: Final = "plain:"
 PLAIN_NAME: Final = "plain"
-"""Of a socket handed over (FileDescriptorName= of systemd.socket(5)): it speaks no TLS."""
+"""FileDescriptorName= (systemd.socket(5)) of an inherited socket that does not use TLS."""
 
 KEEPALIVE_PROBES: Final = 4
-"""Unanswered ones of TCP, after which the other side counts as gone."""
+"""Unanswered TCP keepalive probes after which the peer is considered gone."""
 
-LONGEST_UNIX_PATH: Final = 107
-"""Bytes, of unix(7)."""
+MAX_UNIX_PATH: Final = 107
+"""Maximum bytes of the path of a Unix socket (unix(7))."""
 
-NO_SOCKET: Final = "a file that is not a socket is there already"
+NOT_A_SOCKET: Final = "a file that is not a socket exists there"
 
 _WITH_PORT: Final = re.compile(r"(?:\[([^]]*)\]|([^:]*)):([0-9]{1,5})")
 """`HOST:PORT`, or `[ADDRESS]:PORT` where the address has colons."""
@@ -55,8 +55,8 @@ log = logging.getLogger(__name__)
 class Listener(NamedTuple):
     """A socket for the beanstalk protocol.
 
-    name    as -l has it, without `plain:`; or the name that systemd gave it. Access rules know it by that.
-    is_tls  whoever connects has to speak TLS.
+    name    the address as in -l, without `plain:`, or the name given by systemd; access rules refer to it.
+    is_tls  whether connections must use TLS.
     """
 
     sock: socket.socket
@@ -64,7 +64,7 @@ class Listener(NamedTuple):
     is_tls: bool = False
 
     def listen(self) -> None:
-        """Let connect whoever wants to."""
+        """Start to accept connections into the queue."""
         self.sock.listen(BACKLOG)
 
     def __enter__(self) -> Self:
@@ -74,14 +74,14 @@ class Listener(NamedTuple):
         self.sock.close()
 
     def described(self) -> str:
-        """Where it listens, as an operator writes it."""
+        """Return the address as an operator writes it."""
         return describe(self.sock) + (" (TLS)" if self.is_tls else "")
 
 
 def open_listeners(options: Options, environ: Mapping[str, str], is_serving: bool = True) -> Iterator[Listener]:
-    """The sockets for the beanstalk protocol: the inherited ones if there are some, else as -l and -p say.
+    """Yield the listeners for the beanstalk protocol: the inherited sockets if there are any, else those of -l and -p.
 
-    Unless *is_serving* those that are not inherited refuse whoever connects, until `Listener.listen`.
+    Unless *is_serving*, sockets that are not inherited refuse connections until `Listener.listen`.
     """
     has_tls = options.tls_cert is not None
     inherited = _inherited(environ)
@@ -90,16 +90,16 @@ def open_listeners(options: Options, environ: Mapping[str, str], is_serving: boo
     if inherited:
         for field, value in (("listen", ",".join(options.listen)), ("port", options.port)):
             if field in options.origins:
-                log.warning("%s %s is ignored: serving the socket that was handed over", options.label_of(field), value)
+                log.warning("%s %s is ignored: serving the inherited socket", options.label_of(field), value)
         return
     yield from _listen_on_each(options, has_tls, is_serving)
 
 
 def notice_dead_peers(sock: socket.socket, timeout: int) -> None:
-    """Have connections accepted from *sock* fail if the other side does not answer for *timeout* seconds.
+    """Enable keepalive: connections accepted from *sock* fail if the peer does not answer for *timeout* seconds.
 
-    It is asked while nothing is under way to it; what is under way is oversight's. 0 is as the system has it, which
-    asks after two hours.
+    Keepalive probes connections without unacknowledged data; see idle.find_dead for the others. 0 keeps the system's
+    defaults, which probe after two hours.
     """
     if sock.family == socket.AF_UNIX or not timeout:
         return
@@ -122,20 +122,20 @@ def open_web_listener(options: Options) -> socket.socket:
 
 
 def of_dashboard(error: StartError) -> StartError:
-    """Say in *error*, which is about its address, that it is the dashboard's."""
+    """Return *error*, which is about an address, with the note that the address is the dashboard's."""
     return StartError(f"{error} (the dashboard: see --web-host, --web-port, --no-web)", error.exit_code)
 
 
 def try_listening(where: str, port: int) -> None:
-    """Raise StartError unless a server could listen on *where*, as -l has it; no client notices the attempt.
+    """Raise StartError unless a server could listen on *where*, an address as in -l; clients do not notice.
 
-    The `__cause__` of the error is the OSError, if one is. A Unix socket is not made: only its path is looked at.
+    The `__cause__` of the error is the OSError, if there was one. No Unix socket is created: only its path is checked.
     """
     target = _target(0, where, port, has_tls=False)
     family, address = target.addresses[0]
     if family == socket.AF_UNIX:
         try:
-            _look_at_path(Path(address))
+            _check_path(Path(address))
         except OSError as error:
             raise _cannot_listen(target.shown, error) from error
         return
@@ -144,19 +144,19 @@ def try_listening(where: str, port: int) -> None:
     sock.close()
 
 
-def _look_at_path(path: Path) -> None:
-    """Raise OSError if no Unix socket could be made at *path*."""
-    if len(os.fsencode(path)) > LONGEST_UNIX_PATH:
-        raise OSError(errno.ENAMETOOLONG, "AF_UNIX path too long")  # in the words of Python's bind()
+def _check_path(path: Path) -> None:
+    """Raise OSError if no Unix socket could be created at *path*."""
+    if len(os.fsencode(path)) > MAX_UNIX_PATH:
+        raise OSError(errno.ENAMETOOLONG, "AF_UNIX path too long")  # the message of Python's bind()
     if path.exists() and not path.is_socket():
-        raise FileExistsError(errno.EEXIST, NO_SOCKET)
+        raise FileExistsError(errno.EEXIST, NOT_A_SOCKET)
     if not os.access(path.parent, os.W_OK | os.X_OK):
-        path.parent.stat()  # raises the reason if there is no such directory
+        path.parent.stat()  # raises the reason if the directory does not exist
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
 def describe(sock: socket.socket) -> str:
-    """Return where *sock* listens, as an operator writes it: `127.0.0.1:11300`, `[::1]:11300`, `unix:PATH`."""
+    """Return the address of *sock* as an operator writes it: `127.0.0.1:11300`, `[::1]:11300`, `unix:PATH`."""
     address = sock.getsockname()
     match sock.family:
         case socket.AF_UNIX:
@@ -170,9 +170,9 @@ def describe(sock: socket.socket) -> str:
 class _Target(NamedTuple):
     """One address of -l, resolved.
 
-    place       of the address among those of -l.
+    place       index of the address in -l.
     shown       the address in messages.
-    addresses   pairs of family and address; the first that can be bound counts.
+    addresses   pairs of family and address; the first one that can be bound is used.
     """
 
     place: int
@@ -182,7 +182,7 @@ class _Target(NamedTuple):
     addresses: list[tuple[int, Any]]
 
     def width(self) -> int:
-        """Return how far down to bind this one: those that may cover others come first."""
+        """Return the sort key for binding: addresses that may cover others come first."""
         family, address = self.addresses[0]
         if family == socket.AF_UNIX or not _ip(address).is_unspecified:
             return 2
@@ -190,7 +190,7 @@ class _Target(NamedTuple):
 
 
 def _listen_on_each(options: Options, has_tls: bool, is_serving: bool) -> list[Listener]:
-    """Listen on each address of -l, and once where one is the same as another or is covered by a wildcard address."""
+    """Listen on each address of -l, except those that another one, such as a wildcard address, covers."""
     targets = [_target(place, where, options.port, has_tls) for place, where in enumerate(options.listen)]
     opened: dict[int, Listener] = {}
     with ExitStack() as on_failure:
@@ -206,7 +206,7 @@ def _listen_on_each(options: Options, has_tls: bool, is_serving: bool) -> list[L
 
 
 def _target(place: int, where: str, port: int, has_tls: bool) -> _Target:
-    """Resolve *where*, an address as -l has it; raise StartError. Blocks."""
+    """Resolve *where*, an address as in -l; raise StartError. Blocks."""
     name = where.removeprefix(PLAIN_PREFIX)
     if name.startswith(UNIX_PREFIX):
         path = name.removeprefix(UNIX_PREFIX)
@@ -218,19 +218,19 @@ def _target(place: int, where: str, port: int, has_tls: bool) -> _Target:
 
 
 def _host_port(where: str, port: int) -> tuple[str, int]:
-    """Return the host and the port of *where*, which has *port* if it names none; raise StartError."""
+    """Return the host and port of *where*, with *port* as the default; raise StartError."""
     with_port = _WITH_PORT.fullmatch(where)
     if with_port is None:
         if ":" in where and not _is_address(where):
-            raise _not_a_place(where)
+            raise _invalid_address(where)
         return where, port
-    if int(with_port[3]) > LAST_PORT:
-        raise _not_a_place(where)
+    if int(with_port[3]) > MAX_PORT:
+        raise _invalid_address(where)
     return with_port[1] or with_port[2], int(with_port[3])
 
 
-def _not_a_place(where: str) -> StartError:
-    allowed = f"HOST:PORT or [ADDRESS]:PORT, and the port a number from 0 to {LAST_PORT}"
+def _invalid_address(where: str) -> StartError:
+    allowed = f"HOST:PORT or [ADDRESS]:PORT, with a port from 0 to {MAX_PORT}"
     return StartError(f"cannot listen on {where}: must be {allowed}", EXIT_LISTEN)
 
 
@@ -243,7 +243,7 @@ def _is_address(host: str) -> bool:
 
 
 def _resolve(host: str, port: int) -> list[tuple[int, Any]]:
-    """Return the families and addresses of *host*; raise StartError if there are none. Blocks."""
+    """Return the families and addresses of *host*; raise StartError if it has none. Blocks."""
     if not host:
         raise StartError("cannot listen on an empty address", EXIT_LISTEN)
     try:
@@ -254,7 +254,7 @@ def _resolve(host: str, port: int) -> list[tuple[int, Any]]:
 
 
 def _covers(sock: socket.socket, family: int, address: Any) -> bool:
-    """Return whether the bound *sock* gets the connections to *address*. Port 0 is a port of its own each time."""
+    """Return whether the bound *sock* receives the connections to *address*. Each port 0 is a different port."""
     own = sock.getsockname()
     if socket.AF_UNIX in (sock.family, family):
         return sock.family == family and os.path.realpath(own) == os.path.realpath(address)
@@ -269,15 +269,15 @@ def _covers(sock: socket.socket, family: int, address: Any) -> bool:
 
 
 def _ip(address: Any) -> IPv4Address | IPv6Address:
-    """Return the IP address in a socket's *address*; an IPv4 one also where IPv6 wraps it."""
+    """Return the IP address in a socket's *address*; an IPv4-mapped one as IPv4."""
     found = ip_address(address[0].partition("%")[0])
     return (found.ipv4_mapped or found) if isinstance(found, IPv6Address) else found
 
 
 def _listen_on(target: _Target, opened: Sequence[Listener], is_serving: bool) -> socket.socket | Listener:
-    """Listen on the first address of *target* that can be bound; return one of *opened* if that gets its connections.
+    """Listen on the first address of *target* that can be bound, or return the one of *opened* that covers it.
 
-    Raises StartError, also if that one does not speak what *target* does.
+    Raise StartError if no address can be bound, or if one of the two uses TLS and the other does not.
     """
     failure: Exception | None = None
     for family, address in target.addresses:
@@ -285,7 +285,7 @@ def _listen_on(target: _Target, opened: Sequence[Listener], is_serving: bool) ->
         if covering is not None:
             if covering.is_tls != target.is_tls:
                 wanted = f"{target.shown} for {'TLS' if target.is_tls else 'plain connections'}"
-                reason = f"{covering.described()} covers it; give one of them another port"
+                reason = f"{covering.described()} covers it; use another port for one of them"
                 raise StartError(f"cannot listen on {wanted}: {reason}", EXIT_LISTEN)
             return covering
         try:
@@ -296,7 +296,7 @@ def _listen_on(target: _Target, opened: Sequence[Listener], is_serving: bool) ->
 
 
 def _listening(family: int, address: Any, is_serving: bool) -> socket.socket:
-    """Return a socket at *address*; in place of a Unix socket that an earlier server left there. Raises OSError."""
+    """Return a socket at *address*, after removing the Unix socket of an earlier server. Raises OSError."""
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         if family == socket.AF_UNIX:
@@ -311,26 +311,29 @@ def _listening(family: int, address: Any, is_serving: bool) -> socket.socket:
 
 
 def describe_peer(sock: socket.socket, address: object) -> tuple[str, str]:
-    """Return where the accepted *sock*, from *address*, connects from, and what is known of who does."""
+    """Return the address and the name of the peer of *sock*, accepted from *address*.
+
+    The name is empty for TCP, and the process for a Unix socket.
+    """
     if sock.family != socket.AF_UNIX:
         assert isinstance(address, tuple)
         return _host_and_port(address[0], address[1]), ""
     pid, _, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     try:
         program = Path("/proc", str(pid), "comm").read_text(errors="replace").strip()
-    except OSError:  # it is gone, or of another namespace
+    except OSError:  # the process has ended, or is in another namespace
         program = "unknown program"
     return UNIX_PREFIX.removesuffix(":"), f"{program}, process {pid}"
 
 
 def _remove_socket(path: Path) -> None:
-    """Remove the socket at *path*, if there is one; raise FileExistsError if something else is there."""
+    """Remove a stale socket at *path*; raise FileExistsError if a server or another file is there."""
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(mode):
-        raise FileExistsError(NO_SOCKET)
+        raise FileExistsError(NOT_A_SOCKET)
     if _is_served(path):
         raise FileExistsError("a server listens there already")
     log.warning("removing the socket at %s, to listen there", path)
@@ -342,7 +345,7 @@ def _is_served(path: Path) -> bool:
         sock.setblocking(False)
         try:
             sock.connect(str(path))
-        except BlockingIOError:  # more wait to be accepted than may
+        except BlockingIOError:  # its accept queue is full
             return True
         except OSError:
             return False
@@ -350,7 +353,7 @@ def _is_served(path: Path) -> bool:
 
 
 def _ready(sock: socket.socket, is_serving: bool = True) -> socket.socket:
-    """Set what accepted connections inherit: answers leave at once, dead peers are noticed; listen if *is_serving*."""
+    """Set the options that accepted connections inherit, no delay and keepalive; listen if *is_serving*."""
     if sock.family != socket.AF_UNIX:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -361,20 +364,20 @@ def _ready(sock: socket.socket, is_serving: bool = True) -> socket.socket:
 
 
 def _inherited(environ: Mapping[str, str]) -> list[tuple[socket.socket, str]]:
-    """Return the sockets that systemd handed over to this very process (sd_listen_fds(3)), and how it calls them."""
+    """Return the sockets that systemd passed to this process (sd_listen_fds(3)), with their names."""
     if environ.get("LISTEN_PID") != str(os.getpid()) or "LISTEN_FDS" not in environ:
         return []
     count = environ["LISTEN_FDS"]
     if not (count.isascii() and count.isdigit() and int(count)):
-        raise StartError(f"LISTEN_FDS {count!r}: must be how many sockets are handed over, at least 1", EXIT_LISTEN)
+        raise StartError(f"LISTEN_FDS {count!r}: must be the number of inherited sockets, at least 1", EXIT_LISTEN)
     names = environ.get("LISTEN_FDNAMES", "").split(":")
     names += [""] * (int(count) - len(names))
     return [(_adopt(FIRST_INHERITED_FD + place), names[place]) for place in range(int(count))]
 
 
 def _adopt(fd: int) -> socket.socket:
-    """Take over *fd*, which must be a listening stream socket, TCP or Unix."""
-    what = f"the socket handed over as file descriptor {fd}"
+    """Return the inherited socket *fd*; raise StartError unless it is a listening TCP or Unix stream socket."""
+    what = f"the inherited socket, file descriptor {fd}"
     try:
         sock = socket.socket(fileno=fd)
     except OSError as error:
@@ -404,6 +407,6 @@ def _host_and_port(host: str, port: int) -> str:
 
 
 def _unix_name(address: str | bytes) -> str:
-    """Return the name of a Unix socket; an abstract one is written with an at sign, as ss(8) does."""
+    """Return the name of a Unix socket; an abstract one starts with an at sign, as in ss(8)."""
     name = os.fsdecode(address)
     return "@" + name[1:] if name.startswith("\0") else name

@@ -1,14 +1,14 @@
-"""TLS on the port of the beanstalk protocol: the certificate, read anew on demand, and sockets that speak it.
+"""TLS for the beanstalk protocol: non-blocking sockets, and a certificate that can be reloaded.
 
-A `TlsSocket` is non-blocking, and behaves as a plain one does. OpenSSL never sees the socket: left to itself it would
-read on for as long as the peer sends records that hold no data, such as KeyUpdate, and hold the loop for seconds. It
-gets what has come in portions, and one `recv` takes one portion.
+A `TlsSocket` is non-blocking, and behaves like a plain socket. OpenSSL does not access the socket: it would read for as
+long as the peer sends records without data, such as KeyUpdate, and hold the event loop for seconds. Instead it is fed
+portions of the input, one per `recv`.
 
-The loop is told by the system alone that there is something to read, so nothing may wait within: a `recv` gives out
-all that its portion holds, whatever follows the handshake is left with the system, and the end is announced as that of
-a plain socket is, also if it came by TLS alone.
+Only the kernel announces input to the event loop, so no input may be buffered in a TlsSocket: a `recv` returns all data
+of its portion, input after the handshake stays in the kernel, and the end of TLS is announced like the end of a plain
+socket.
 
-TLS 1.2 and 1.3, without renegotiation and compression, with OpenSSL's own choice of ciphers.
+TLS 1.2 and 1.3, without renegotiation and compression, with OpenSSL's default ciphers.
 """
 
 from __future__ import annotations
@@ -34,81 +34,81 @@ from greenstalk_server.runtime.scheduling import FairQueue
 log = logging.getLogger(__name__)
 
 _NAMES: Final = ("DNS", "URI", "email")
-"""Kinds of alternative names in a certificate that name a client."""
+"""Kinds of alternative names in a certificate that identify a client."""
 
-_PLACE: Final = re.compile(r" \([\w.]+:\d+\)$")
-"""In Python's source, behind what went wrong."""
+_SOURCE_LINE: Final = re.compile(r" \([\w.]+:\d+\)$")
+"""The line in Python's source, at the end of an error message."""
 
 RECORD: Final = 16384
-"""Bytes of data in one record, at most."""
+"""Maximum bytes of data in one record."""
 
 PORTION: Final = RECORD + 5 + 256
-"""Bytes given to OpenSSL at once: the longest record of TLS 1.3, or some 600 that hold no data, which take 10 ms."""
+"""Bytes fed to OpenSSL per recv: the longest record of TLS 1.3, or about 600 without data, which take 10 ms."""
 
-SENT_AT_ONCE: Final = 65536
-"""Bytes encrypted at once."""
+ENCRYPTION_BATCH: Final = 65536
+"""Bytes encrypted per send."""
 
-UNREAD_AT_MOST: Final = 2 * SENT_AT_ONCE
-"""Bytes, encrypted, that a peer who has TLS answer may leave unread: what is sent at once, and the answers."""
+MAX_UNREAD: Final = 2 * ENCRYPTION_BATCH
+"""Encrypted bytes that a peer may leave unread while it makes TLS respond: a batch of data, and the responses."""
 
 
 class TlsSocket(socket.socket):
-    """One connection; as a plain non-blocking socket, once `shake` is through.
+    """A server-side TLS connection. After the handshake (`shake`) it behaves like a plain non-blocking socket.
 
-    overhead   bytes that the last `recv` took from the system, beyond those that it returned.
+    overhead   bytes that the last `recv` read in addition to those that it returned.
     """
 
     def __init__(self, sock: socket.socket, context: ssl.SSLContext) -> None:
-        """Take over *sock*, which is non-blocking and was accepted; the handshake is still to come."""
+        """Take over *sock*, an accepted non-blocking socket, before its handshake."""
         super().__init__(sock.family, sock.type, sock.proto, sock.detach())
         self.setblocking(False)
         self._incoming: ssl.MemoryBIO = ssl.MemoryBIO()
         self._outgoing: ssl.MemoryBIO = ssl.MemoryBIO()
         self._tls: ssl.SSLObject = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
-        self._leaving: bytes = b""  # encrypted; goes before what is in _outgoing
-        self._encrypted: int = 0  # bytes given to `send` that it has encrypted, and not yet told of
+        self._leaving: bytes = b""  # encrypted; sent before the content of _outgoing
+        self._encrypted: int = 0  # bytes of the last `send` that are encrypted but not yet reported as sent
         self._has_unread: bool = False
         self.overhead: int = 0
         self._is_over: bool = False
-        self._failure: OSError | None = None  # how it is over, if badly
+        self._failure: OSError | None = None  # the error that has ended it, if any
 
     def shake(self) -> bool:
-        """Go on with the handshake as far as one portion of what has come goes; say if it is through, or raise OSError.
+        """Continue the handshake with one portion of input; return whether it is complete, or raise OSError.
 
-        What it has to say, also at its end, is for `answer` to send.
+        Call `answer` afterwards to send the handshake's output, also when it is complete.
         """
         try:
-            came = super().recv(PORTION, socket.MSG_PEEK)
+            received = super().recv(PORTION, socket.MSG_PEEK)
         except BlockingIOError:
             return False
-        if not came:
+        if not received:
             raise ConnectionAbortedError("the client has left")
-        self._incoming.write(came)
+        self._incoming.write(received)
         try:
             self._tls.do_handshake()
         except ssl.SSLWantReadError:
-            is_through = False
+            is_complete = False
         else:
-            is_through = True
+            is_complete = True
             self._refuse_expired()
-        not_taken = len(self._incoming.read())  # OpenSSL takes whole records, and none after the handshake's last
-        super().recv(len(came) - not_taken)
-        return is_through
+        not_taken = len(self._incoming.read())  # OpenSSL reads whole records, and none after the last of the handshake
+        super().recv(len(received) - not_taken)
+        return is_complete
 
     def recv(self, buflen: int = 0, flags: int = 0) -> bytes:
-        """Return all that a portion of what has come holds, whatever *buflen* is: less than two portions."""
+        """Return all data of one portion of input, less than two portions, whatever *buflen* is."""
         self.overhead = 0
         if not self._is_over:
             self._has_unread = False
-            came = super().recv(PORTION)
-            self._has_unread = len(came) == PORTION
-            if not came:
-                return came  # and the system will say so again
-            data = self._decrypt(came)
-            self.overhead = max(0, len(came) - len(data))
+            received = super().recv(PORTION)
+            self._has_unread = len(received) == PORTION
+            if not received:
+                return received  # the kernel reports the end again
+            data = self._decrypt(received)
+            self.overhead = max(0, len(received) - len(data))
             self.answer()
-            if len(self._leaving) + self._outgoing.pending > UNREAD_AT_MOST:
-                self._end(ConnectionAbortedError("the client has TLS answer, and does not read it"))
+            if len(self._leaving) + self._outgoing.pending > MAX_UNREAD:
+                self._end(ConnectionAbortedError("the client makes TLS respond, and does not read the responses"))
             if data:
                 return data
             if not self._is_over:
@@ -119,11 +119,11 @@ class TlsSocket(socket.socket):
         return b""
 
     def has_unread(self) -> bool:
-        """Whether the last `recv` may have left something unread that had arrived."""
+        """Return whether the last `recv` may have left input unread."""
         return self._has_unread
 
     def send(self, data: Any, flags: int = 0) -> int:
-        """Send *data*; if BlockingIOError is raised it has to be sent again, with or without more behind it."""
+        """Send *data*; return the size sent. After BlockingIOError, repeat it, with or without more after it."""
         if not self._flush():
             raise BlockingIOError
         if not self._encrypted:
@@ -134,37 +134,37 @@ class TlsSocket(socket.socket):
         return sent
 
     def answer(self) -> bool:
-        """Send what TLS has to say by itself; say if it has left. If the peer is gone the next recv will say so."""
+        """Send the messages of TLS itself; return whether all were sent. The next recv reports a lost peer."""
         try:
             return self._flush()
         except OSError:
             return True
 
     def close(self) -> None:
-        with suppress(OSError, ValueError):  # the peer need not be there any more to be told
+        with suppress(OSError, ValueError):  # the peer may be gone
             self._tls.unwrap()
         self.answer()
         super().close()
 
     def peer_names(self) -> list[str]:
-        """The names in the client's certificate, the common one first; none without a certificate.
+        """Return the names in the client's certificate, the common name first; none without a certificate.
 
-        Of several common names the last counts, which is the most specific one (RFC 2818, 3.1): an authority may let
-        its client choose others before it.
+        Of several common names only the last is used, the most specific one (RFC 2818, 3.1): an authority may let the
+        client choose the ones before it.
         """
         found: Any = self._tls.getpeercert() or {}
         common = [value for part in found.get("subject", ()) for key, value in part if key == "commonName"]
         return common[-1:] + [value for kind, value in found.get("subjectAltName", ()) if kind in _NAMES]
 
     def _refuse_expired(self) -> None:
-        """Raise OSError if the client's certificate has expired: OpenSSL looks at none of a session that goes on."""
+        """Raise OSError if the client's certificate has expired: OpenSSL does not check that of a resumed session."""
         found: Any = self._tls.getpeercert()
         if found and ssl.cert_time_to_seconds(found["notAfter"]) < time.time():
             raise ConnectionAbortedError("the client's certificate has expired")
 
-    def _decrypt(self, came: bytes) -> bytes:
+    def _decrypt(self, received: bytes) -> bytes:
         parts: list[bytes] = []
-        self._incoming.write(came)
+        self._incoming.write(received)
         try:
             while self._incoming.pending:
                 part = self._tls.read(RECORD)
@@ -179,18 +179,18 @@ class TlsSocket(socket.socket):
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _encrypt(self, data: bytes) -> int:
-        """Have as much of *data* leave as may at once, and return how much. Nothing else is leaving."""
-        view = memoryview(data)[:SENT_AT_ONCE]
+        """Encrypt up to ENCRYPTION_BATCH bytes of *data* into `_leaving`, which is empty; return their number."""
+        view = memoryview(data)[:ENCRYPTION_BATCH]
         records: list[bytes] = []
         size = 0
         while size < len(view):
             size += self._tls.write(view[size : size + RECORD])
-            records.append(self._outgoing.read())  # one at a time: OpenSSL keeps a buffer as large as ever was needed
+            records.append(self._outgoing.read())  # per record, since the buffer of OpenSSL never shrinks
         self._leaving = b"".join(records)
         return size
 
     def _flush(self) -> bool:
-        """Send what is encrypted; say if all has left, or raise OSError."""
+        """Send the encrypted bytes; return whether all were sent, or raise OSError."""
         while self._leaving or self._outgoing.pending:
             self._leaving = self._leaving or self._outgoing.read()
             try:
@@ -201,22 +201,25 @@ class TlsSocket(socket.socket):
         return True
 
     def _end(self, failure: OSError | None) -> None:
-        """Give out no more, and have the system announce it: there need not come anything that it would tell of."""
+        """End the input with *failure*, if any, and make the kernel announce the end: no further input may arrive."""
         self._is_over, self._failure = True, failure
-        with suppress(OSError):  # it is gone already, and that is announced too
+        with suppress(OSError):  # the peer is gone, which the kernel announces too
             self.shutdown(socket.SHUT_RD)
 
 
 def shake_hands(certificates: Certificates, sock: socket.socket, timeout: float) -> TlsSocket:
-    """Take over the non-blocking *sock*, and agree on TLS within *timeout* seconds; else raise OSError. Switches."""
+    """Take over the non-blocking *sock*, and complete the TLS handshake within *timeout* seconds. Switches.
+
+    Raise OSError if the handshake fails or takes longer.
+    """
     secured = certificates.wrap(sock)
     try:
         with Timeout(timeout, TimeoutError("the handshake took too long")):
-            is_through = False
-            while not is_through:
+            is_complete = False
+            while not is_complete:
                 wait_read(secured.fileno())
                 certificates.turns.take()
-                is_through = secured.shake()
+                is_complete = secured.shake()
                 while not secured.answer():
                     wait_write(secured.fileno())
     except BaseException:
@@ -226,30 +229,30 @@ def shake_hands(certificates: Certificates, sock: socket.socket, timeout: float)
 
 
 class Certificates:
-    """The server's certificate and key, and the authorities of its clients'; files that may be read anew.
+    """The server's certificate and key, and the authorities of client certificates; `reload` reads the files again.
 
-    turns   of those who shake hands: a step takes some milliseconds.
+    turns   shared by all handshakes: each step takes some milliseconds.
     """
 
     def __init__(self, options: Options) -> None:
-        """Read what *options*, which name a certificate, name; raise StartError."""
+        """Read the files that *options*, with a certificate, name; raise StartError."""
         assert options.tls_cert is not None
         self.turns: FairQueue = FairQueue()
         self._options: Options = options
         self._context: ssl.SSLContext = self._read()
 
     def wrap(self, sock: socket.socket) -> TlsSocket:
-        """Take over *sock*, which was accepted; the handshake is still to come."""
+        """Take over the accepted *sock*, before its handshake."""
         return TlsSocket(sock, self._context)
 
     def reload(self) -> None:
-        """Read the files anew, for connections from now on; if one is not sound, say so and go on as before."""
+        """Read the files again, for new connections; if one is invalid, log that and keep the present ones."""
         try:
             self._context = self._read()
         except StartError as error:
-            log.error("the certificate stays as it is: %s", error)  # noqa: TRY400  the message has it all
+            log.error("keeping the present certificate: %s", error)  # noqa: TRY400  the message is complete
         else:
-            log.info("the certificate was read anew, for new connections (SIGHUP)")
+            log.info("reloaded the certificate for new connections (SIGHUP)")
 
     def _read(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -265,8 +268,8 @@ def load_certificate(context: ssl.SSLContext, options: Options) -> None:
     assert options.tls_cert is not None
     cert, key = options.tls_cert, options.tls_key or options.tls_cert
     key_field = "tls_key" if options.tls_key is not None else "tls_cert"
-    _look(options, "tls_cert", cert)
-    _warn_of_others(key, _look(options, key_field, key))
+    _check_readable(options, "tls_cert", cert)
+    _warn_if_public(key, _check_readable(options, key_field, key))
     try:
         context.load_cert_chain(cert, key, _no_password)
     except (OSError, ValueError) as error:
@@ -278,10 +281,10 @@ def load_certificate(context: ssl.SSLContext, options: Options) -> None:
 
 
 def load_client_ca(context: ssl.SSLContext, options: Options) -> None:
-    """Have *context* require certificates of clients, if *options* name an authority; raise StartError."""
+    """Make *context* require client certificates, if *options* name an authority; raise StartError."""
     if (path := options.tls_client_ca) is None:
         return
-    _look(options, "tls_client_ca", path)
+    _check_readable(options, "tls_client_ca", path)
     try:
         context.load_verify_locations(path)
     except OSError as error:
@@ -290,8 +293,8 @@ def load_client_ca(context: ssl.SSLContext, options: Options) -> None:
     context.verify_mode = ssl.CERT_REQUIRED
 
 
-def _look(options: Options, field: str, path: str) -> int:
-    """Return the mode of *path*, which can be read; raise StartError. OpenSSL would not say which file it is."""
+def _check_readable(options: Options, field: str, path: str) -> int:
+    """Return the mode of *path*; raise StartError if it is unreadable. OpenSSL's error would not name the file."""
     try:
         with Path(path).open("rb") as file:
             return os.fstat(file.fileno()).st_mode
@@ -299,19 +302,19 @@ def _look(options: Options, field: str, path: str) -> int:
         raise StartError(f"{options.label_of(field)} {path}: {error.strerror}", EXIT_USAGE) from error
 
 
-def _warn_of_others(key: str, mode: int) -> None:
+def _warn_if_public(key: str, mode: int) -> None:
     if mode & stat.S_IROTH:
-        log.warning("everybody on this machine can read the key %s; take the right from them: chmod o-r", key)
+        log.warning("the key %s is readable by every user of this machine; run: chmod o-r %s", key, key)
 
 
 def _no_password() -> str:
-    """Stand in for a prompt at the terminal, which OpenSSL would wait for."""
-    raise ValueError("the key is encrypted, and nobody is there to be asked for its password")
+    """Raise ValueError, instead of the prompt at the terminal that OpenSSL would wait at."""
+    raise ValueError("the key is encrypted, and a server cannot ask for its password; decrypt the key file")
 
 
 def reason_of(error: Exception) -> str:
-    """What is wrong, in words, without the place in OpenSSL's source."""
+    """Return the reason for *error* in words, without the line in the source of OpenSSL or Python."""
     reason = getattr(error, "reason", None)
     if isinstance(reason, str):
         return reason.replace("_", " ").lower()
-    return _PLACE.sub("", getattr(error, "strerror", None) or str(error))
+    return _SOURCE_LINE.sub("", getattr(error, "strerror", None) or str(error))

@@ -12,12 +12,12 @@ A client that may not consume `default` cannot watch it. But the protocol has no
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Final
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job import SECOND, Job
-from greenstalk_server.core.name_list import NameList
+from greenstalk_server.core.name_list import CHUNK_SIZE, NameList
 from greenstalk_server.core.transitions import DEFAULT_TUBE
 from greenstalk_server.protocol import codec
 from greenstalk_server.protocol.access import Grants
@@ -26,7 +26,7 @@ from greenstalk_server.protocol.session import COMMAND_SLICE, HANDLERS, Session,
 
 REFUSED: Final = codec.UnknownCommand.reply
 
-LIST_BATCH: Final = 1000
+LIST_BATCH: Final = 3 * CHUNK_SIZE
 """Tubes that a list-tubes examines in one slice."""
 
 LIST_COST: Final = 64
@@ -202,30 +202,36 @@ class RestrictedSession(Session):
     def _guarded_list_tubes(self, command: Command, now: int) -> bytes | None:
         assert self._grants is not None
         self._broker.counters.cmd_list_tubes += 1
-        return self._do_work(_Listing(list(self._broker.tubes), self._grants), now)
+        return self._do_work(_Listing(self._broker.name_list(), self._grants), now)
 
 
 class _Listing(Work):
     """A list-tubes that lists the tubes for which there is a grant."""
 
-    __slots__ = ("_allowed", "_grants", "_names", "_position")
+    __slots__ = ("_allowed", "_bytes", "_count", "_grants", "_names", "_position")
 
-    def __init__(self, names: list[bytes], grants: Grants) -> None:
-        self._names: list[bytes] = names
+    def __init__(self, names: NameList, grants: Grants) -> None:
+        self._names: NameList = names
         self._grants: Grants = grants
         self._position: int = 0
-        self._allowed: list[bytes] = []
+        self._allowed: list[Collection[bytes]] = []  # chunks
+        self._count: int = 0
+        self._bytes: int = 0
 
     def do_slice(self, session: Session, broker: Broker, now: int) -> bytes | None:
         """Examine one slice of the tubes."""
-        start, end = self._position, self._position + LIST_BATCH
-        names = self._names[start:end]
-        session.cost += LIST_COST * len(names)
+        start, end = self._position, self._position + LIST_BATCH // CHUNK_SIZE
         self._position = end
-        self._allowed += [name for name in names if self._grants.may_any(name)]
-        if end < len(self._names):
+        for chunk in self._names.chunks[start:end]:
+            session.cost += LIST_COST * len(chunk)
+            allowed = [name for name in chunk if self._grants.may_any(name)]
+            if allowed:
+                self._allowed.append(allowed)
+                self._count += len(allowed)
+                self._bytes += sum(map(len, allowed))
+        if end < len(self._names.chunks):
             return None
-        return session.list_names(NameList(self._allowed, broker.listed_names))
+        return session.list_names(NameList(self._allowed, self._count, self._bytes, broker.listed_names))
 
 
 _CHECKED: Final[dict[bytes, Any]] = {

@@ -25,7 +25,7 @@ from typing import Any, Final, TypeAlias
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.job import BURIED, DELAYED, Job
-from greenstalk_server.core.name_list import NameList
+from greenstalk_server.core.name_list import NameList, list_of
 from greenstalk_server.core.outcomes import WaitOutcome
 from greenstalk_server.core.transitions import SLICE
 from greenstalk_server.core.tube import Tube
@@ -65,7 +65,7 @@ WATCHED_COST: Final = 512
 about two milliseconds."""
 
 NAME_COST: Final = 2
-"""Cost of each name of a list that is sent as a stream: the names are copied and measured in one call."""
+"""Cost of each name of a long list that is copied to be sent as a stream."""
 
 KICK_COST: Final = 128
 """Cost of each job that a kick moves."""
@@ -563,13 +563,14 @@ class Session:
         watched = self.client.watched
         if len(watched) <= SHORT_LIST:
             return self._count_reply(codec.name_list(watched))
-        return self.list_names(NameList(watched, self._broker.listed_names))
+        self.cost += NAME_COST * len(watched)
+        return self.list_names(list_of(watched, self._broker.listed_names))
 
     def list_names(self, names: NameList) -> bytes:
         """Return the reply that lists *names*, or its first line, with `stream` set."""
         if names.size <= OUTPUT_SLICE:
-            return self._count_reply(codec.name_list(names.names))
-        self.cost += OUTPUT_SLICE + NAME_COST * len(names.names)
+            return self._count_reply(codec.name_list(names.names()))
+        self.cost += OUTPUT_SLICE + len(names.chunks)  # ends the slice
         if not names.acquire():
             self._broker.limit_counters.note("listings", self.client.address)
             return codec.OUT_OF_MEMORY

@@ -12,7 +12,7 @@ from typing import Final, Protocol
 from greenstalk_server.core.name_list import NAME_OVERHEAD, NameList
 
 PIECE: Final = 65536
-"""Bytes of a piece. A piece of a list is larger by at most one name."""
+"""Maximum bytes of a piece."""
 
 
 class Stream(Protocol):
@@ -61,22 +61,29 @@ class NameStream:
 
     def next(self) -> bytes:
         """Return the next piece."""
-        names, start = self._list.names, self._position
-        if start < 0:
+        chunks, position = self._list.chunks, self._position
+        if position < 0:
             self._position = 0
             return b"---\n"
-        if start > len(names):
+        if position > len(chunks):
             return b""
-        size, end = 0, start
-        while end < len(names) and size < PIECE:
-            size += len(names[end]) + NAME_OVERHEAD
-            end += 1
-        if end < len(names):
-            self._position = end
-            return b"- " + b"\n- ".join(names[start:end]) + b"\n"
-        self._position = len(names) + 1
-        return (b"- " + b"\n- ".join(names[start:end]) + b"\n\r\n") if start < end else b"\r\n"
+        names: list[bytes] = []
+        size = 0
+        while position < len(chunks):
+            chunk = chunks[position]
+            size += sum(map(len, chunk)) + NAME_OVERHEAD * len(chunk)
+            if size > PIECE and names:
+                self._position = position
+                return _lines(names)
+            names += chunk
+            position += 1
+        self._position = len(chunks) + 1
+        return _lines(names) + b"\r\n"
 
     def close(self) -> None:
         """Release the list."""
         self._list.release()
+
+
+def _lines(names: list[bytes]) -> bytes:
+    return b"- " + b"\n- ".join(names) + b"\n" if names else b""

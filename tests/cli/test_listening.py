@@ -176,7 +176,7 @@ def test_file_that_is_not_a_socket_is_kept(tmp_path: Path) -> None:
     path.write_text("data")
     done = run("-l", f"unix:{path}", "--no-web")
     assert done.stderr == (
-        f"greenstalk-server: cannot listen on unix:{path}: a file that is not a socket is there already\n"
+        f"greenstalk-server: cannot listen on unix:{path}: a file that is not a socket exists there\n"
     )
     assert done.returncode == 111
     assert path.read_text() == "data"
@@ -204,8 +204,8 @@ def test_socket_activation_tcp() -> None:
             assert daemon.port == port
             assert daemon.ask(PUT) == b"INSERTED 1"
             _, said = daemon.stop()
-    assert "WARNING -l 192.0.2.1 is ignored: serving the socket that was handed over" in said
-    assert "WARNING -p 1 is ignored: serving the socket that was handed over" in said
+    assert "WARNING -l 192.0.2.1 is ignored: serving the inherited socket" in said
+    assert "WARNING -p 1 is ignored: serving the inherited socket" in said
 
 
 def test_socket_activation_unix(tmp_path: Path) -> None:
@@ -249,12 +249,12 @@ def test_socket_activation_needs_a_listening_stream_socket(beanstalkd: str, kind
         for program in ((beanstalkd,), (*COMMAND, "--no-web")):
             done = run(command=activation_command(passed, program=program), pass_fds=[passed.fileno()])
             assert done.returncode == 111
-    assert "cannot listen on the socket handed over as file descriptor 3: " in done.stderr
+    assert "cannot listen on the inherited socket, file descriptor 3: " in done.stderr
 
 
 @pytest.mark.parametrize("count", ["0", "many", "-1"])
 def test_socket_activation_with_a_bad_count_is_refused(count: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         done = run(command=activation_command(listener, count), pass_fds=[listener.fileno()])
-    assert f"LISTEN_FDS {count!r}: must be how many sockets are handed over, at least 1" in done.stderr
+    assert f"LISTEN_FDS {count!r}: must be the number of inherited sockets, at least 1" in done.stderr
     assert done.returncode == 111

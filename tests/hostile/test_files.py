@@ -1,4 +1,4 @@
-"""No file descriptor is left, not even for the journal: what needs the disk waits, and goes on when there is one."""
+"""Without a free file descriptor, even for the journal, commands that need the disk wait until one is free."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ FILES = 40
 COMERS = 60
 
 
-def test_a_journal_without_file_descriptors_waits_for_them(tmp_path: Path) -> None:
-    """As when others have used up all that the system has: the server cannot keep any back from them."""
+def test_journal_without_file_descriptors_retries(tmp_path: Path) -> None:
+    """As when other processes have used all descriptors of the system: the server cannot reserve any."""
     flags = ("-l", "127.0.0.1", "-p", "0", "--no-web", "-b", str(tmp_path), "-s", "4096")
     with Daemon(*flags) as server, Peer(server) as good, ExitStack() as comers:
         files = open_files(server)

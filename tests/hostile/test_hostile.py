@@ -31,7 +31,7 @@ MEMORY = dict.fromkeys(NAMES, 24 * MIB) | {
 
 @contextmanager
 def hostile(name: str, server: Daemon) -> Iterator[None]:
-    """Run the hostile client *name* beside what is done inside."""
+    """Run the hostile client *name* during the block."""
     with subprocess.Popen(
         [sys.executable, "-m", "tests.hostile.clients", name, str(server.port)], cwd=REPOSITORY, stdout=subprocess.PIPE
     ) as process:
@@ -46,7 +46,7 @@ def hostile(name: str, server: Daemon) -> Iterator[None]:
 
 @pytest.fixture
 def server() -> Iterator[Daemon]:
-    """A server of its own for each: how much memory it had needed before would hide how much it needs now."""
+    """A new server for each test, since memory that an earlier test needed would hide the need of this one."""
     allow_files(SILENT + 500)
     with Daemon("-l", "127.0.0.1", "-p", "0", "--no-web") as daemon:
         yield daemon
@@ -69,7 +69,7 @@ def has_no_tubes_without_jobs(peer: Peer) -> bool:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_others_are_served_and_nothing_is_left(server: Daemon, name: str) -> None:
+def test_hostile_client_does_not_affect_others_and_leaves_nothing(server: Daemon, name: str) -> None:
     with Peer(server) as good:
         good.send(b"use good\r\nwatch good\r\nignore default\r\n")
         assert [good.read_line() for _ in range(3)] == [b"USING good", b"WATCHING 2", b"WATCHING 1"]

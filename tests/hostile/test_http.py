@@ -1,4 +1,4 @@
-"""HTTP clients that flood, dawdle or equivocate: the queue goes on, and what they hold is given back."""
+"""HTTP clients that flood, stall, or send ambiguous requests: the queue is served, and resources are freed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 from greenstalk_server.core.limits import LimitCounters
 from greenstalk_server.net import http
 from greenstalk_server.net.acceptor import DescriptorBudget, WebServer
-from greenstalk_server.net.http import LARGEST_HEAD, RequestHandler
+from greenstalk_server.net.http import MAX_HEAD, RequestHandler
 from greenstalk_server.web.live.peer import descriptor_of
 from tests.support.daemon import COMMAND, PATIENCE, Daemon, environment
 from tests.support.peer import Peer, eventually
@@ -39,8 +39,8 @@ def to_web(server: Daemon) -> socket.socket:
 
 
 @pytest.mark.parametrize("flood", FLOODS)
-def test_who_floods_the_dashboard_does_not_hold_up_the_queue(flood: str) -> None:
-    """Nobody who floods has logged in, nor needs to."""
+def test_http_flood_does_not_delay_the_queue(flood: str) -> None:
+    """The flooding clients are not logged in."""
     head, body = FLOODS[flood]
     with Daemon(*FLAGS) as server, Peer(server) as good, to_web(server) as flooder:
         flooder.sendall(head)
@@ -65,7 +65,7 @@ def test_who_floods_the_dashboard_does_not_hold_up_the_queue(flood: str) -> None
             thread.join()
 
 
-def test_who_keeps_http_connections_keeps_no_worker_out() -> None:
+def test_http_connections_do_not_keep_workers_out() -> None:
     limited = ("sh", "-c", 'ulimit -n 256; exec "$@"', "sh", *COMMAND)
     with Daemon(*FLAGS, command=limited) as server, ExitStack() as silent:
         for _ in range(220):
@@ -92,8 +92,8 @@ PARTS = b"--a\r\nContent-Disposition: form-data; name=a\r\n\r\n\r\n" * 1100 + b"
     ],
     ids=["breaks off", "too many parts"],
 )
-def test_a_form_that_is_none_is_no_error_of_ours(rest: bytes) -> None:
-    """The page that refuses it would lead back to what it is about."""
+def test_malformed_form_is_a_client_error(rest: bytes) -> None:
+    """The error page would link back to the subject of the form."""
     head = b"POST /delete HTTP/1.1\r\nHost: 127.0.0.1\r\nOrigin: http://elsewhere\r\nConnection: close\r\n"
     with Daemon(*FLAGS) as server, to_web(server) as sock:
         sock.sendall(head + rest)
@@ -104,7 +104,7 @@ def test_a_form_that_is_none_is_no_error_of_ours(rest: bytes) -> None:
 
 
 class Served:
-    """An app that says how much came, served by the handler in a thread of its own."""
+    """An app that reports the size of each body, served by the handler in a thread."""
 
     def __init__(self) -> None:
         self.limited = LimitCounters()
@@ -135,7 +135,7 @@ class Served:
         server.stop(timeout=1)
 
     def ask(self, request: bytes) -> bytes:
-        """All that is answered to *request*, until the server closes."""
+        """Return the whole response to *request*, until the server closes."""
         with socket.create_connection(("127.0.0.1", self.port), 20) as sock:
             sock.sendall(request)
             answer = b""
@@ -165,25 +165,25 @@ def served() -> Iterator[Served]:
         b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n",
     ],
 )
-def test_a_request_that_does_not_end_is_ended(served: Served, monkeypatch: pytest.MonkeyPatch, begun: bytes) -> None:
-    monkeypatch.setattr(http, "GRACE", 0.2)
-    monkeypatch.setattr(http, "IDLE", 0.4)
+def test_incomplete_request_times_out(served: Served, monkeypatch: pytest.MonkeyPatch, begun: bytes) -> None:
+    monkeypatch.setattr(http, "REQUEST_TIMEOUT", 0.2)
+    monkeypatch.setattr(http, "IDLE_TIMEOUT", 0.4)
     served.ask(begun)
     eventually(lambda: served.limited.counts()["request_timeout"] == 1, "it is counted")
 
 
-def test_who_asks_for_nothing_is_sent_away_and_not_counted(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "IDLE", 0.2)
+def test_idle_http_connection_is_closed_and_not_counted(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "IDLE_TIMEOUT", 0.2)
     assert served.ask(b"") == b""
     assert served.ask(b"GET / HTTP/1.1\r\n\r\n").count(b"200 OK") == 1
     assert served.limited.counts()["request_timeout"] == 0
 
 
-def test_a_trickle_is_ended_as_silence_is(
+def test_request_that_trickles_times_out(
     served: Served, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each byte comes soon after the one before; the whole does not."""
-    monkeypatch.setattr(http, "GRACE", 0.5)
+    """Each byte arrives soon after the previous one, but the whole request takes too long."""
+    monkeypatch.setattr(http, "REQUEST_TIMEOUT", 0.5)
     with socket.create_connection(("127.0.0.1", served.port), PATIENCE) as sock, suppress(OSError):
         sock.sendall(b"POST / HTTP/1.1\r\nContent-Length: 1000000\r\n\r\n")
         sock.setblocking(False)
@@ -193,22 +193,22 @@ def test_a_trickle_is_ended_as_silence_is(
 
 
 def _drip(sock: socket.socket) -> bool:
-    """Send a byte; say if the server has closed."""
+    """Send a byte; return whether the server has closed."""
     sock.send(b"x")
     with suppress(BlockingIOError):
         return sock.recv(1000) == b""
     return False
 
 
-def test_who_does_not_read_the_answer_is_sent_away(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_that_does_not_read_the_response_is_closed(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "SEND_TIMEOUT", 0.2)
     with socket.create_connection(("127.0.0.1", served.port), PATIENCE) as sock:
         sock.sendall(b"GET /large HTTP/1.1\r\n\r\n")
         eventually(lambda: served.limited.counts()["request_timeout"] == 1, "it is given up")
 
 
-def test_a_head_has_its_bound(served: Served) -> None:
-    fields = b"".join([b"X-%d: %b\r\n" % (number, b"x" * 1000) for number in range(LARGEST_HEAD // 1000 + 1)])
+def test_head_above_the_maximum_is_refused(served: Served) -> None:
+    fields = b"".join([b"X-%d: %b\r\n" % (number, b"x" * 1000) for number in range(MAX_HEAD // 1000 + 1)])
     assert served.ask(b"GET / HTTP/1.1\r\n%b\r\n" % fields).startswith(b"HTTP/1.1 400")
     assert served.ask(b"GET / HTTP/1.1\r\nConnection: close\r\nX: %b\r\n\r\n" % (b"x" * 50000)).startswith(
         b"HTTP/1.1 200"
@@ -236,22 +236,22 @@ def test_a_head_has_its_bound(served: Served) -> None:
         b"\0X: a\r\nContent-Length: 5\r\n",
     ],
 )
-def test_a_request_that_ends_where_one_likes_is_none(served: Served, fields: bytes) -> None:
-    """A proxy that understands it otherwise would take the one request for two."""
+def test_ambiguous_request_is_refused(served: Served, fields: bytes) -> None:
+    """A proxy with another interpretation would see two requests."""
     answer = served.ask(b"POST / HTTP/1.1\r\n%b\r\n0\r\n\r\nGET / HTTP/1.1\r\nConnection: close\r\n\r\n" % fields)
     assert answer.startswith(b"HTTP/1.1 400")
     assert answer.count(b"HTTP/1.1 ") == 1
 
 
-def test_a_head_that_breaks_off_is_none(served: Served) -> None:
+def test_truncated_head_is_refused(served: Served) -> None:
     with socket.create_connection(("127.0.0.1", served.port), PATIENCE) as sock:
         sock.sendall(b"POST / HTTP/1.1\r\nContent-Le")
         sock.shutdown(socket.SHUT_WR)
         assert sock.recv(100).startswith(b"HTTP/1.1 400")
 
 
-def test_who_reads_slowly_is_answered_to_the_end(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So slowly that the socket is not writable for longer than the timeout."""
+def test_slow_reader_gets_the_whole_response(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The socket is not writable for longer than the timeout."""
     monkeypatch.setattr(http, "SEND_TIMEOUT", 0.5)
     with socket.create_connection(("127.0.0.1", served.port), PATIENCE) as sock:
         sock.sendall(b"GET /large HTTP/1.1\r\nConnection: close\r\n\r\n")
@@ -265,7 +265,7 @@ def test_who_reads_slowly_is_answered_to_the_end(served: Served, monkeypatch: py
     assert served.limited.counts()["request_timeout"] == 0
 
 
-def test_a_request_for_a_web_socket_is_one_like_others(served: Served) -> None:
+def test_web_socket_request_is_an_ordinary_request(served: Served) -> None:
     answer = served.ask(b"POST / HTTP/1.1\r\nUpgrade: websocket\r\nContent-Length: 3\r\nConnection: close\r\n\r\nabc")
     assert b"3 bytes" in answer
     assert b"False" in answer, "it is known by which socket it came, so that a stream ends when the reader has gone"
@@ -275,7 +275,7 @@ def test_a_request_for_a_web_socket_is_one_like_others(served: Served) -> None:
     "request_",
     [b"GET / HTTP/1.1\r\n%b\r\n" % (b"X: y\r\n" * 200), b"GET / HTTP/1\r\n\r\n", b"GET / HTTP/1.1.1\r\n\r\n"],
 )
-def test_what_is_no_request_is_no_error_of_ours(
+def test_malformed_request_is_not_a_server_error(
     served: Served, caplog: pytest.LogCaptureFixture, request_: bytes
 ) -> None:
     assert served.ask(request_).startswith(b"HTTP/1.1 400")
@@ -290,7 +290,7 @@ BAD_CHUNKS = [
 
 @pytest.mark.parametrize("chunks", BAD_CHUNKS)
 @pytest.mark.parametrize("path", [b"/", b"/unread"], ids=["read by the app", "discarded"])
-def test_body_of_broken_chunks_ends_the_connection_without_a_line_in_the_log(
+def test_malformed_chunks_end_the_connection_without_a_log_line(
     served: Served, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str], path: bytes, chunks: bytes
 ) -> None:
     rest = b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n"
@@ -306,7 +306,7 @@ def test_body_of_broken_chunks_ends_the_connection_without_a_line_in_the_log(
     assert capsys.readouterr().err == ""
 
 
-def test_broken_chunks_of_who_has_not_logged_in_leave_the_log_alone() -> None:
+def test_malformed_chunks_without_a_login_write_no_log_line() -> None:
     request = b"POST /api/v1/jobs HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n\r\n"
     with Daemon(*FLAGS, environ=environment(GREENSTALK_WEB_PASSWORD="secret")) as server:  # noqa: S106
         for _ in range(5):
@@ -339,10 +339,10 @@ def test_one_empty_line_before_a_request_is_skipped(served: Served) -> None:
     assert served.ask(b"\r\n\r\nGET / HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.1 400")
 
 
-def test_empty_line_begins_no_request(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client that ends a body with one, and then rests, may rest for as long as any other."""
-    monkeypatch.setattr(http, "GRACE", 0.1)
-    monkeypatch.setattr(http, "IDLE", 0.5)
+def test_empty_line_does_not_begin_a_request(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that sends one after a body may be idle for as long as any other."""
+    monkeypatch.setattr(http, "REQUEST_TIMEOUT", 0.1)
+    monkeypatch.setattr(http, "IDLE_TIMEOUT", 0.5)
     assert served.ask(b"GET / HTTP/1.1\r\n\r\n\r\n").count(b"200 OK") == 1
     assert served.limited.counts()["request_timeout"] == 0
 
@@ -357,7 +357,7 @@ def test_empty_line_begins_no_request(served: Served, monkeypatch: pytest.Monkey
         (b"/http://other/", b"/http://other/ ? a"),
     ],
 )
-def test_absolute_form_is_that_path_of_that_host(served: Served, target: bytes, told: bytes) -> None:
+def test_absolute_form_sets_path_and_host(served: Served, target: bytes, told: bytes) -> None:
     answer = served.ask(b"GET %b HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n" % target)
     assert told in answer
 

@@ -1,4 +1,4 @@
-"""Who has much to do leaves turns to others. They are counted, and no clock is asked.
+"""Expensive work does not starve other clients. The tests count their turns, and measure no time.
 
 The server and its clients share one loop, and their sockets deliver at once: so how often the loop looks at its sockets
 while something takes long does not depend on how fast the machine is, nor on what else it does.
@@ -31,7 +31,7 @@ TURNS = SLICES * 2 // 5
 
 
 class Here:
-    """A server of *broker* in this process. Its time stands still unless `now` is set."""
+    """A server of *broker* in this process, with a fixed time in `now`."""
 
     def __init__(self, broker: Broker, path: Path) -> None:
         self.broker = broker
@@ -57,7 +57,7 @@ class Here:
 
 
 class Client:
-    """A connection, for one greenlet at a time."""
+    """A connection that one greenlet at a time uses."""
 
     def __init__(self, address: str) -> None:
         self._sock = patient.socket(socket.AF_UNIX)
@@ -99,10 +99,10 @@ def good(here: Here) -> Client:
     [(b"list-tubes\r\n", 3 * SLICES), (b"reserve-with-timeout 0\r\n", 5 * SLICES)],
     ids=["list-tubes", "reserve"],
 )
-def test_who_pipelines_what_takes_long_lets_others_have_their_turns(
+def test_pipeline_of_expensive_commands_does_not_starve_others(
     here: Here, good: Client, command: bytes, count: int
 ) -> None:
-    """The loop looks at its sockets after each slice, not after fifty; and a slice is one by what it costs."""
+    """The loop polls its sockets after each slice, and a slice is bounded by cost."""
     greedy = here.connect()
     greedy.ask(b"".join([b"watch tube-%d\r\n" % number for number in range(TUBES)]), TUBES)
     asking = gevent.spawn(greedy.ask, command * count, count)
@@ -114,8 +114,8 @@ def test_who_pipelines_what_takes_long_lets_others_have_their_turns(
     assert turns >= TURNS
 
 
-def test_many_jobs_due_at_once_leave_turns_to_others(here: Here, good: Client) -> None:
-    """So somebody who asks sees their number grow step by step."""
+def test_many_jobs_due_together_do_not_starve_others(here: Here, good: Client) -> None:
+    """So another client sees the number of ready jobs grow in steps."""
     broker = here.broker
     client = broker.connect(lambda: None)
     for _ in range(SLICE * SLICES):

@@ -186,8 +186,8 @@ def test_a_job_edited_in_its_own_segment_is_read_back_as_it_is_now() -> None:
 
 def test_what_was_read_ahead_for_nobody_makes_way_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody reserves from the first tube any more; so in the end jobs of the second are read ahead."""
-    monkeypatch.setattr(body_loader, "AHEAD_OF_ALL", 5000)
-    monkeypatch.setattr(body_loader, "AHEAD_BYTES", 64 * 900)
+    monkeypatch.setattr(body_loader, "MAX_READ_AHEAD", 5000)
+    monkeypatch.setattr(body_loader, "READ_AHEAD_BYTES", 64 * 900)
     bench = filled(40)
     bodies, tube, client = bench.broker.bodies, bench.broker.jobs[1].tube, bench.clients[0]
     assert bodies is not None

@@ -1,4 +1,4 @@
-"""Who may use which tube: every command with and without its grant, by listener and certificate, and real clients."""
+"""Access rules: every command with and without its grant, by listener and certificate, and with real clients."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NOT_FOUND = b"NOT_FOUND\r\n"
 
 
 class Guarded(Talk):
-    """A connection to *broker* that has these grants, each a list of tubes by comma."""
+    """A connection to *broker* with grants, each a comma-separated list of tubes."""
 
     def __init__(self, broker: Broker, produce: str = "", consume: str = "", inspect: str = "") -> None:
         super().__init__(broker)
@@ -50,7 +50,7 @@ def refusals(broker: Broker) -> int:
     return broker.limit_counters.counts()["access"]
 
 
-# Each command, by a client that has no grant for the tube, and by one that has just the one that it takes
+# Each command, without a grant for the tube, and with only the grant that it requires
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def refusals(broker: Broker) -> int:
         (b"stats", REFUSED, "inspect", b"OK "),
     ],
 )
-def test_a_command_wants_its_grant(broker: Broker, command: bytes, refused: bytes, grant: str, allowed: bytes) -> None:
+def test_command_requires_its_grant(broker: Broker, command: bytes, refused: bytes, grant: str, allowed: bytes) -> None:
     every = {"produce": "other,*r", "consume": "other,*r", "inspect": "other,*r"}
     if command == b"stats":
         del every["inspect"]
@@ -94,7 +94,9 @@ def test_a_command_wants_its_grant(broker: Broker, command: bytes, refused: byte
         (b"peek-delayed", "inspect", NOT_FOUND),
     ],
 )
-def test_a_command_on_the_used_tube_wants_its_grant(broker: Broker, command: bytes, grant: str, allowed: bytes) -> None:
+def test_command_on_the_used_tube_requires_its_grant(
+    broker: Broker, command: bytes, grant: str, allowed: bytes
+) -> None:
     others = {kind: "news" for kind in ("produce", "consume", "inspect") if kind != grant}
     refused = Guarded(broker, **others).send(b"use news\r\n" + command + b"\r\nlist-tube-used\r\n")
     assert refused == b"USING news\r\n" + REFUSED + b"USING news\r\n"
@@ -120,7 +122,7 @@ def test_every_verb_is_in_the_documented_access_table() -> None:
 
 
 @pytest.mark.parametrize("cut", CUTS)
-def test_the_body_of_a_refused_put_is_no_command(broker: Broker, cut: Callable[[bytes], Iterable[bytes]]) -> None:
+def test_body_of_a_refused_put_is_not_executed(broker: Broker, cut: Callable[[bytes], Iterable[bytes]]) -> None:
     broker.max_job_size = 20
     talk = Guarded(broker, produce="mail", inspect="*")
     stream = b"put 0 0 60 9\r\ndelete 1\r\r\nuse mail\r\nput 0 0 60 1\r\nx\r\n"
@@ -130,14 +132,14 @@ def test_the_body_of_a_refused_put_is_no_command(broker: Broker, cut: Callable[[
     talk.close()
 
 
-def test_a_refused_use_changes_nothing(broker: Broker) -> None:
+def test_refused_use_keeps_the_used_tube(broker: Broker) -> None:
     talk = Guarded(broker, produce="mail")
     replies = talk.send(b"use mail\r\nuse news\r\nput 0 0 60 1\r\nx\r\n")
     assert replies == b"USING mail\r\n" + REFUSED + b"INSERTED 3\r\n"
     assert broker.jobs[3].tube.name == b"mail"
 
 
-def test_a_worker_may_do_everything_to_the_job_that_it_holds(broker: Broker) -> None:
+def test_worker_may_use_every_command_on_its_reserved_job(broker: Broker) -> None:
     talk = Guarded(broker, consume="mail")
     replies = talk.send(b"watch mail\r\nreserve\r\ntouch 1\r\npeek 1\r\nstats-job 1\r\nbury 1 0\r\nkick-job 1\r\n")
     for reply in (b"RESERVED 1 1\r\na", b"TOUCHED\r\n", b"FOUND 1 1\r\na", b"OK ", b"BURIED\r\n", b"KICKED\r\n"):
@@ -146,7 +148,7 @@ def test_a_worker_may_do_everything_to_the_job_that_it_holds(broker: Broker) -> 
     assert refusals(broker) == 0
 
 
-def test_default_is_not_watched_by_who_may_not_consume_it(broker: Broker) -> None:
+def test_client_without_the_grant_does_not_watch_default(broker: Broker) -> None:
     Talk(broker).send(b"put 0 0 60 1\r\nx\r\n")
     talk = Guarded(broker, consume="mail")
     assert talk.send(b"reserve\r\nreserve-with-timeout 0\r\nlist-tubes-watched\r\n").startswith(REFUSED * 2 + b"OK ")
@@ -156,14 +158,14 @@ def test_default_is_not_watched_by_who_may_not_consume_it(broker: Broker) -> Non
     talk.close()
 
 
-def test_list_tubes_tells_those_that_concern_the_client(broker: Broker) -> None:
+def test_list_tubes_shows_only_granted_tubes(broker: Broker) -> None:
     talk = Guarded(broker, consume="mail")
     assert talk.send(b"list-tubes\r\n") == b"OK 11\r\n---\n- mail\n\r\n"
     assert Guarded(broker).send(b"list-tubes\r\n") == b"OK 4\r\n---\n\r\n"
 
 
-def test_list_tubes_costs_what_it_looks_at(broker: Broker) -> None:
-    """Of many tubes few may be told; however often it is asked for at once, others have their turn in between."""
+def test_list_tubes_is_charged_for_each_examined_tube(broker: Broker) -> None:
+    """Few of many tubes are granted. The session yields between the slices of several pipelined list-tubes."""
     for number in range(2000):
         broker.put_into(b"%d" % number, 0, 0, 60 * SECOND, b"", START)
     talk = Guarded(broker, consume="mail")
@@ -175,7 +177,7 @@ def test_list_tubes_costs_what_it_looks_at(broker: Broker) -> None:
     assert len(outs) >= 6 and max(out.count(b"OK") for out in outs) == 1
 
 
-def test_malformed_commands_are_answered_as_ever(broker: Broker) -> None:
+def test_malformed_commands_get_the_usual_errors(broker: Broker) -> None:
     talk = Guarded(broker)
     assert talk.send(b"use \r\nnonsense\r\npeek x\r\n") == b"BAD_FORMAT\r\nUNKNOWN_COMMAND\r\nBAD_FORMAT\r\n"
 
@@ -193,7 +195,7 @@ RULES = read_rules(
 )
 
 
-def test_rules_for_a_listener_and_for_names_add_up() -> None:
+def test_rules_for_listener_and_names_are_combined() -> None:
     local = grants(RULES, "unix:/run/queue", [])
     assert local.may_produce(b"x") and local.may_consume(b"x") and local.may_inspect(b"x")
     mail = grants(RULES, "0.0.0.0", ["mail-1", "one.example.com"])
@@ -219,8 +221,8 @@ def test_rules_for_a_listener_and_for_names_add_up() -> None:
         ("*a" * 30 + "*b", b"a" * 199 + b"b", b"a" * 200),
     ],
 )
-def test_a_star_stands_for_any_characters_at_once(pattern: str, matching: bytes, other: bytes) -> None:
-    """However many there are: tried in each place for each, the last row would take for ever."""
+def test_star_matches_any_characters_in_linear_time(pattern: str, matching: bytes, other: bytes) -> None:
+    """Backtracking over every position for each star would take exponential time for the last row."""
     granted = Grants([], [pattern], [])
     assert granted.may_consume(matching)
     assert not other or not granted.may_consume(other)
@@ -233,7 +235,7 @@ def test_a_star_stands_for_any_characters_at_once(pattern: str, matching: bytes,
         ('client = "mail-*"', "client mail-*: no client has a name without --tls-client-ca"),
     ],
 )
-def test_a_rule_that_is_for_nobody_ends_the_start(tmp_path: Path, rule: str, error: str) -> None:
+def test_rule_without_a_client_is_a_start_error(tmp_path: Path, rule: str, error: str) -> None:
     path = tmp_path / "greenstalk.toml"
     path.write_text(f'listen = "127.0.0.1"\n[[access]]\n{rule}\n')
     done = run("--config", str(path), "-p", "0", "--no-web")
@@ -241,7 +243,7 @@ def test_a_rule_that_is_for_nobody_ends_the_start(tmp_path: Path, rule: str, err
     assert f"{path}:2: access: {error}" in done.stderr
 
 
-def test_rules_beside_a_dashboard_without_a_password_are_warned_of(tmp_path: Path) -> None:
+def test_rules_with_an_unprotected_dashboard_log_a_warning(tmp_path: Path) -> None:
     path = tmp_path / "greenstalk.toml"
     path.write_text('listen = "127.0.0.1"\n[[access]]\nproduce = ["*"]\n')
     flags = ("--config", str(path), "-p", "0", "--web-port", "0")
@@ -280,7 +282,7 @@ def port(daemon: Daemon) -> int:
     return int(found[1])
 
 
-def test_a_client_library_within_its_grants_and_beyond(ruled: Daemon, certificates: Path) -> None:
+def test_client_library_with_and_without_grants(ruled: Daemon, certificates: Path) -> None:
     secured = context(certificates, "mail-1")
     with (
         greenstalk.Client(str(certificates / "queue"), use="mail") as local,
@@ -310,8 +312,8 @@ def test_a_client_library_within_its_grants_and_beyond(ruled: Daemon, certificat
 
 
 @pytest.mark.parametrize("subject", ["/CN=stray", "/CN=monitoring/CN=stray", "/CN=mail-1/OU=monitoring/CN=stray"])
-def test_a_certificate_without_a_rule_opens_nothing(ruled: Daemon, certificates: Path, subject: str) -> None:
-    """One of the same authority that no rule has the name of; of several common names, the last is the name."""
+def test_certificate_without_a_rule_has_no_access(ruled: Daemon, certificates: Path, subject: str) -> None:
+    """The certificate is of the same authority, but no rule has its name, the last of its common names."""
     issue(certificates, subject)
     with closing(connect(port(ruled), context(certificates, "stray"))) as sock, sock.makefile("rb") as reader:
         sock.sendall(b"stats\r\nuse mail\r\nwatch mail\r\nreserve\r\nlist-tubes\r\n")

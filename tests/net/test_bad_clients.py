@@ -1,4 +1,4 @@
-"""Clients that do as they should not: the server serves the others all the time, and gets over it."""
+"""Misbehaving clients: the server serves the others meanwhile, and leaks nothing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BIG = 60_000
 
 @pytest.fixture(scope="module", autouse=True)
 def warm(server: Daemon) -> None:
-    """Have the server do each kind of thing once, so that what it then keeps for good is no surprise."""
+    """Run each kind of command once, so that memory and files that the server keeps are allocated."""
     with Peer(server) as peer:
         for _ in range(300):
             peer.send(b"put 0 0 60 %d\r\n%b\r\n" % (BIG, bytes(BIG)))
@@ -31,7 +31,7 @@ def warm(server: Daemon) -> None:
 
 @pytest.fixture
 def good(server: Daemon) -> Iterator[Peer]:
-    """Another client, who is served before, during and after; no connection and no file is left behind."""
+    """A well-behaved client, served before, during and after a test that may leave no connection or file open."""
     eventually(lambda: connections(server) == 0, "all earlier connections are closed")
     files = open_files(server)
     with Peer(server) as peer:
@@ -81,7 +81,7 @@ def reset(sock: socket.socket) -> None:
         b"stats\r\n",
     ],
 )
-def test_gone_in_the_middle(server: Daemon, good: Peer, sent: bytes, breaks: bool) -> None:
+def test_disconnect_in_the_middle_of_a_command(server: Daemon, good: Peer, sent: bytes, breaks: bool) -> None:
     for _ in range(20):
         peer = Peer(server)
         peer.send(sent)
@@ -92,7 +92,7 @@ def test_gone_in_the_middle(server: Daemon, good: Peer, sent: bytes, breaks: boo
         round_trip(good)
 
 
-def test_gone_with_its_jobs_and_others_get_them(server: Daemon, good: Peer) -> None:
+def test_jobs_of_a_disconnected_client_go_to_others(server: Daemon, good: Peer) -> None:
     with Peer(server) as holder:
         ids = [holder.ask(b"put 0 0 60 1\r\nx").split()[1] for _ in range(3)]
         holder.send(b"reserve\r\n" * 3 + b"reserve\r\n")
@@ -112,8 +112,8 @@ def test_half_close_while_waiting_is_answered_and_closed(server: Daemon, good: P
     round_trip(good)
 
 
-def test_a_body_that_never_ends(server: Daemon, good: Peer) -> None:
-    """The job does not exist until its body is whole; a body too big is thrown away as it comes."""
+def test_endless_body_takes_bounded_memory(server: Daemon, good: Peer) -> None:
+    """The job exists once its body is complete; a body that is too big is discarded as it arrives."""
     before = rss(server)
     with Peer(server) as small, Peer(server) as big:
         small.send(b"put 0 0 60 65535\r\n")
@@ -127,7 +127,7 @@ def test_a_body_that_never_ends(server: Daemon, good: Peer) -> None:
         assert good.stats()["current-jobs-ready"] == "0"
 
 
-def test_ten_megabytes_without_an_end_of_line(server: Daemon, good: Peer) -> None:
+def test_line_of_ten_megabytes_is_refused(server: Daemon, good: Peer) -> None:
     before = rss(server)
     with Peer(server) as peer:
         for _ in range(10):
@@ -139,7 +139,7 @@ def test_ten_megabytes_without_an_end_of_line(server: Daemon, good: Peer) -> Non
 
 
 def send_without_reading(peer: Peer, data: bytes) -> int:
-    """Send as much as the server takes while nobody reads its replies; return how much that is."""
+    """Send as many bytes as the server reads while its replies are unread; return their number."""
     peer.sock.setblocking(False)
     sent = 0
     while sent < len(data) and select.select([], [peer.sock], [], 0.5)[1]:
@@ -150,8 +150,8 @@ def send_without_reading(peer: Peer, data: bytes) -> int:
 
 
 @pytest.mark.parametrize("command", [b"reserve\r\n", b"peek-ready\r\n", b"stats\r\n", b"list-tubes\r\n"])
-def test_a_client_that_pipelines_and_never_reads(server: Daemon, good: Peer, command: bytes) -> None:
-    """What is kept for it is bounded: neither do its replies pile up, nor its commands."""
+def test_client_that_never_reads_takes_bounded_memory(server: Daemon, good: Peer, command: bytes) -> None:
+    """The server bounds both its replies and its commands."""
     count = 1000
     for _ in range(count):
         assert good.ask(b"put 9 0 600 %d\r\n%b" % (BIG, bytes(BIG))).startswith(b"INSERTED")
@@ -167,8 +167,8 @@ def test_a_client_that_pipelines_and_never_reads(server: Daemon, good: Peer, com
     delete_all(good, count)
 
 
-def test_memory_of_deleted_jobs_is_used_again(server: Daemon, good: Peer) -> None:
-    """It need not go back to the system, but the same load once more needs no more of it."""
+def test_memory_of_deleted_jobs_is_reused(server: Daemon, good: Peer) -> None:
+    """It need not return to the system, but a second identical load needs no more memory."""
 
     def load() -> int:
         for _ in range(1000):
@@ -181,7 +181,7 @@ def test_memory_of_deleted_jobs_is_used_again(server: Daemon, good: Peer) -> Non
     assert max(load() for _ in range(3)) < first + 4 * MIB
 
 
-def test_a_slow_reader_gets_every_reply_in_order(server: Daemon, good: Peer) -> None:
+def test_slow_reader_gets_every_reply_in_order(server: Daemon, good: Peer) -> None:
     count = 300
     bodies = [b"%06d" % number * (BIG // 6) for number in range(count)]
     ids = [good.ask(b"put 0 0 600 %d\r\n%b" % (BIG, body)).split()[1] for body in bodies]
@@ -196,7 +196,7 @@ def test_a_slow_reader_gets_every_reply_in_order(server: Daemon, good: Peer) -> 
     delete_all(good, count)
 
 
-def test_a_waiting_client_that_keeps_sending_is_not_read_for_ever(server: Daemon, good: Peer) -> None:
+def test_input_of_a_waiting_client_is_bounded(server: Daemon, good: Peer) -> None:
     before = rss(server)
     commands = b"list-tube-used\r\n" * 200_000
     with Peer(server) as eager:
@@ -223,8 +223,8 @@ def test_a_waiting_client_that_keeps_sending_is_not_read_for_ever(server: Daemon
         max_size=20,
     )
 )
-def test_random_bytes(server: Daemon, good: Peer, pieces: list[bytes]) -> None:
-    """Every line is answered until the client ends; then the server closes."""
+def test_random_bytes_get_error_replies(server: Daemon, good: Peer, pieces: list[bytes]) -> None:
+    """The server answers every line until the end of input, then closes."""
     with Peer(server) as peer:
         with contextlib.suppress(ConnectionError):  # the bytes may hold a quit
             for piece in pieces:
@@ -235,7 +235,7 @@ def test_random_bytes(server: Daemon, good: Peer, pieces: list[bytes]) -> None:
     round_trip(good)
 
 
-def test_a_hundred_clients_of_random_bytes_at_once(server: Daemon, good: Peer) -> None:
+def test_hundred_concurrent_clients_send_random_bytes(server: Daemon, good: Peer) -> None:
     rng = random.Random(1)  # noqa: S311  (a seed, no secret)
     peers = [Peer(server) for _ in range(100)]
     for _ in range(20):
@@ -247,8 +247,8 @@ def test_a_hundred_clients_of_random_bytes_at_once(server: Daemon, good: Peer) -
         reset(peer.sock)
 
 
-def test_a_waiter_that_sent_too_much_and_broke_off_is_noticed(server: Daemon, good: Peer) -> None:
-    """Nobody reads it any more, so nobody is told that its connection broke."""
+def test_disconnect_of_an_unread_waiting_client_is_noticed(server: Daemon, good: Peer) -> None:
+    """The connection is not read, so no event reports that the peer disconnected."""
     before = connections(server)
     deaf = Peer(server)
     send_without_reading(deaf, b"watch nobody\r\nignore default\r\nreserve\r\n" + b"use x\r\n" * 100_000)
@@ -258,7 +258,7 @@ def test_a_waiter_that_sent_too_much_and_broke_off_is_noticed(server: Daemon, go
     round_trip(good)
 
 
-def test_memory_of_deleted_jobs_goes_back_to_the_system() -> None:
+def test_memory_of_deleted_jobs_returns_to_the_system() -> None:
     with Daemon("-l", "127.0.0.1", "-p", "0", "--no-web") as fresh, Peer(fresh) as peer:
         before = rss(fresh)
         for _ in range(1000):
@@ -269,8 +269,8 @@ def test_memory_of_deleted_jobs_goes_back_to_the_system() -> None:
         eventually(lambda: rss(fresh) < before + 10 * MIB, "memory is given back")
 
 
-def test_a_client_that_pipelines_first_and_reads_afterwards(server: Daemon, good: Peer) -> None:
-    """Its commands are still coming while its replies leave, piece by piece; it gets all of them, in order."""
+def test_client_may_pipeline_before_it_reads(server: Daemon, good: Peer) -> None:
+    """Its commands still arrive while its replies are sent in pieces; it gets all replies, in order."""
     request = b"peek-ready\r\n"
     with Peer(server) as late:
         late.send(b"use late\r\nput 0 0 60 %d\r\n%b\r\n" % (BIG, bytes(BIG)))

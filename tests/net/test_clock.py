@@ -67,9 +67,7 @@ def waited(peer: Peer, begun: float, replies: int = 1) -> tuple[list[bytes], flo
 
 
 @pytest.mark.parametrize("jumps", [(HOUR,), (-HOUR, HOUR, -HOUR)], ids=["forth", "back-and-forth"])
-def test_what_is_under_way_when_the_clock_jumps_falls_due_in_its_time(
-    server: Daemon, wall: WallClock, jumps: tuple[int, ...]
-) -> None:
+def test_clock_jump_does_not_change_pending_deadlines(server: Daemon, wall: WallClock, jumps: tuple[int, ...]) -> None:
     with Peer(server) as delays, Peer(server) as holds, Peer(server) as waits, Peer(server) as pauses:
         delays.ask(b"use delayed")
         delays.ask(b"watch delayed")
@@ -110,7 +108,7 @@ def seen_by(server: Daemon) -> float:
         return parsedate_to_datetime(answer.headers["Date"]).timestamp()
 
 
-def test_jobs_keep_their_times_over_a_restart_with_another_clock(wall: WallClock, tmp_path: Path) -> None:
+def test_remaining_delays_follow_the_clock_across_a_restart(wall: WallClock, tmp_path: Path) -> None:
     """A clock that was wrong at one start and right at the next: what is left of a delay is what the clocks say."""
     flags = ("-l", "127.0.0.1", "-p", "0", "--no-web", "-b", str(tmp_path))
     with Daemon(*flags, environ=wall.environment()) as first, Peer(first) as peer:
@@ -122,7 +120,7 @@ def test_jobs_keep_their_times_over_a_restart_with_another_clock(wall: WallClock
         assert HOUR - PATIENCE < left <= HOUR
 
 
-def test_a_clock_set_back_at_a_restart_makes_no_delay_or_pause_longer(wall: WallClock, tmp_path: Path) -> None:
+def test_clock_set_back_at_a_restart_extends_no_delay_or_pause(wall: WallClock, tmp_path: Path) -> None:
     flags = ("-l", "127.0.0.1", "-p", "0", "--no-web", "-b", str(tmp_path))
     with Daemon(*flags, environ=wall.environment()) as first, Peer(first) as peer:
         delayed = peer.ask(b"put 0 1000 60 1\r\nx").split()[1]

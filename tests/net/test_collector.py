@@ -1,4 +1,4 @@
-"""What the garbage collector looks at, and what it frees."""
+"""Which objects the garbage collector tracks, and which it frees."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ JOBS = 10_000
 
 
 @pytest.mark.parametrize("delay", [0, SECOND])
-def test_jobs_and_long_lists_of_them_are_none_of_its_business(delay: int) -> None:
+def test_jobs_and_long_lists_of_jobs_are_untracked(delay: int) -> None:
     broker = Broker(server_facts(started_at=0))
     client = broker.connect(lambda: None)
     for _ in range(JOBS):
@@ -57,7 +57,7 @@ def grow_old() -> None:
 
 
 @pytest.mark.usefixtures("settled")
-def test_what_was_in_use_for_long_is_freed_in_the_end() -> None:
+def test_old_garbage_is_freed() -> None:
     knot = Knot()
     seen = weakref.ref(knot)
     grow_old()
@@ -70,7 +70,7 @@ def test_what_was_in_use_for_long_is_freed_in_the_end() -> None:
 
 
 @pytest.mark.usefixtures("settled")
-def test_what_is_old_and_much_is_looked_at_no_more() -> None:
+def test_many_old_objects_are_frozen() -> None:
     knots = [Knot() for _ in range(MAX_UNFROZEN // 4)]
     grow_old()
     assert sum(type(one) is Knot for one in gc.get_objects(2)) == len(knots)
@@ -93,7 +93,7 @@ def test_garbage_is_freed_before_old_objects_are_frozen() -> None:
 
 
 @pytest.mark.usefixtures("settled")
-def test_what_takes_long_to_look_at_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_collection_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
     knot = Knot()
     monkeypatch.setattr(gc_tuning, "SLOW_COLLECTION", 60.0)
     collect_old()

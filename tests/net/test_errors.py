@@ -60,7 +60,7 @@ def raise_error(client: Client) -> None:
 
 
 @pytest.mark.parametrize("leaves_by", ["quit", "close"])
-def test_an_error_in_on_leave_ends_that_connection_alone(
+def test_error_in_on_leave_ends_only_that_connection(
     broker: Broker, served: Served, leaves_by: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     victim = served.peers[VICTIM]
@@ -85,7 +85,7 @@ def test_an_error_in_on_leave_ends_that_connection_alone(
     assert caplog.text.count("internal error: the connection is closed") == 1
 
 
-def test_an_error_while_held_replies_are_sent_does_not_reach_the_committer() -> None:
+def test_error_while_held_replies_are_sent_does_not_reach_the_committer() -> None:
     journal = Slow()
     broker = Broker(FACTS, journal)
     pair = Pair(broker, journal)

@@ -54,7 +54,7 @@ def test_put_reserve_delete(client: Client[str]) -> None:
         client.reserve(0)
 
 
-def test_bytes_of_every_kind(address: tuple[str, int]) -> None:
+def test_body_may_contain_every_byte(address: tuple[str, int]) -> None:
     body = bytes(range(256)) * 200 + b"\r\n"
     with Client(address, encoding=None) as client:
         client.put(body)
@@ -123,7 +123,7 @@ def test_stats_and_pause(client: Client[str]) -> None:
     assert (stats["current-connections"], stats["draining"], stats["max-job-size"]) == (1, "false", 65535)
 
 
-def test_reserve_blocks_until_there_is_a_job(client: Client[str], other: Client[str]) -> None:
+def test_reserve_blocks_until_a_job_is_put(client: Client[str], other: Client[str]) -> None:
     got: list[str] = []
     worker = threading.Thread(target=lambda: got.append(client.reserve().body), daemon=True)
     worker.start()
@@ -144,7 +144,7 @@ def test_unix_sockets(tmp_path_factory: pytest.TempPathFactory) -> None:
         assert client.reserve().body == "x"
 
 
-def test_a_connected_socket(server: Daemon) -> None:
+def test_client_accepts_a_connected_socket(server: Daemon) -> None:
     with Client(socket.create_connection(("127.0.0.1", server.port)), use="a") as client:
         assert client.using() == "a"
 
@@ -188,7 +188,7 @@ def test_deadline_soon(client: Client[str]) -> None:
         client.reserve()
 
 
-def test_job_too_big_and_the_connection_goes_on(client: Client[str]) -> None:
+def test_job_too_big_keeps_the_connection(client: Client[str]) -> None:
     client.put("x" * 65535)
     with pytest.raises(greenstalk.JobTooBigError):
         client.put("x" * 65536)
@@ -209,7 +209,7 @@ def test_bad_numbers(client: Client[str], number: int) -> None:
         client.release(job, priority=number)
 
 
-def test_what_the_client_itself_never_sends(client: Client[str]) -> None:
+def test_commands_that_the_library_never_sends(client: Client[str]) -> None:
     with pytest.raises(greenstalk.UnknownCommandError):
         client._send_cmd(b"hello", b"HELLO")
     with pytest.raises(greenstalk.ExpectedCrlfError):
@@ -218,7 +218,7 @@ def test_what_the_client_itself_never_sends(client: Client[str]) -> None:
         client._send_cmd(b"", b"")
 
 
-def test_quit_is_an_unexpected_end(client: Client[str]) -> None:
+def test_quit_closes_the_connection(client: Client[str]) -> None:
     with pytest.raises(ConnectionError):
         client._send_cmd(b"quit", b"")
 

@@ -1,4 +1,4 @@
-"""A connection that is closed from outside, whatever it is at: its socket ends, and its jobs are ready again."""
+"""Closing a connection from outside in each of its states closes its socket, and makes its jobs ready."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FACTS = ServerFacts("0" * 16, 1, "1", "host", "os", "platform", 0, lambda: (0.0,
 
 
 class Slow(NullJournal):
-    """A journal, and the committer of it, that has not written anything yet."""
+    """A journal with its committer, which has not written anything yet."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Slow(NullJournal):
 
 
 class Pair:
-    """A connection, served, and the other end of it."""
+    """A served connection and its peer."""
 
     def __init__(self, broker: Broker, committer: Slow | None = None) -> None:
         ours, self.peer = socket.socketpair()
@@ -63,7 +63,7 @@ class Pair:
             gevent.sleep(0.001)
 
     def is_at_end(self) -> bool:
-        """Whether the other end sees the socket closed, once what has come is read."""
+        """Return whether the peer sees the end of the stream after reading all replies."""
         try:
             while data := self.peer.recv(1 << 20):
                 assert data
@@ -90,7 +90,7 @@ class Pair:
             self.connection.close()
 
 
-def test_idle_with_jobs() -> None:
+def test_hang_up_of_an_idle_client_with_jobs() -> None:
     broker = Broker(FACTS)
     pair = Pair(broker)
     pair.send(b"put 0 0 60 1\r\nx\r\n" * 3 + b"reserve\r\n" * 3)
@@ -101,7 +101,7 @@ def test_idle_with_jobs() -> None:
     broker.check()
 
 
-def test_waiting() -> None:
+def test_hang_up_of_a_waiting_client() -> None:
     broker = Broker(FACTS)
     pair = Pair(broker)
     pair.send(b"watch other\r\nreserve\r\n")
@@ -111,7 +111,7 @@ def test_waiting() -> None:
     broker.check()
 
 
-def test_in_the_middle_of_a_body() -> None:
+def test_hang_up_in_the_middle_of_a_body() -> None:
     broker = Broker(FACTS)
     pair = Pair(broker)
     pair.send(b"put 0 0 60 5000\r\nx")
@@ -119,7 +119,7 @@ def test_in_the_middle_of_a_body() -> None:
     assert not broker.jobs
 
 
-def test_peer_that_reads_nothing() -> None:
+def test_hang_up_of_a_client_that_reads_nothing() -> None:
     broker = Broker(FACTS)
     pair = Pair(broker)
     pair.send(b"put 0 0 60 60000\r\n" + bytes(60000) + b"\r\n" + b"peek 1\r\n" * 200)
@@ -127,7 +127,7 @@ def test_peer_that_reads_nothing() -> None:
     broker.check()
 
 
-def test_replies_that_wait_for_the_journal() -> None:
+def test_hang_up_while_replies_wait_for_the_journal() -> None:
     journal = Slow()
     broker = Broker(FACTS, journal)
     pair = Pair(broker, journal)
@@ -140,7 +140,7 @@ def test_replies_that_wait_for_the_journal() -> None:
     assert pair.connection._is_paused  # it would receive from a descriptor that is another's by now
 
 
-def test_a_job_whose_put_is_not_safe_is_not_told_at_the_end_of_the_input_either() -> None:
+def test_job_of_an_unsafe_put_is_not_sent_at_the_end_of_input() -> None:
     journal = Slow()
     broker = Broker(FACTS, journal)
     pair = Pair(broker, journal)
@@ -158,14 +158,14 @@ def test_a_job_whose_put_is_not_safe_is_not_told_at_the_end_of_the_input_either(
 
 
 class Prompt(Slow):
-    """One that is done by the next turn of the loop."""
+    """A journal that has written everything by the next loop iteration."""
 
     def hold(self, holder: Connection) -> None:
         gevent.spawn_raw(holder.release, self.promised)
 
 
-def test_replies_that_have_waited_for_the_journal_leave_before_later_ones() -> None:
-    """The put's waits with all others of its slice, and is let go while the next slice is about to be served."""
+def test_held_replies_are_sent_before_later_ones() -> None:
+    """The reply to the put is held with those of its slice, and released when the next slice is about to be served."""
     journal = Prompt()
     pair = Pair(Broker(FACTS, journal), journal)
     rest = len(COMMAND_SLICE) - 1
@@ -175,14 +175,14 @@ def test_replies_that_have_waited_for_the_journal_leave_before_later_ones() -> N
 
 
 class Broken(NullJournal):
-    """A journal that fails as nobody has foreseen."""
+    """A journal that raises an unexpected exception."""
 
     def put(self, job: Job) -> bool:
         raise LookupError("of its own")
 
 
 class Noting(Pair):
-    """One that notes what ends the connection."""
+    """A pair that records the exception that ends the connection."""
 
     error: Exception | None = None
 
@@ -193,7 +193,7 @@ class Noting(Pair):
             self.error = error
 
 
-def test_an_error_of_our_own_ends_that_connection_in_its_own_greenlet() -> None:
+def test_internal_error_ends_the_connection_in_its_greenlet() -> None:
     broker = Broker(FACTS, Broken())
     pair, other = Noting(broker), Pair(broker)
     pair.send(b"put 0 0 60 1\r\nx\r\n")

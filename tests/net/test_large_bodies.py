@@ -55,7 +55,7 @@ class Client:
 
 
 @pytest.mark.parametrize("sync", [("-f", "0"), ("-f", "50"), ("-F",)], ids="".join)
-def test_no_iteration_of_the_loop_copies_a_large_body(sync: Sequence[str], tmp_path: Path) -> None:
+def test_no_loop_iteration_copies_a_large_body(sync: Sequence[str], tmp_path: Path) -> None:
     """The bodies exceed the memory limit, so that some of them are read back for the peeks."""
     figures, directory = tmp_path / "longest", tmp_path / "journal"
     directory.mkdir()
@@ -75,7 +75,7 @@ def test_no_iteration_of_the_loop_copies_a_large_body(sync: Sequence[str], tmp_p
             assert client.peek(id) == body
 
 
-def test_a_put_whose_body_has_not_arrived_takes_little_memory() -> None:
+def test_put_takes_memory_only_for_received_bytes() -> None:
     before = resident_bytes()
     talks = [Talk() for _ in range(20)]
     for talk in talks:
@@ -86,7 +86,7 @@ def test_a_put_whose_body_has_not_arrived_takes_little_memory() -> None:
     assert resident_bytes() - before < DECLARED // 16
 
 
-def test_a_put_for_which_no_memory_can_be_allocated_is_refused() -> None:
+def test_put_without_memory_is_refused() -> None:
     """The address space of the server is limited, as by `ulimit -v`."""
     limit = shutil.which("prlimit")
     assert limit is not None

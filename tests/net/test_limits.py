@@ -1,4 +1,4 @@
-"""Every limit: what is refused or held up, what is not, how it is counted and logged, and that it ends."""
+"""Every limit: what it refuses or delays, how hits are counted and logged, and that its effect ends."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ def counted(broker: Broker) -> dict[str, int]:
 # Jobs and tubes
 
 
-def test_without_a_limit_nothing_is_looked_at() -> None:
+def test_no_quotas_without_a_limit() -> None:
     assert job_quotas(Limits(connections=1, rate=1, idle_timeout=1)) is None
 
 
-def test_as_many_jobs_as_there_may_be() -> None:
+def test_max_jobs() -> None:
     talk = limited_talk(jobs=2)
     put = b"put 0 0 60 1\r\nx\r\n"
     assert talk.send(put * 3) == b"INSERTED 1\r\nINSERTED 2\r\n" + FULL
@@ -59,7 +59,7 @@ def test_as_many_jobs_as_there_may_be() -> None:
     assert counted(talk.broker) == {"jobs": 4}
 
 
-def test_as_many_bytes_as_there_may_be() -> None:
+def test_max_bytes() -> None:
     talk = limited_talk(bytes=10)
     replies = talk.send(b"put 0 0 60 6\r\n123456\r\nuse b\r\nput 0 0 60 5\r\n12345\r\nput 0 0 60 4\r\n1234\r\n")
     assert replies == b"INSERTED 1\r\nUSING b\r\n" + FULL + b"INSERTED 3\r\n"
@@ -68,15 +68,15 @@ def test_as_many_bytes_as_there_may_be() -> None:
     assert counted(talk.broker) == {"bytes": 2}
 
 
-def test_as_much_as_a_tube_may_have() -> None:
+def test_max_tube_jobs_and_bytes() -> None:
     talk = limited_talk(tube_jobs=2, tube_bytes=5)
     assert talk.send(b"put 0 9 60 1\r\nx\r\nput 0 0 60 1\r\nx\r\nput 0 0 60 1\r\nx\r\n").endswith(FULL)
     assert talk.send(b"use b\r\nput 0 0 60 5\r\n12345\r\nput 0 0 60 1\r\nx\r\n").endswith(b"INSERTED 4\r\n" + FULL)
     assert counted(talk.broker) == {"tube_jobs": 1, "tube_bytes": 1}
 
 
-def test_bytes_are_right_after_edits_moves_and_a_restart() -> None:
-    """Talk and the broker's own check compare them with what is there."""
+def test_body_bytes_after_edits_moves_and_a_restart() -> None:
+    """Talk and Broker.check compare the counters with the jobs."""
     talk = limited_talk(bytes=100)
     talk.send(b"put 0 0 60 9\r\n123456789\r\n")
     talk.broker.edit_job(1, START, body=b"x" * 40)
@@ -90,7 +90,7 @@ def test_bytes_are_right_after_edits_moves_and_a_restart() -> None:
     assert again.quotas is not None and again.quotas.body_bytes == 40
 
 
-def test_as_many_tubes_as_there_may_be() -> None:
+def test_max_tubes() -> None:
     talk = limited_talk(tubes=3)
     assert talk.send(b"use a\r\nwatch b\r\nwatch c\r\nuse d\r\nwatch a\r\nuse b\r\n") == (
         b"USING a\r\nWATCHING 2\r\n" + FULL * 2 + b"WATCHING 3\r\nUSING b\r\n"
@@ -99,14 +99,14 @@ def test_as_many_tubes_as_there_may_be() -> None:
     assert counted(talk.broker) == {"tubes": 2}
 
 
-def test_as_many_tubes_as_one_connection_may_watch() -> None:
+def test_max_watched() -> None:
     talk = limited_talk(watched=2)
     assert talk.send(b"watch a\r\nwatch b\r\nwatch a\r\n") == b"WATCHING 2\r\n" + FULL + b"WATCHING 2\r\n"
     assert Talk(talk.broker).send(b"watch b\r\n") == b"WATCHING 2\r\n"
     assert counted(talk.broker) == {"watched": 1}
 
 
-def test_a_put_over_http_is_told_which_limit() -> None:
+def test_refused_put_over_http_names_the_limit() -> None:
     with Daemon(*LOOPBACK, "--max-tube-jobs", "1") as server:
         url = f"{server.dashboard}api/v1/jobs"
         for status, is_told in ((201, False), (507, True)):
@@ -116,8 +116,8 @@ def test_a_put_over_http_is_told_which_limit() -> None:
 
 
 @pytest.mark.parametrize("limit", ["tubes", "watched"])
-def test_over_http_there_are_no_more_tubes_either(limit: str) -> None:
-    """Who may not watch the tube that it asks for is refused; it is not given a job of `default`."""
+def test_tube_limits_apply_to_http(limit: str) -> None:
+    """A reserve from a tube that may not be watched is refused; it does not return a job of `default`."""
     with Daemon(*LOOPBACK, f"--max-{limit}", "1") as server, Peer(server) as peer:
         assert peer.ask(b"put 0 0 60 1\r\nx") == b"INSERTED 1"
         if limit == "tubes":
@@ -143,7 +143,7 @@ def posted(url: str, facts: dict[str, object]) -> tuple[int, str]:
 
 
 class Metered(Talk):
-    """A connection that may send so many commands in a second; its pauses pass at once, and are noted."""
+    """A connection with a rate limit in commands per second. Its pauses are recorded, and take no time."""
 
     def __init__(self, rate: int) -> None:
         super().__init__()
@@ -161,7 +161,7 @@ class Metered(Talk):
         return b"".join(out)
 
 
-def test_who_is_too_fast_is_held_up_and_loses_nothing() -> None:
+def test_commands_above_the_rate_are_delayed_and_none_is_lost() -> None:
     talk = Metered(rate=100)
     assert talk.send(b"list-tube-used\r\n" * 5000) == b"USING default\r\n" * 5000
     assert talk.paused == pytest.approx(49, abs=0.1)
@@ -169,7 +169,7 @@ def test_who_is_too_fast_is_held_up_and_loses_nothing() -> None:
     assert counted(talk.broker)["rate"] > 1
 
 
-def test_who_keeps_to_the_rate_is_not_held_up() -> None:
+def test_commands_within_the_rate_are_not_delayed() -> None:
     talk = Metered(rate=100)
     for _ in range(1000):
         talk.send(b"put 0 0 60 1\r\nx\r\n")
@@ -177,7 +177,7 @@ def test_who_keeps_to_the_rate_is_not_held_up() -> None:
     assert not counted(talk.broker)
 
 
-def test_a_burst_of_a_second_is_allowed_and_malformed_commands_count() -> None:
+def test_burst_of_a_second_is_allowed_and_malformed_commands_count() -> None:
     talk = Metered(rate=10)
     talk.send(b"nonsense\r\n" * 10)
     assert not counted(talk.broker)
@@ -185,7 +185,7 @@ def test_a_burst_of_a_second_is_allowed_and_malformed_commands_count() -> None:
     assert talk.paused == pytest.approx(0.1)
 
 
-def test_a_reserve_that_waits_is_not_held_up() -> None:
+def test_waiting_reserve_is_not_delayed_by_the_rate() -> None:
     talk = Metered(rate=1)
     talk.send(b"list-tube-used\r\nreserve\r\n")
     assert talk.session.is_waiting and not talk.session.has_more
@@ -194,7 +194,7 @@ def test_a_reserve_that_waits_is_not_held_up() -> None:
     assert talk.session.resume(talk.now) == b"RESERVED 1 1\r\nx\r\n"
 
 
-def test_a_real_connection_is_slowed_down_and_others_are_not() -> None:
+def test_rate_limit_delays_only_the_fast_connection() -> None:
     with Daemon(*LOOPBACK, "--max-rate", "200") as server, Peer(server) as fast, Peer(server) as other:
         begun = time.monotonic()
         fast.send(b"list-tube-used\r\n" * 500)
@@ -209,7 +209,7 @@ def test_a_real_connection_is_slowed_down_and_others_are_not() -> None:
 
 
 def limits_of(server: Daemon) -> dict[str, int]:
-    """What the API tells; and /metrics tells the same."""
+    """Return the limit hits that the API reports, after comparing them with /metrics."""
     with urlopen(f"{server.dashboard}api/v1/server", timeout=PATIENCE) as answer:  # noqa: S310  our own
         told: dict[str, int] = json.load(answer)["limited"]
     with urlopen(f"{server.dashboard}metrics", timeout=PATIENCE) as answer:  # noqa: S310
@@ -226,7 +226,7 @@ def is_served(peer: Peer) -> bool:
         return False
 
 
-def test_as_many_connections_as_there_may_be() -> None:
+def test_max_connections() -> None:
     with Daemon(*LOOPBACK, "--max-connections", "3") as server, ExitStack() as stack:
         peers = [stack.enter_context(Peer(server)) for _ in range(3)]
         assert all(map(is_served, peers))
@@ -243,8 +243,8 @@ def test_as_many_connections_as_there_may_be() -> None:
     assert at_most_one_a_second(said, "WARNING connections: ")
 
 
-def test_a_connection_that_the_system_cannot_poll_is_closed_and_leaves_nothing() -> None:
-    """epoll_ctl fails for descriptors from 60 on, and each refused connection has the same one."""
+def test_connection_that_cannot_be_polled_is_closed_without_leaks() -> None:
+    """epoll_ctl fails for descriptors from 60 on, and each refused connection uses the same descriptor."""
     command = (sys.executable, "tests/net/few_watches.py", "60", *COMMAND)
     with Daemon(*LOOPBACK, command=command) as server, Peer(server) as watcher:
         assert is_served(watcher)
@@ -270,7 +270,7 @@ def test_a_connection_that_the_system_cannot_poll_is_closed_and_leaves_nothing()
     assert at_most_one_a_second(said, "WARNING epoll: ")
 
 
-def test_how_often_a_limit_was_reached_is_told_when_it_is_no_more(caplog: pytest.LogCaptureFixture) -> None:
+def test_suppressed_limit_hits_are_logged_later(caplog: pytest.LogCaptureFixture) -> None:
     now = START
     limit_log = LimitLog(lambda: now)
     for _ in range(5):
@@ -288,7 +288,7 @@ def can_connect(server: Daemon) -> bool:
         return is_served(peer)
 
 
-def test_as_many_connections_as_an_address_may_have(tmp_path: Path) -> None:
+def test_max_connections_per_address(tmp_path: Path) -> None:
     path = tmp_path / "queue"
     flags = ("--max-connections-per-address", "2", "-l", f"unix:{path}")
     with Daemon(*LOOPBACK, *flags) as server, ExitStack() as stack:
@@ -316,8 +316,8 @@ def timed() -> Iterator[Daemon]:
         assert code == 0 and "Traceback" not in said
 
 
-def test_who_does_not_come_to_an_end_or_is_idle_is_closed(timed: Daemon) -> None:
-    """All at once, since it takes some seconds: each is closed, or not, for its own reason."""
+def test_idle_and_stalled_connections_are_closed(timed: Daemon) -> None:
+    """The connections run concurrently, since each takes some seconds."""
     with ExitStack() as stack:
         line, body, big, trickle, idle, worker, waiter = (stack.enter_context(Peer(timed)) for _ in range(7))
         line.send(b"put 0 0 60 ")
@@ -351,8 +351,8 @@ def test_who_does_not_come_to_an_end_or_is_idle_is_closed(timed: Daemon) -> None
         assert waiter.read_line().startswith(b"RESERVED")
 
 
-def test_nobody_is_closed_for_what_the_disk_takes(tmp_path: Path) -> None:
-    """All has been sent: a lone put, and more bodies than are read before the first is safe."""
+def test_slow_disk_closes_no_connection(tmp_path: Path) -> None:
+    """All input has been sent: a lone put, and more bodies than are read before the first is safe."""
     slow = (sys.executable, "-c", SLOW, str(tmp_path / "slow"))
     flags = ("-l", "127.0.0.1", "-p", "0", "--no-web", "-b", str(tmp_path), "-f", "0")
     with Daemon(*flags, "--idle-timeout", "1", "--command-timeout", "1", command=slow) as server:
@@ -383,11 +383,11 @@ sys.exit(cli.main())
 """
 
 
-# Peers that are gone, and file descriptors that are used up
+# Unreachable peers, and exhausted file descriptors
 
 
-def test_a_peer_that_is_gone_without_a_word_is_noticed(tmp_path: Path) -> None:
-    """It is in a network of its own, and from some time on nothing reaches it: not what asks it, nor its job."""
+def test_unreachable_peer_is_detected(tmp_path: Path) -> None:
+    """The peer is in a network namespace that loses all packets after a while, keepalive probes and replies alike."""
     path = tmp_path / "queue"
     start = ("unshare", "--net", "sh", "-c", f'{LINK} && exec "$0" "$@"', *COMMAND)
     flags = ("-l", "10.77.7.1", "-l", f"unix:{path}", "-p", "0", "--no-web", "--dead-peer-timeout", "2")
@@ -441,13 +441,13 @@ sys.stdin.read()
 
 
 def inside(process: int, commands: str) -> None:
-    """Run shell *commands* in the network of *process*."""
+    """Run shell *commands* in the network namespace of *process*."""
     enter = ("nsenter", "--net", "--target", str(process), "sh", "-c", commands)
     subprocess.run(enter, check=True, timeout=PATIENCE)
 
 
-def test_without_file_descriptors_accepting_waits_and_the_journal_goes_on(tmp_path: Path) -> None:
-    """Clients that are there are served, and their jobs are written; who comes waits, until others leave."""
+def test_accepting_pauses_without_descriptors_and_the_journal_works(tmp_path: Path) -> None:
+    """Connected clients are served and their jobs written. New clients wait until others disconnect."""
     start = ("prlimit", "--nofile=160:160", *COMMAND)
     with Daemon(*LOOPBACK, "-b", str(tmp_path), "-s", "16384", command=start) as server, ExitStack() as stack:
         good = stack.enter_context(Peer(server))
@@ -475,13 +475,13 @@ def test_without_file_descriptors_accepting_waits_and_the_journal_goes_on(tmp_pa
 
 
 def at_most_one_a_second(said: str, part: str) -> bool:
-    """Whether the log has no more lines with *part* in them than seconds, in which the first may come a little late."""
+    """Return whether the log has at most one line with *part* per second, rounded up."""
     times = [datetime.fromisoformat(line[:23]) for line in said.splitlines() if part in line]
     return len(times) <= (times[-1] - times[0]).total_seconds() + 2
 
 
-def test_descriptors_that_others_use_up_are_waited_for_too() -> None:
-    """The server's own limit, lowered while it runs, below what it has open: accept itself fails then."""
+def test_accepting_pauses_when_accept_fails_for_lack_of_descriptors() -> None:
+    """The limit of the running server is lowered below the number of its open files, so that accept fails."""
     with Daemon(*LOOPBACK) as server, Peer(server) as good:
         assert is_served(good)
         pid = server.process.pid
@@ -501,10 +501,10 @@ def test_descriptors_that_others_use_up_are_waited_for_too() -> None:
         assert "what='Too many open files'" in said and "Traceback" not in said
 
 
-# Bytes that wait for the disk
+# Replies that wait for the disk
 
 
-def test_a_connection_whose_replies_wait_is_read_no_further_and_gets_all(tmp_path: Path) -> None:
+def test_reading_pauses_while_replies_wait_for_the_disk(tmp_path: Path) -> None:
     flags = ("-b", str(tmp_path), "-f", "0", "--max-output", "1000")
     with Daemon(*LOOPBACK, *flags) as server, Peer(server) as peer, Peer(server) as other:
         count = 3000
@@ -516,13 +516,13 @@ def test_a_connection_whose_replies_wait_is_read_no_further_and_gets_all(tmp_pat
         assert limits_of(server)["output"] >= 1
 
 
-def test_what_is_counted_can_be_read_by_itself() -> None:
-    """In a line of the log it stands alone."""
+def test_each_limit_description_begins_with_a_plural_noun() -> None:
+    """A log line consists of the description alone."""
     nouns = re.compile("(commands|connections|HTTP|puts|times|uses|watches) ")
     assert all(nouns.match(description) for description in LIMIT_DESCRIPTIONS.values())
 
 
-def test_the_page_has_every_limit() -> None:
+def test_documentation_lists_every_limit() -> None:
     table = PAGE.read_text().partition("## Limits")[2].partition("## ")[0]
     last_cells = " ".join(line.split("|")[4] for line in table.splitlines() if line.startswith("| "))
     assert set(re.findall("`([a-z_]+)`", last_cells)) == set(LIMIT_DESCRIPTIONS) - {"access"}

@@ -28,7 +28,7 @@ def many_files() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_the_server_raises_its_own_limit_on_open_files(many_files: None) -> None:
+def test_server_raises_its_limit_on_open_files(many_files: None) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))  # the server inherits it; `many_files` sets it back
     with Daemon("-l", "127.0.0.1", "-p", "0", "--no-web") as server:
@@ -38,7 +38,7 @@ def test_the_server_raises_its_own_limit_on_open_files(many_files: None) -> None
             assert {peer.ask(b"list-tube-used") for peer in peers} == {b"USING default"}
 
 
-def test_five_thousand_connections_wait_at_once_and_each_gets_a_job(server: Daemon, many_files: None) -> None:
+def test_five_thousand_waiting_connections_each_get_a_job(server: Daemon, many_files: None) -> None:
     eventually(lambda: connections(server) == 0, "no connection yet")
     files = open_files(server)
     with ExitStack() as closing:
@@ -62,7 +62,7 @@ def test_five_thousand_connections_wait_at_once_and_each_gets_a_job(server: Daem
     eventually(lambda: open_files(server) <= files, "all files are closed")
 
 
-def test_memory_of_connections_comes_back(server: Daemon, many_files: None) -> None:
+def test_memory_of_closed_connections_is_reused(server: Daemon, many_files: None) -> None:
     """What a second wave needs the first has left: the server does not grow with each."""
 
     def wave() -> int:
@@ -79,7 +79,7 @@ def test_memory_of_connections_comes_back(server: Daemon, many_files: None) -> N
     assert max(wave() for _ in range(3)) < first + 4 * MIB
 
 
-def test_ten_thousand_tubes_come_and_go(server: Daemon) -> None:
+def test_ten_thousand_tubes_are_created_and_dropped(server: Daemon) -> None:
     with Peer(server) as peer, Peer(server) as good:
         for start in range(0, TUBES, 500):
             peer.send(b"".join(b"watch tube-%d\r\n" % number for number in range(start, start + 500)))
@@ -103,7 +103,7 @@ def test_ten_thousand_tubes_come_and_go(server: Daemon) -> None:
         eventually(lambda: good.stats()["current-tubes"] == "1", "all tubes are gone")
 
 
-def test_connections_that_come_and_go_leave_nothing(server: Daemon) -> None:
+def test_closed_connections_leave_nothing(server: Daemon) -> None:
     def churn() -> None:
         for number in range(500):
             with Peer(server) as peer:
@@ -123,7 +123,7 @@ def test_connections_that_come_and_go_leave_nothing(server: Daemon) -> None:
         assert (stats["current-waiting"], stats["current-tubes"], stats["current-jobs-ready"]) == ("0", "1", "0")
 
 
-def test_a_hundred_thousand_jobs_leave_no_more_behind_each_time(server: Daemon) -> None:
+def test_deleted_jobs_do_not_accumulate_memory(server: Daemon) -> None:
     count, per_chunk = 100_000, 1000
 
     def load(peer: Peer) -> int:
@@ -141,7 +141,7 @@ def test_a_hundred_thousand_jobs_leave_no_more_behind_each_time(server: Daemon) 
         assert load(peer) < first + 4 * MIB
 
 
-def test_a_pipeline_of_everything_is_answered_in_full(server: Daemon) -> None:
+def test_pipeline_of_all_commands_gets_all_replies(server: Daemon) -> None:
     """While it is sent, replies are read; so neither side has to keep much."""
     request, reply, count = b"list-tube-used\r\n", b"USING default\r\n", 200_000
     with Peer(server) as peer, selectors.DefaultSelector() as selector:

@@ -91,7 +91,7 @@ def memory(daemon: Daemon) -> int:
     return int(psutil.Process(daemon.process.pid).memory_info().rss)
 
 
-def test_all_are_served_in_order_and_memory_is_bounded(filled: tuple[Daemon, Talk]) -> None:
+def test_evicted_bodies_are_served_in_order_in_bounded_memory(filled: tuple[Daemon, Talk]) -> None:
     daemon, talk = filled
     assert memory(daemon) < BOUND
     for first in range(1, COUNT + 1, 8):
@@ -105,7 +105,7 @@ def test_all_are_served_in_order_and_memory_is_bounded(filled: tuple[Daemon, Tal
     assert (stats["body-bytes-in-memory"], stats["body-bytes-on-disk"]) == ("0", "0")
 
 
-def test_commands_behind_one_that_waits_for_its_body_keep_their_order(filled: tuple[Daemon, Talk]) -> None:
+def test_commands_after_a_wait_for_a_body_keep_their_order(filled: tuple[Daemon, Talk]) -> None:
     talk = filled[1]
     talk.sock.sendall(b"peek %d\r\nlist-tube-used\r\npeek %d\r\nuse x\r\npeek-ready\r\n" % (COUNT - 5, COUNT - 9))
     assert talk.job() == (b"FOUND", COUNT - 5, body_of(COUNT - 5))
@@ -115,7 +115,7 @@ def test_commands_behind_one_that_waits_for_its_body_keep_their_order(filled: tu
     assert talk.line() == b"NOT_FOUND"
 
 
-def test_a_client_that_closes_its_side_gets_what_it_has_asked_for(filled: tuple[Daemon, Talk]) -> None:
+def test_half_closed_client_gets_its_replies(filled: tuple[Daemon, Talk]) -> None:
     talk = filled[1]
     talk.sock.sendall(b"peek %d\r\npeek %d\r\nreserve-job %d\r\n" % (COUNT - 5, COUNT - 20, COUNT - 6))
     talk.sock.shutdown(socket.SHUT_WR)
@@ -125,7 +125,7 @@ def test_a_client_that_closes_its_side_gets_what_it_has_asked_for(filled: tuple[
     assert talk.reader.read() == b""
 
 
-def test_one_that_goes_while_it_waits_leaves_the_job_to_others(filled: tuple[Daemon, Talk]) -> None:
+def test_job_of_a_client_that_leaves_during_a_read_goes_to_others(filled: tuple[Daemon, Talk]) -> None:
     daemon, talk = filled
     id = COUNT - 5
     for _ in range(20):
@@ -136,7 +136,7 @@ def test_one_that_goes_while_it_waits_leaves_the_job_to_others(filled: tuple[Dae
     assert talk.reader.read(SIZE + 2) == body_of(id) + b"\r\n"
 
 
-def test_a_waiting_worker_gets_a_job_whose_body_is_on_disk(filled: tuple[Daemon, Talk]) -> None:
+def test_waiting_worker_gets_a_job_with_an_evicted_body(filled: tuple[Daemon, Talk]) -> None:
     daemon, talk = filled
     id = COUNT - 10
     assert talk.job(b"reserve-job %d\r\n" % id) == (b"RESERVED", id, body_of(id))
@@ -148,7 +148,7 @@ def test_a_waiting_worker_gets_a_job_whose_body_is_on_disk(filled: tuple[Daemon,
         assert worker.job() == (b"RESERVED", id, body_of(id))
 
 
-def test_files_of_few_jobs_are_compacted_though_memory_is_short(filled: tuple[Daemon, Talk], tmp_path: Path) -> None:
+def test_sparse_segments_are_compacted_under_the_memory_limit(filled: tuple[Daemon, Talk], tmp_path: Path) -> None:
     """What is read back to be copied is not let go again before."""
     talk = filled[1]
     for id in range(COUNT + 1, 3 * COUNT):
@@ -172,7 +172,7 @@ def size_of(directory: Path) -> int:
     return size
 
 
-def test_a_restart_under_the_limit_serves_all(filled: tuple[Daemon, Talk], tmp_path: Path) -> None:
+def test_restart_under_the_memory_limit_serves_all_jobs(filled: tuple[Daemon, Talk], tmp_path: Path) -> None:
     daemon, talk = filled
     assert talk.line(b"delete 7\r\n") == b"DELETED"
     assert daemon.stop()[0] == 0
@@ -184,7 +184,7 @@ def test_a_restart_under_the_limit_serves_all(filled: tuple[Daemon, Talk], tmp_p
             assert after.line(b"delete %d\r\n" % id) == b"DELETED"
 
 
-def test_a_body_that_is_damaged_is_an_error_and_its_job_is_buried(filled: tuple[Daemon, Talk], tmp_path: Path) -> None:
+def test_job_with_a_damaged_body_is_buried(filled: tuple[Daemon, Talk], tmp_path: Path) -> None:
     """The others are served; and the log says which it was, and where."""
     daemon, talk = filled
     id = COUNT - 10
@@ -212,7 +212,7 @@ def damage(directory: Path, body: bytes) -> None:
     raise AssertionError("no file holds it")
 
 
-def test_without_a_journal_puts_are_refused_at_the_limit() -> None:
+def test_puts_without_a_journal_are_refused_at_the_memory_limit() -> None:
     with Daemon(*FLAGS) as daemon, Talk(daemon.port) as talk:
         done = 0
         while talk.put(done + 1) != b"OUT_OF_MEMORY":
@@ -226,7 +226,7 @@ def test_without_a_journal_puts_are_refused_at_the_limit() -> None:
         assert talk.stats()["body-bytes-in-memory"] == str(done * SIZE)
 
 
-def test_a_limit_that_is_too_small_is_refused() -> None:
+def test_memory_limit_below_the_minimum_is_refused() -> None:
     found = run("--memory-limit", "1000000")
     assert found.returncode == EXIT_USAGE
     assert f"{LEAST_LIMIT} or more, or 0 (no limit)" in found.stderr

@@ -62,7 +62,7 @@ def get(url: str, authorization: str = "") -> bytes:
             return bytes(error.read())
 
 
-def test_it_writes_in_its_directory_alone_files_for_itself_and_tells_no_secret(server: Daemon, directory: Path) -> None:
+def test_server_writes_only_private_files_in_its_directory_and_logs_no_secret(server: Daemon, directory: Path) -> None:
     with Peer(server) as peer:
         for _ in range(50):
             peer.send(b"put 0 0 60 4000\r\n%b\r\n" % bytes(4000))
@@ -94,7 +94,7 @@ def test_it_writes_in_its_directory_alone_files_for_itself_and_tells_no_secret(s
         assert mode == (0o700 if each.is_dir() else 0o600), (each, oct(mode))
 
 
-def test_a_secret_in_a_file_that_everybody_can_read_is_warned_of(tmp_path: Path) -> None:
+def test_public_file_with_a_secret_logs_a_warning(tmp_path: Path) -> None:
     path = tmp_path / "password"
     path.write_text("open-sesame\n")
     path.chmod(0o644)

@@ -1,4 +1,4 @@
-"""Those who want something that takes long have it in different rounds of the loop, and in their order."""
+"""Expensive steps run in different iterations of the event loop, in the order of the requests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MANY = 20
 
 @pytest.fixture
 def rounds() -> Iterator[list[int]]:
-    """How many rounds of the loop there were; the sockets are looked at in each."""
+    """The number of loop iterations; each polls the sockets."""
     count = [0]
     watcher = get_hub().loop.check()
 
@@ -35,7 +35,7 @@ def rounds() -> Iterator[list[int]]:
     watcher.close()
 
 
-def test_one_turn_in_each_round(rounds: list[int]) -> None:
+def test_one_greenlet_is_admitted_per_loop_iteration(rounds: list[int]) -> None:
     turns = FairQueue()
     had: list[tuple[int, int]] = []
 
@@ -48,7 +48,7 @@ def test_one_turn_in_each_round(rounds: list[int]) -> None:
     assert [number for _, number in had] == list(range(MANY))
 
 
-def test_nobody_passes_who_stands_in_line() -> None:
+def test_greenlets_are_admitted_in_order() -> None:
     turns = FairQueue()
     had: list[int] = []
 
@@ -57,7 +57,7 @@ def test_nobody_passes_who_stands_in_line() -> None:
         had.append(number)
 
     def take_again() -> None:
-        """Come whenever somebody has had a turn, which is when the next is about to be given."""
+        """Ask for a turn whenever one was taken, when the next is about to be given."""
         for number in range(MANY, 2 * MANY):
             turns.take()
             had.append(number)
@@ -67,7 +67,7 @@ def test_nobody_passes_who_stands_in_line() -> None:
     assert had == list(range(2 * MANY))
 
 
-def test_who_gives_up_leaves_the_line() -> None:
+def test_killed_greenlet_leaves_the_queue() -> None:
     turns = FairQueue()
     turns.take()
     waiting = [gevent.spawn(turns.take) for _ in range(3)]
@@ -77,7 +77,9 @@ def test_who_gives_up_leaves_the_line() -> None:
     assert all(greenlet.ready() for greenlet in waiting)
 
 
-def test_no_two_handshakes_in_one_round(rounds: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_handshake_step_per_loop_iteration(
+    rounds: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     make_certificates(tmp_path)
     options = parse(["--tls-cert", str(tmp_path / "server.pem"), "--tls-key", str(tmp_path / "server.key")], {})
     assert isinstance(options, Options)

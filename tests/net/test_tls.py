@@ -1,4 +1,4 @@
-"""TLS on the beanstalk port: clients by ssl, stunnel and socat; certificates read anew; bad handshakes, floods."""
+"""TLS on the beanstalk port: clients with ssl, stunnel and socat; reloaded certificates; bad handshakes; floods."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def flags(certificates: Path, client_ca: bool = True) -> tuple[str, ...]:
 
 @pytest.fixture(scope="module")
 def mutual(certificates: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """A server with TLS for clients with certificates, and beside it a plain port and a Unix socket."""
+    """A server with a TLS port that requires client certificates, a plain port, and a Unix socket."""
     path = tmp_path_factory.mktemp("unix") / "queue"
     where = ("-l", "127.0.0.1", "-l", "plain:127.0.0.1:0", "-l", f"unix:{path}", "-p", "0")
     with Daemon(*flags(certificates), *where, "-z", str(len(LARGE)), "--log-level", "debug") as daemon:
@@ -64,7 +64,7 @@ def mutual(certificates: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 @pytest.fixture(scope="module")
 def silent(mutual: Daemon) -> Iterator[list[socket.socket]]:
-    """Connections from the first moment on that never say a word."""
+    """Connections that are opened first and never send anything."""
     with ExitStack() as stack:
         port = secured_port(mutual)
         yield [stack.enter_context(socket.create_connection(("127.0.0.1", port), PATIENCE)) for _ in range(20)]
@@ -88,7 +88,7 @@ def unix_path(daemon: Daemon) -> str:
     return found[1]
 
 
-def test_a_client_library_by_tls_beside_a_plain_one_and_a_unix_one(
+def test_client_libraries_over_tls_plain_tcp_and_unix_sockets(
     mutual: Daemon, silent: list[socket.socket], certificates: Path
 ) -> None:
     secured = connect(secured_port(mutual), context(certificates, "mail-1"))
@@ -109,7 +109,7 @@ def test_a_client_library_by_tls_beside_a_plain_one_and_a_unix_one(
         assert worker.stats_tube("mail")["current-jobs-ready"] == 0
 
 
-def test_large_bodies_go_both_ways(mutual: Daemon, certificates: Path) -> None:
+def test_large_bodies_in_both_directions(mutual: Daemon, certificates: Path) -> None:
     secured = connect(secured_port(mutual), context(certificates, "mail-1"))
     with greenstalk.Client(secured, encoding=None, use="large", watch="large") as queue:
         for number in range(5):
@@ -120,8 +120,8 @@ def test_large_bodies_go_both_ways(mutual: Daemon, certificates: Path) -> None:
             queue.delete(job)
 
 
-def test_replies_wait_for_a_reader_that_is_slow_and_come_whole(mutual: Daemon, certificates: Path) -> None:
-    """More than any buffer on the way holds, in the server, in OpenSSL, and in the system."""
+def test_slow_reader_over_tls_gets_whole_replies(mutual: Daemon, certificates: Path) -> None:
+    """The replies exceed all buffers on the way: in the server, in OpenSSL, and in the kernel."""
     count = 300
     with closing(connect(secured_port(mutual), context(certificates, "mail-1"))) as slow:
         slow.sendall(b"use big\r\nput 0 0 600 %d\r\n%b\r\n" % (len(BODY), BODY))
@@ -129,7 +129,7 @@ def test_replies_wait_for_a_reader_that_is_slow_and_come_whole(mutual: Daemon, c
         assert reader.readline() == b"USING big\r\n"
         id = int(reader.readline().split()[1])
         slow.sendall(b"peek %d\r\n" % id * count)
-        time.sleep(0.2)  # the server has filled what there is, and waits
+        eventually(lambda: waiting(slow) > 65536, "the receive buffer is filled")
         for _ in range(count):
             assert reader.readline() == b"FOUND %d %d\r\n" % (id, len(BODY))
             assert reader.read(len(BODY) + 2) == BODY + b"\r\n"
@@ -138,7 +138,7 @@ def test_replies_wait_for_a_reader_that_is_slow_and_come_whole(mutual: Daemon, c
         reader.close()
 
 
-def test_a_command_may_come_byte_by_byte(mutual: Daemon, certificates: Path) -> None:
+def test_command_may_arrive_byte_by_byte(mutual: Daemon, certificates: Path) -> None:
     with closing(connect(secured_port(mutual), context(certificates, "mail-1"))) as sock:
         for byte in b"use slow\r\nput 0 0 60 2\r\nhi\r\npeek-ready\r\n":
             sock.sendall(bytes((byte,)))
@@ -147,8 +147,8 @@ def test_a_command_may_come_byte_by_byte(mutual: Daemon, certificates: Path) -> 
         reader.close()
 
 
-def test_a_waiting_worker_is_woken_and_told_that_its_connection_ends(certificates: Path) -> None:
-    """What ends a connection by TLS is said by TLS, so that a client can tell it from somebody who cuts it off."""
+def test_waiting_worker_is_woken_and_gets_a_tls_close(certificates: Path) -> None:
+    """The server sends close_notify, so that a client can tell a normal end from a truncated connection."""
     with Daemon(*flags(certificates), "-l", "127.0.0.1", "-p", "0") as daemon:
         secured = context(certificates, "mail-1")
         with closing(connect(secured_port(daemon), secured)) as worker, worker.makefile("rb") as reader:
@@ -162,7 +162,7 @@ def test_a_waiting_worker_is_woken_and_told_that_its_connection_ends(certificate
 
 
 @pytest.mark.parametrize("ending", ["close", "close_notify"])
-def test_a_worker_that_leaves_gives_its_job_back(mutual: Daemon, certificates: Path, ending: str) -> None:
+def test_job_of_a_disconnected_tls_worker_is_ready_again(mutual: Daemon, certificates: Path, ending: str) -> None:
     with closing(connect(secured_port(mutual), context(certificates, "mail-1"))) as sock:
         assert ask(sock, b"use back\r\n") == b"USING back"
         assert ask(sock, b"watch back\r\n") == b"WATCHING 2"
@@ -174,7 +174,7 @@ def test_a_worker_that_leaves_gives_its_job_back(mutual: Daemon, certificates: P
         eventually(lambda: ask(plain, b"delete %b\r\n" % id) == b"DELETED", "it is nobody's")
 
 
-# Where records and what the system tells of do not go together
+# Records that do not coincide with the events of the kernel
 
 
 @contextmanager
@@ -183,16 +183,16 @@ def in_memory(daemon: Daemon, certificates: Path) -> Iterator[InMemory]:
         yield InMemory(sock, context(certificates, "mail-1"))
 
 
-def test_a_command_may_come_with_the_end_of_the_handshake(mutual: Daemon, certificates: Path) -> None:
-    """All of it in one segment, that of which the system tells once; and nothing is sent after it."""
+def test_command_may_arrive_with_the_end_of_the_handshake(mutual: Daemon, certificates: Path) -> None:
+    """Both are in one segment, which the kernel reports once, and nothing is sent after it."""
     with in_memory(mutual, certificates) as client:
         last = client.shake()
         client.sock.sendall(last + client.encrypt(b"list-tube-used\r\nquit\r\n"))
         assert client.read_to_end() == b"USING default\r\n"
 
 
-def test_who_ends_tls_alone_is_answered_and_told_of_the_end(mutual: Daemon, certificates: Path) -> None:
-    """Its end comes in one segment with the last command, and the socket stays open."""
+def test_tls_close_is_answered_by_replies_and_a_tls_close(mutual: Daemon, certificates: Path) -> None:
+    """The close_notify is in one segment with the last command, and the socket stays open."""
     with in_memory(mutual, certificates) as client:
         client.sock.sendall(client.shake())
         client.sock.sendall(client.encrypt(b"list-tube-used\r\n", ends=True))
@@ -200,7 +200,7 @@ def test_who_ends_tls_alone_is_answered_and_told_of_the_end(mutual: Daemon, cert
         assert client.sock.recv(1) == b""
 
 
-def test_what_came_before_a_broken_record_is_answered(mutual: Daemon, certificates: Path) -> None:
+def test_commands_before_a_broken_record_are_answered(mutual: Daemon, certificates: Path) -> None:
     with in_memory(mutual, certificates) as client:
         client.sock.sendall(client.shake())
         broken = b"\x17\3\3\0\x20" + bytes(32)
@@ -229,7 +229,7 @@ def tcp_pair() -> tuple[socket.socket, socket.socket]:
 def updating(
     certificates: Path, pair: tuple[socket.socket, socket.socket]
 ) -> Iterator[tuple[KeyUpdater, socket.socket, TlsSocket]]:
-    """A client that updates keys, its socket, and the server's."""
+    """A client that updates keys, its socket, and the server's socket."""
     ours, theirs = pair
     ours.setblocking(False)
     theirs.settimeout(None)
@@ -244,12 +244,12 @@ def updating(
 
 
 def waiting(sock: socket.socket) -> int:
-    """Bytes that the system has for *sock*."""
+    """Return the bytes in the receive queue of *sock*."""
     return int(struct.unpack("i", fcntl.ioctl(sock, termios.FIONREAD, bytes(4)))[0])
 
 
 def test_one_read_takes_a_bounded_portion_of_a_flood_of_key_updates(certificates: Path) -> None:
-    """They hold no data, and OpenSSL would go on for as long as they come."""
+    """They hold no data, and OpenSSL would read them for as long as they arrive."""
     count = 2000
     with updating(certificates, tcp_pair()) as (client, _, served):
         assert all(client.update() for _ in range(count))
@@ -266,7 +266,7 @@ def test_one_read_takes_a_bounded_portion_of_a_flood_of_key_updates(certificates
         assert client.read() == b"USING default\r\n"
 
 
-def test_updates_of_keys_that_are_asked_for_are_answered(certificates: Path) -> None:
+def test_requested_key_updates_are_answered(certificates: Path) -> None:
     with updating(certificates, tcp_pair()) as (client, theirs, served):
         eventually(lambda: waiting(theirs), "the server's tickets have come")
         before = waiting(theirs)
@@ -277,7 +277,7 @@ def test_updates_of_keys_that_are_asked_for_are_answered(certificates: Path) -> 
         assert client.read() == b"USING default\r\n"
 
 
-def test_who_asks_for_updates_of_keys_and_does_not_read_them_is_turned_out(certificates: Path) -> None:
+def test_client_that_does_not_read_its_key_updates_is_closed(certificates: Path) -> None:
     with updating(certificates, socket.socketpair()) as (client, _, served):
 
         def read_flood() -> None:
@@ -292,8 +292,8 @@ def test_who_asks_for_updates_of_keys_and_does_not_read_them_is_turned_out(certi
             served.recv()
 
 
-def test_what_is_sent_is_told_once_the_system_has_it(certificates: Path) -> None:
-    """What does not fit is sent again by the caller, with more behind it: each byte arrives once, and none is lost."""
+def test_send_reports_bytes_once_the_kernel_has_them(certificates: Path) -> None:
+    """The caller repeats unsent data with more data after it. Each byte arrives exactly once."""
     with updating(certificates, tcp_pair()) as (client, _, served):
         served.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         unsent, sent, refused = LARGE, 0, 0
@@ -315,7 +315,7 @@ def test_what_is_sent_is_told_once_the_system_has_it(certificates: Path) -> None
 
 
 def received(served: TlsSocket) -> bytes:
-    """What comes next; wait for it."""
+    """Wait for the next bytes, and return them."""
     with gevent.Timeout(PATIENCE):
         while True:
             try:
@@ -324,11 +324,11 @@ def received(served: TlsSocket) -> bytes:
                 gevent.sleep(0.001)
 
 
-# Who is let in
+# Clients that are accepted
 
 
 def refused(port: int, secured: ssl.SSLContext) -> bool:
-    """Whether the server does not serve who comes with *secured*; TLS 1.3 says so after the client's handshake."""
+    """Return whether the server refuses a client with *secured*; with TLS 1.3 it does so after the handshake."""
     try:
         with closing(connect(port, secured)) as sock:
             sock.sendall(b"list-tube-used\r\n")
@@ -337,9 +337,7 @@ def refused(port: int, secured: ssl.SSLContext) -> bool:
         return True
 
 
-def test_without_a_certificate_of_the_authority_nobody_is_let_in(
-    mutual: Daemon, certificates: Path, tmp_path: Path
-) -> None:
+def test_client_without_a_trusted_certificate_is_refused(mutual: Daemon, certificates: Path, tmp_path: Path) -> None:
     make_certificates(tmp_path)  # of another authority, with the same names
     stranger = context(certificates)
     stranger.load_cert_chain(tmp_path / "mail-1.pem", tmp_path / "mail-1.key")
@@ -350,10 +348,10 @@ def test_without_a_certificate_of_the_authority_nobody_is_let_in(
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-def test_an_expired_certificate_is_not_let_in_by_the_session_of_before(
+def test_expired_certificate_is_refused_in_a_resumed_session(
     mutual: Daemon, certificates: Path, version: ssl.TLSVersion
 ) -> None:
-    """OpenSSL looks at no certificate again where a session goes on."""
+    """OpenSSL does not check the certificate of a resumed session."""
     lasts = 4
     begun = time.monotonic()
     sign = "x509 -req -in mail-1.csr -CA authority.pem -CAkey authority.key -days 1 -out short.pem"
@@ -380,7 +378,7 @@ def test_an_expired_certificate_is_not_let_in_by_the_session_of_before(
     eventually(lambda: refused(secured_port(mutual), secured), "nor without a session")
 
 
-def test_with_a_server_certificate_alone_every_client_is_let_in(certificates: Path) -> None:
+def test_clients_need_no_certificate_without_a_client_authority(certificates: Path) -> None:
     with Daemon(*flags(certificates, client_ca=False), "-l", "127.0.0.1", "-p", "0") as daemon:
         assert not refused(secured_port(daemon), context(certificates))
 
@@ -398,7 +396,7 @@ def test_old_protocols_are_refused(mutual: Daemon, certificates: Path) -> None:
 
 
 @pytest.mark.parametrize("said", [b"list-tube-used\r\n", b"GET / HTTP/1.0\r\n\r\n", b"\x16\3\1\x40\0" + bytes(9)])
-def test_who_speaks_no_tls_is_turned_out(mutual: Daemon, said: bytes) -> None:
+def test_plain_client_on_a_tls_port_is_closed(mutual: Daemon, said: bytes) -> None:
     peer = Peer(mutual, secured_port(mutual))
     with peer:
         peer.send(said)
@@ -407,8 +405,8 @@ def test_who_speaks_no_tls_is_turned_out(mutual: Daemon, said: bytes) -> None:
         assert b"USING" not in peer.read_to_end()
 
 
-def test_the_log_says_why_a_handshake_failed(certificates: Path) -> None:
-    """The log has one line a second: here the failures are the only ones, and ten seconds apart."""
+def test_log_states_why_a_handshake_failed(certificates: Path) -> None:
+    """The log has one line a second at most. Here the failures are ten seconds apart."""
     with Daemon(*flags(certificates), "-l", "127.0.0.1", "-p", "0") as daemon:
         port = secured_port(daemon)
         with socket.create_connection(("127.0.0.1", port), PATIENCE) as silent:
@@ -419,8 +417,8 @@ def test_the_log_says_why_a_handshake_failed(certificates: Path) -> None:
     assert "peer did not return a certificate" in said and "the handshake took too long" in said
 
 
-def test_who_breaks_off_before_the_handshake_costs_a_line(certificates: Path) -> None:
-    """Connections are reset while they wait to be accepted, some with bytes sent: for Python they never were."""
+def test_reset_before_the_handshake_is_logged_once(certificates: Path) -> None:
+    """Connections are reset in the accept queue, some after sending bytes."""
     with Daemon(*flags(certificates), "-l", "127.0.0.1", "-p", "0") as daemon:
         port = secured_port(daemon)
         daemon.process.send_signal(signal.SIGSTOP)
@@ -434,7 +432,7 @@ def test_who_breaks_off_before_the_handshake_costs_a_line(certificates: Path) ->
     assert code == 0 and "Traceback" not in said and "limit=handshake" in said
 
 
-# The certificate, read anew
+# Reloading the certificate
 
 
 def served_serial(port: int, secured: ssl.SSLContext) -> object:
@@ -444,8 +442,8 @@ def served_serial(port: int, secured: ssl.SSLContext) -> object:
         return found["serialNumber"]
 
 
-def test_sighup_reads_the_certificate_anew_and_drops_nobody(certificates: Path, tmp_path: Path) -> None:
-    """The new one is of another authority, for both sides; a bad one is refused, and all stays as it is."""
+def test_sighup_reloads_the_certificate_and_keeps_connections(certificates: Path, tmp_path: Path) -> None:
+    """The new certificates are of another authority, on both sides. A bad file keeps the present certificate."""
     for file in certificates.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     old = context(certificates, "mail-1")
@@ -468,7 +466,7 @@ def test_sighup_reads_the_certificate_anew_and_drops_nobody(certificates: Path, 
         (tmp_path / "monitoring.key").unlink()  # not one that the server has to do with
         assert daemon.process.stderr is not None
         said = b""
-        while b"stays as it is" not in said:
+        while b"keeping the present certificate" not in said:
             line = daemon.process.stderr.readline()
             assert line
             said += line
@@ -477,7 +475,7 @@ def test_sighup_reads_the_certificate_anew_and_drops_nobody(certificates: Path, 
         assert {ask(sock, b"watch c\r\n") for sock in held} == {b"WATCHING 4"}
 
 
-def test_a_start_with_a_bad_certificate_says_what_is_wrong(certificates: Path, tmp_path: Path) -> None:
+def test_start_with_a_bad_certificate_names_the_reason(certificates: Path, tmp_path: Path) -> None:
     key, cert = f"{certificates}/server.key", f"{certificates}/server.pem"
     encrypted = tmp_path / "encrypted.key"
     subprocess.run(
@@ -490,7 +488,7 @@ def test_a_start_with_a_bad_certificate_says_what_is_wrong(certificates: Path, t
         (("--tls-cert", cert, "--tls-key", f"{tmp_path}/none.key"), "none.key: No such file or directory"),
         (("--tls-cert", cert), "it must be a certificate, with its key"),
         (("--tls-cert", cert, "--tls-key", f"{certificates}/mail-1.key"), "key values mismatch; it must be a cert"),
-        (("--tls-cert", cert, "--tls-key", str(encrypted)), "the key is encrypted, and nobody is there to be asked"),
+        (("--tls-cert", cert, "--tls-key", str(encrypted)), "and a server cannot ask for its password"),
         (("--tls-cert", cert, "--tls-key", key, "--tls-client-ca", key), "it must be certificates in PEM"),
     ):
         with pytest.raises(StartError) as caught:
@@ -501,10 +499,10 @@ def test_a_start_with_a_bad_certificate_says_what_is_wrong(certificates: Path, t
 
 
 @pytest.mark.parametrize("gone", ["--tls-key", "--tls-client-ca"])
-def test_a_file_that_goes_while_it_is_read_is_told_as_any_other(
+def test_certificate_file_that_disappears_is_a_start_error(
     certificates: Path, tmp_path: Path, gone: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A renewal may remove a file between the look at it and its reading."""
+    """A renewal may remove a file between its check and its reading."""
     names = {"--tls-cert": "server.pem", "--tls-key": "server.key", "--tls-client-ca": "authority.pem"}
     files = {flag: certificates / name for flag, name in names.items()}
     content = files[gone].read_bytes()
@@ -529,22 +527,20 @@ def parsed(*arguments: str) -> Options:
     return options
 
 
-def test_a_key_without_a_certificate_is_refused() -> None:
+def test_key_without_a_certificate_is_refused() -> None:
     with pytest.raises(UsageError, match="--tls-key: must not be set without --tls-cert"):
         parsed("--tls-key", "server.key")
 
 
-def test_a_key_that_everybody_can_read_is_warned_of(
-    certificates: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_public_key_file_logs_a_warning(certificates: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     key = tmp_path / "server.key"
     key.write_bytes((certificates / "server.key").read_bytes())
     key.chmod(0o644)
     Certificates(parsed("--tls-cert", f"{certificates}/server.pem", "--tls-key", str(key)))
-    assert f"everybody on this machine can read the key {key}" in caplog.text
+    assert f"the key {key} is readable by every user of this machine; run: chmod o-r {key}" in caplog.text
 
 
-def test_the_client_of_the_page_runs_as_written(certificates: Path) -> None:
+def test_documented_client_runs_as_written(certificates: Path) -> None:
     source = re.search(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     assert source is not None
     with Daemon(*flags(certificates), "-l", "127.0.0.1", "-p", "0") as daemon:
@@ -556,9 +552,7 @@ def test_the_client_of_the_page_runs_as_written(certificates: Path) -> None:
 
 
 @pytest.mark.parametrize("addresses", [("127.0.0.1", "plain:127.0.0.1"), ("plain:127.0.0.1", "0.0.0.0")])
-def test_one_address_for_tls_and_for_plain_connections_is_refused(
-    certificates: Path, addresses: tuple[str, str]
-) -> None:
+def test_same_address_for_tls_and_plain_connections_is_refused(certificates: Path, addresses: tuple[str, str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as sock:
         port = sock.getsockname()[1]
     flags = [word for address in addresses for word in ("-l", f"{address}:{port}")]
@@ -566,13 +560,13 @@ def test_one_address_for_tls_and_for_plain_connections_is_refused(
     done = run(*flags, *files, "--no-web")
     assert re.fullmatch(
         rf"greenstalk-server: cannot listen on 127.0.0.1:{port} for plain connections: "
-        rf"[0-9.]+:{port} \(TLS\) covers it; give one of them another port\n",
+        rf"[0-9.]+:{port} \(TLS\) covers it; use another port for one of them\n",
         done.stderr,
     )
     assert done.returncode == 111
 
 
-def test_sockets_that_are_handed_over_speak_tls_but_for_plain_ones(certificates: Path, tmp_path: Path) -> None:
+def test_inherited_sockets_use_tls_unless_named_plain(certificates: Path, tmp_path: Path) -> None:
     hand_over = """\
 import os, sys
 for place, fd in enumerate(map(int, sys.argv[1].split(",")), 3):
@@ -599,7 +593,7 @@ os.execv(sys.argv[2], sys.argv[2:])
                 assert ask(plain, b"list-tube-used\r\n") == b"USING default"
 
 
-# Through the usual tunnels
+# Through stunnel and socat
 
 
 @contextmanager
@@ -618,7 +612,7 @@ def free_port() -> int:
 
 
 def put_and_take(port: int) -> bool:
-    """Whether a plain client gets through at *port*; then what it does has to come out right."""
+    """Return whether a plain client can connect through *port*; if it can, its commands must work."""
     try:
         with greenstalk.Client(("127.0.0.1", port), encoding=None, use="tunnel", watch="tunnel") as queue:
             ids = [queue.put(BODY) for _ in range(10)]
@@ -650,6 +644,6 @@ def test_through_stunnel(mutual: Daemon, certificates: Path, tmp_path: Path) -> 
         eventually(lambda: put_and_take(port), "stunnel gets through")
 
 
-def test_who_says_nothing_is_turned_out(mutual: Daemon, silent: list[socket.socket]) -> None:
+def test_silent_client_is_closed_after_the_handshake_timeout(mutual: Daemon, silent: list[socket.socket]) -> None:
     for sock in silent:
         assert sock.recv(1) == b""

@@ -15,7 +15,7 @@ CHARTS: Final = (
     ("Jobs a second", ("puts", "reserves", "deletes")),
     ("Jobs there", ("ready", "reserved", "delayed", "buried")),
     ("Milliseconds of a put, a reserve and a delete, beside the load", ("p50_ms", "p99_ms")),
-    ("Resident memory, MiB", ("rss_mib",)),
+    ("Resident memory, and the memory of jobs, MiB", ("rss_mib", "jobs_mib")),
     ("File descriptors, and connections", ("fds", "connections")),
     ("Journal on disk, MiB", ("journal_mib",)),
     ("CPU of the server, percent of one", ("cpu_percent",)),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.soak.__main__ import soak
+from tests.soak.__main__ import _figures, soak
 from tests.soak.ledger import Ledger, audit, body_of, token_of
 
 SECONDS = 20.0
@@ -69,3 +69,26 @@ def test_audit_reports_errors(present: dict[int, bytes], deleted: dict[int, str]
     ledger.deleted = deleted
     audit(ledger, present)
     assert any(line.startswith(said) for line in ledger.wrong), ledger.wrong
+
+
+def samples(rss_growth: float, job_growth: float) -> list[dict[str, float]]:
+    """Return a sample a second; memory and the part of it that jobs take grow by so many MiB in 100 s."""
+    constant = dict.fromkeys(("puts", "deletes", "fds", "connections", "p50_ms", "p99_ms", "cpu_percent"), 1.0)
+    return [
+        constant
+        | {"at": at, "journal_mib": 1, "rss_mib": 80 + rss_growth * at / 100, "jobs_mib": job_growth * at / 100}
+        for at in range(100)
+    ]
+
+
+def test_memory_of_more_jobs_is_no_leak() -> None:
+    wrong: list[str] = []
+    _figures(samples(rss_growth=80, job_growth=80), seconds=100, wrong=wrong)
+    assert not wrong
+
+
+def test_memory_that_grows_without_jobs_is_a_leak() -> None:
+    wrong: list[str] = []
+    _figures(samples(rss_growth=80, job_growth=0), seconds=100, wrong=wrong)
+    _figures(samples(rss_growth=80, job_growth=-80), seconds=100, wrong=wrong)
+    assert [message.partition(" has grown by")[0] for message in wrong] == ["memory besides the jobs"] * 2

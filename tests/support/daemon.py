@@ -1,4 +1,4 @@
-"""The real command as a subprocess, for the tests of what surrounds the protocol."""
+"""The real command as a subprocess."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from typing import Self
 REPOSITORY = Path(__file__).resolve().parents[2]
 COMMAND = (sys.executable, "-m", "greenstalk_server")
 MINDING_SIGNALS = ("env", "--default-signal=HUP,INT")
-"""Before a command that a test signals: under nohup or in the background we ignore them, and children inherit that."""
+"""Prefix of a command that a test signals: under nohup or in a background shell, children inherit ignored signals."""
 
 LAST_OF_FIRST_LINES = "jobs: "
 PATIENCE = 60.0
-"""Seconds that anything here may take on a slow machine."""
+"""Timeout in seconds of every wait, generous for slow machines."""
 
 
 def environment(**variables: str) -> dict[str, str]:
-    """Return this process's environment without what a server reads from it, and with *variables*."""
+    """Return the environment of this process without the variables that a server reads, and with *variables*."""
     ours = re.compile(r"PORT$|GREENSTALK_|DATABASE_URL$|LISTEN_|NOTIFY_|PG[A-Z]+$")
     kept = {name: text for name, text in os.environ.items() if not ours.match(name)}
     return kept | {"PYTHONUNBUFFERED": "1"} | variables
 
 
 class Daemon:
-    """One running server; as a context manager it ends with the block. `first_lines` is what it said at its start."""
+    """A running server, which stops at the end of a `with` block. `first_lines` is its output at its start."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Daemon:
         cwd: Path = REPOSITORY,
         pass_fds: Sequence[int] = (),
     ) -> None:
-        """Start *command* with *flags*; return once it serves, or raise AssertionError with what it said."""
+        """Start *command* with *flags*; return once it serves, or raise AssertionError with its output."""
         self.process = subprocess.Popen(
             [*command, *flags],
             cwd=cwd,
@@ -68,7 +68,7 @@ class Daemon:
                 pipe.close()
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> tuple[int, str]:
-        """Send a signal that ends it; return its exit code and the rest of what it said on stderr."""
+        """Send a signal that ends the server; return its exit code and the rest of its stderr."""
         self.process.send_signal(number)
         try:
             _, said = self.process.communicate(timeout=PATIENCE)
@@ -120,7 +120,7 @@ def ask(sock: socket.socket, request: bytes) -> bytes:
 def run(
     *flags: str, command: Sequence[str] = COMMAND, pass_fds: Sequence[int] = (), **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run the command to its end, which is soon: it answers, or refuses to start."""
+    """Run a command that ends by itself, and return the completed process."""
     return subprocess.run(
         [*command, *flags],
         cwd=REPOSITORY,

@@ -1,4 +1,4 @@
-"""A raw client, and what the system says of the server's process."""
+"""A raw beanstalk client, and figures of the server's process."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ MIB = 1 << 20
 
 
 class Peer:
-    """A connection whose every wait is bounded."""
+    """A connection with a timeout on every wait."""
 
     def __init__(self, server: Daemon | socket.socket, port: int | None = None) -> None:
-        """*port* is another than the server's only one. A socket, if that is given, is connected already."""
+        """*server* may be a connected socket. *port* is needed if the server has several."""
         if isinstance(server, socket.socket):
             self.sock = server
         else:
@@ -38,14 +38,14 @@ class Peer:
         self.sock.sendall(data)
 
     def read_line(self) -> bytes:
-        """The next line without its end; what there is of it if the server closes."""
+        """Return the next line without its end, or the rest if the server closes."""
         while b"\r\n" not in self._unread and (data := self.sock.recv(65536)):
             self._unread += data
         line, _, self._unread = self._unread.partition(b"\r\n")
         return line
 
     def read(self, size: int) -> bytes:
-        """The next *size* bytes."""
+        """Return the next *size* bytes."""
         while len(self._unread) < size:
             data = self.sock.recv(65536)
             assert data, "closed by the server"
@@ -54,7 +54,7 @@ class Peer:
         return data
 
     def read_to_end(self) -> bytes:
-        """All that comes until the server closes, in order or not."""
+        """Return all bytes until the server closes or resets the connection."""
         try:
             while data := self.sock.recv(65536):
                 self._unread += data
@@ -68,7 +68,7 @@ class Peer:
         return self.read_line()
 
     def stats(self, request: bytes = b"stats") -> dict[str, str]:
-        """The reply to stats, stats-tube or stats-job."""
+        """Return the reply to stats, stats-tube or stats-job as a dict."""
         status, size = self.ask(request).split()
         assert status == b"OK"
         lines = self.read(int(size) + 2).decode().splitlines()
@@ -76,19 +76,19 @@ class Peer:
 
 
 def rss(server: Daemon) -> int:
-    """Resident memory of the server, bytes."""
+    """Return the resident memory of the server in bytes."""
     size: int = psutil.Process(server.process.pid).memory_info().rss
     return size
 
 
 def open_files(server: Daemon) -> int:
-    """How many file descriptors the server has open."""
+    """Return the number of open file descriptors of the server."""
     count: int = psutil.Process(server.process.pid).num_fds()
     return count
 
 
 def eventually(is_so: Callable[[], bool], what: str) -> None:
-    """Return as soon as *is_so*; fail if it does not come about."""
+    """Wait until *is_so* returns True; fail after PATIENCE seconds."""
     deadline = time.monotonic() + PATIENCE
     while not is_so():
         assert time.monotonic() < deadline, f"still not: {what}"
@@ -96,6 +96,6 @@ def eventually(is_so: Callable[[], bool], what: str) -> None:
 
 
 def connections(server: Daemon) -> int:
-    """How many connections the server has, the asking one left out."""
+    """Return the number of connections of the server, without the one that asks."""
     with Peer(server) as peer:
         return int(peer.stats()["current-connections"]) - 1

@@ -1,4 +1,4 @@
-"""What docs/security.md says of certificates, done; and clients that use them."""
+"""Certificates made by the commands in docs/security.md, and TLS clients that use them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.daemon import PATIENCE, REPOSITORY
 PAGE = REPOSITORY / "docs" / "security.md"
 
 KEY_UPDATE_SIZE = 27
-"""Bytes of its record, with the usual ciphers."""
+"""Bytes of the record of a KeyUpdate with the default ciphers."""
 
 
 def make_certificates(directory: Path) -> None:
@@ -28,21 +28,21 @@ def make_certificates(directory: Path) -> None:
 
 
 def context(directory: Path, client: str = "") -> ssl.SSLContext:
-    """What a client that trusts the authority in *directory* connects with, and shows the certificate of *client*."""
-    made = ssl.create_default_context(cafile=directory / "authority.pem")
+    """Return a context that trusts the authority in *directory*, and has the certificate of *client*, if any."""
+    secured = ssl.create_default_context(cafile=directory / "authority.pem")
     if client:
-        made.load_cert_chain(directory / f"{client}.pem", directory / f"{client}.key")
-    return made
+        secured.load_cert_chain(directory / f"{client}.pem", directory / f"{client}.key")
+    return secured
 
 
 def connect(port: int, secured: ssl.SSLContext) -> ssl.SSLSocket:
-    """A connection by TLS to a server on this machine."""
+    """Return a TLS connection to a server on this machine."""
     sock = socket.create_connection(("127.0.0.1", port), PATIENCE)
     return secured.wrap_socket(sock, server_hostname="localhost")
 
 
 class InMemory:
-    """A client's side of TLS on *sock* that leaves it to the caller when what it has to say is sent."""
+    """A TLS client on *sock* whose output the caller sends."""
 
     def __init__(self, sock: socket.socket, secured: ssl.SSLContext) -> None:
         self.sock = sock
@@ -50,7 +50,7 @@ class InMemory:
         self.tls = secured.wrap_bio(self._incoming, self._outgoing, server_hostname="localhost")
 
     def shake(self) -> bytes:
-        """Go through the handshake, all but sending the last bytes of it, which are returned."""
+        """Do the handshake except for sending its last bytes, which are returned."""
         while True:
             try:
                 self.tls.do_handshake()
@@ -61,13 +61,13 @@ class InMemory:
                 return self._outgoing.read()
 
     def hello(self) -> bytes:
-        """What begins the handshake."""
+        """Return the first bytes of the handshake."""
         with suppress(ssl.SSLWantReadError):
             self.tls.do_handshake()
         return self._outgoing.read()
 
     def encrypt(self, data: bytes, ends: bool = False) -> bytes:
-        """What is to be sent for *data*, and for the end of TLS behind it."""
+        """Return the records for *data*, with a close_notify after them if *ends*."""
         self.tls.write(data)
         if ends:
             with suppress(ssl.SSLWantReadError):  # the server has not ended its side
@@ -75,7 +75,7 @@ class InMemory:
         return self._outgoing.read()
 
     def read_to_end(self) -> bytes:
-        """All data until the server ends TLS; raise SSLEOFError if it closes without a word."""
+        """Return all data until the server ends TLS; raise SSLEOFError if it closes without a close_notify."""
         data = b""
         while True:
             try:
@@ -83,9 +83,9 @@ class InMemory:
             except ssl.SSLZeroReturnError:
                 return data
             except ssl.SSLWantReadError:
-                came = self.sock.recv(65536)
-                if came:
-                    self._incoming.write(came)
+                received = self.sock.recv(65536)
+                if received:
+                    self._incoming.write(received)
                 else:
                     self._incoming.write_eof()
             else:
@@ -95,10 +95,10 @@ class InMemory:
 
 
 class KeyUpdater:
-    """A client by OpenSSL's own interface, which has what Python's has not: to update keys. Checks no certificate."""
+    """A client with OpenSSL's C interface, which can update keys as Python's cannot. Checks no certificate."""
 
     def __init__(self, sock: socket.socket) -> None:
-        """Agree on TLS on *sock*, which must be blocking; may run in a thread."""
+        """Do the handshake on *sock*, which must be blocking; may run in a thread."""
         name = ctypes.util.find_library("ssl")
         assert name is not None
         library = ctypes.CDLL(name)
@@ -111,21 +111,21 @@ class KeyUpdater:
         assert library.SSL_connect(self._tls) == 1
 
     def update(self, asks_for_one: bool = False) -> bool:
-        """Send a KeyUpdate, which may ask the server for one; say if the socket has taken it."""
+        """Send a KeyUpdate, which may request one from the server; return whether the socket accepted it."""
         self._library.SSL_key_update(self._tls, int(asks_for_one))
         return bool(self._library.SSL_do_handshake(self._tls) == 1)
 
     def write(self, data: bytes) -> bool:
-        """Send *data*; say if the socket has taken it."""
+        """Send *data*; return whether the socket accepted it."""
         return bool(self._library.SSL_write(self._tls, data, len(data)) == len(data))
 
     def read(self) -> bytes:
-        """What one record holds."""
+        """Return the data of one record."""
         buffer = ctypes.create_string_buffer(16384)
         size = self._library.SSL_read(self._tls, buffer, len(buffer))
         return buffer.raw[: max(size, 0)]
 
     def close(self) -> None:
-        """Free what OpenSSL has; the socket stays."""
+        """Free the memory of OpenSSL; the socket stays open."""
         self._library.SSL_free(self._tls)
         self._library.SSL_CTX_free(self._context)

@@ -1,4 +1,4 @@
-"""Connections share the server: large replies, long pipelines and closes of one do not keep others waiting."""
+"""Large replies, long pipelines and closes of one connection do not delay the others."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def daemon() -> Iterator[Daemon]:
 
 @contextmanager
 def paused(daemon: Daemon) -> Iterator[None]:
-    """Stop the process of *daemon*; what is sent meanwhile queues up."""
+    """Stop the process of *daemon* during the block, so that input queues up."""
     os.kill(daemon.process.pid, signal.SIGSTOP)
     stat = Path(f"/proc/{daemon.process.pid}/stat")
     eventually(lambda: stat.read_text().rpartition(") ")[2][0] == "T", "it is stopped")
@@ -47,18 +47,18 @@ def paused(daemon: Daemon) -> Iterator[None]:
 
 
 def has_arrived(peer: Peer) -> bool:
-    """Whether the other side has acknowledged all that *peer* has sent."""
+    """Return whether the server has acknowledged all bytes of *peer*."""
     return struct.unpack("i", fcntl.ioctl(peer.sock, termios.TIOCOUTQ, bytes(4))) == (0,)
 
 
 def watch_many(pair: Pair) -> None:
-    """Have 20,000 tubes whose list is 4 MB."""
+    """Watch 20,000 tubes, whose list is 4 MB."""
     for start in range(0, 20_000, 100):
         pair.send(b"".join(b"watch %0200d\r\n" % number for number in range(start, start + 100)))
         assert pair.peer.recv(1 << 16).count(b"WATCHING") == 100
 
 
-def test_a_large_reply_leaves_turns_to_others() -> None:
+def test_loop_runs_between_the_pieces_of_a_large_reply() -> None:
     """The reader takes whatever has arrived in each turn of the loop; as many turns as pieces are left to others."""
     broker = Broker(FACTS, max_job_size=LARGE)
     pair = Pair(broker)
@@ -81,7 +81,7 @@ def test_a_large_reply_leaves_turns_to_others() -> None:
     pair.hang_up()
 
 
-def test_a_client_that_leaves_in_a_large_reply_frees_its_list() -> None:
+def test_disconnect_during_a_large_reply_frees_its_list() -> None:
     broker = Broker(FACTS)
     pair = Pair(broker)
     watch_many(pair)
@@ -92,7 +92,7 @@ def test_a_client_that_leaves_in_a_large_reply_frees_its_list() -> None:
 
 
 def test_unread_lists_take_little_memory() -> None:
-    """Forty lists of 4 MB each that nobody reads."""
+    """Forty unread lists of 4 MB each share one list."""
     broker = Broker(FACTS)
     with ExitStack() as stack:
         pairs = [Pair(broker) for _ in range(40)]
@@ -105,7 +105,7 @@ def test_unread_lists_take_little_memory() -> None:
         assert sum(len(pair.connection._unsent) for pair in pairs) < len(pairs) * 70_000
 
 
-def test_a_long_pipeline_does_not_delay_a_short_one(daemon: Daemon) -> None:
+def test_long_pipeline_does_not_delay_a_short_one(daemon: Daemon) -> None:
     put = b"put 0 0 60 1\r\nx\r\n"
     with Peer(daemon) as first, Peer(daemon) as second, Peer(daemon) as short:
         for peer in (first, second, short):
@@ -123,7 +123,7 @@ def test_a_long_pipeline_does_not_delay_a_short_one(daemon: Daemon) -> None:
 
 
 def test_commands_that_arrived_with_a_reset_are_executed(daemon: Daemon) -> None:
-    """The peer, beanstalkd, stops at the first reply that it cannot send."""
+    """The reference server stops at the first reply that it cannot send."""
     with Peer(daemon) as watcher:
         with paused(daemon):
             leaving = socket.create_connection(("127.0.0.1", daemon.port))
@@ -134,8 +134,8 @@ def test_commands_that_arrived_with_a_reset_are_executed(daemon: Daemon) -> None
         assert watcher.stats(b"stats-tube mail")["current-jobs-ready"] == "10"
 
 
-def test_a_busy_connection_that_is_closed_gives_its_jobs_back(daemon: Daemon) -> None:
-    """It is not read while it has unsent replies, and it is the failing send that ends it."""
+def test_jobs_of_a_busy_closed_connection_are_ready_again(daemon: Daemon) -> None:
+    """The connection is not read while it has unsent replies; the failing send ends it."""
     with Peer(daemon) as watcher, socket.create_connection(("127.0.0.1", daemon.port)) as busy:
         busy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         busy.sendall(b"put 0 0 60 60000\r\n" + bytes(60_000) + b"\r\nreserve\r\n")
@@ -147,7 +147,7 @@ def test_a_busy_connection_that_is_closed_gives_its_jobs_back(daemon: Daemon) ->
         eventually(lambda: watcher.stats()["current-jobs-ready"] == "1", "the job is ready again")
 
 
-def test_the_server_stops_once_a_stream_has_left() -> None:
+def test_stop_waits_for_a_stream_to_be_sent() -> None:
     broker = Broker(FACTS, max_job_size=LARGE)
     pair = Pair(broker)
     body = bytes(LARGE)
@@ -168,8 +168,8 @@ def test_the_server_stops_once_a_stream_has_left() -> None:
     pair.peer.close()
 
 
-def test_a_reply_waits_for_what_an_earlier_slice_of_its_command_has_recorded() -> None:
-    """A kick of more jobs than one call moves; when it goes on none are left."""
+def test_reply_waits_for_the_records_of_earlier_slices_of_its_command() -> None:
+    """A kick of more jobs than one slice moves; no job is left for the second slice."""
 
     class Recording(Slow):
         def update(self, job: Job) -> None:
@@ -194,8 +194,8 @@ def test_a_reply_waits_for_what_an_earlier_slice_of_its_command_has_recorded() -
     pair.hang_up()
 
 
-def test_commands_that_take_long_end_the_call_of_the_loop() -> None:
-    """A reserve that waits at many tubes, and a client that leaves with many jobs, count as what they cost."""
+def test_expensive_commands_end_the_poller_call() -> None:
+    """A reserve on many tubes, and a disconnect with many jobs, are charged their cost."""
     broker = Broker(FACTS)
     pair = Pair(broker)
     watch_many(pair)
@@ -209,8 +209,8 @@ def test_commands_that_take_long_end_the_call_of_the_loop() -> None:
     assert pair._poller._spent >= BUDGET
 
 
-def test_what_follows_urgent_data_is_read(daemon: Daemon) -> None:
-    """A recv stops at urgent data, so that it leaves something unread though it returned less than it could."""
+def test_input_after_urgent_data_is_read(daemon: Daemon) -> None:
+    """A recv stops at urgent data, and leaves input unread although it returns less than its maximum."""
     with Peer(daemon) as peer, paused(daemon):
         peer.send(b"list-tube-used\r\n")
         peer.sock.send(b"!", socket.MSG_OOB)
