@@ -1,9 +1,9 @@
-"""Who serves: one server leads, the others follow its journal warm, and one of them takes over when its lease ends.
+"""Leader election: one server leads, the standbys follow its journal, and one of them takes over when its lease ends.
 
-The lease is in the database, by the database's clock. The leader renews it, in a native thread, so that long work in
-the loop does not cost it the lead; and gives up when, by its own clock, the lease is over. That clock goes on while the
-process or the machine is stopped. What makes it impossible that two servers acknowledge is not the lease, though, but
-the epoch: see journal.postgresql.
+The lease is a row of the database, and its end is a time of the database's clock. The leader renews it in a native
+thread, so that long work in the event loop does not cost it the lead. It gives up when the lease has ended by its own
+clock, which advances while the process or the machine is suspended. The lease alone does not prevent two servers from
+acknowledging changes: the epoch does, see journal.postgresql.
 
 A deposed leader holds stale jobs in memory. It never demotes itself: the process executes its program again, under the
 same process id, and rejoins as a standby.
@@ -52,106 +52,106 @@ from greenstalk_server.runtime.threads import run_in_thread
 
 log = logging.getLogger(__name__)
 
-POLL_EVERY: Final = 0.1
-"""Seconds between two looks of a standby."""
+POLL_INTERVAL: Final = 0.1
+"""Seconds between two reads of the journal by a standby."""
 
-WATCH_EVERY: Final = 0.1
-"""Seconds between two looks whether the lead is lost, or an answer of the database overdue."""
+WATCH_INTERVAL: Final = 0.1
+"""Seconds between two checks for a lost lead, and for overdue replies of the database."""
 
-MARGIN: Final = 0.05
-"""Share of the lease by which the leader's clock may go slower than the database's."""
+CLOCK_DRIFT: Final = 0.05
+"""Share of the lease by which the leader's clock may be slower than the database's."""
 
 UNANSWERED_AFTER: Final = 1.0
-"""Seconds without an answer of the database after which a standby says so."""
+"""Seconds without a reply of the database after which a standby reports it."""
 
-CLOCK_MARGIN: Final = 0.1
-"""Seconds after which a standby counts an unchanged lease as over by its own clock, though the database's clock, which
-may have been set back, says that it is not."""
+TAKEOVER_DELAY: Final = 0.1
+"""Seconds after the end of an unchanged lease, by the standby's own clock, after which the standby may take over even
+if the lease has not ended by the database's clock, which may have been set back."""
 
-FORMER_LIFE: Final = "_GREENSTALK_FORMER_LIFE"
-"""The environment variable that tells a process, after exec, as which holder its connections are known."""
+PREVIOUS_HOLDER: Final = "_GREENSTALK_FORMER_LIFE"
+"""The environment variable with which a process that executes itself passes on the identity of its lead's holder."""
 
 WARNING_SHARE: Final = 0.25
 """Share of the lease that is left when an active server reports that it could not renew it."""
 
 HUNG_AFTER: Final = 60.0
-"""Seconds after which a process whose loop does not come round gives its lead away."""
+"""Seconds without an iteration of the event loop after which the lease is no longer renewed."""
 
-IDLE_TUBES: Final = 10_000
-"""Tubes without jobs that a standby keeps, at least, before it forgets them."""
+MIN_IDLE_TUBES: Final = 10_000
+"""Tubes without jobs that a standby keeps before it drops any."""
 
-LEAVING_PATIENCE: Final = 1.0
-"""Seconds that a standby which is to end waits for an answer."""
+EXIT_TIMEOUT: Final = 1.0
+"""Seconds that an exiting standby waits for a reply of the database."""
 
-HANDOVER_PATIENCE: Final = 30
-"""Seconds."""
+HANDOVER_TIMEOUT: Final = 30
+"""Seconds that `handover` waits for the standby to lead."""
 
 
 class Queue(Protocol):
-    """What a leader serves."""
+    """The broker and journal that a standby fills and a leader serves."""
 
     broker: Broker
     binlog: SharedBinlog
     rows: Rows
 
-    def prepare(self, role: Callable[[], ClusterStatus]) -> None:
-        """Do what takes long and can be done before; once."""
+    def prepare(self, status: Callable[[], ClusterStatus]) -> None:
+        """Do in advance, once, what would delay a takeover."""
 
 
 Q = TypeVar("Q", bound=Queue)
 
 
 class Lead:
-    """The lead, once it is taken: renewed by a thread of its own until `stop`. Another thread looks who follows.
+    """The lead of a journal. One thread renews its lease until `stop`; another one reads the list of standbys.
 
-    lost            why it is lost; empty while it is not known to be.
-    trouble         why it could not be renewed the last time; empty if it could.
-    wants_handover  somebody has asked for it to be handed over.
+    lost            why the lead is lost; empty while it is not known to be lost.
+    trouble         why the last renewal failed; empty if it succeeded.
+    wants_handover  whether an operator has requested a handover.
     """
 
     def __init__(self, seat: Seat, epoch: int, taken_at: float) -> None:
-        """*taken_at* is when it was asked for, by `lasting_time`."""
+        """*taken_at* is the time of the request for the lead, by `boot_time`."""
         self.epoch: int = epoch
         self.lost: str = ""
         self.trouble: str = ""
         self.wants_handover: bool = False
         self.standbys: tuple[tuple[str, float], ...] = ()
         self.seat: Seat = seat
-        self._until: float = taken_at + seat.lease * (1 - MARGIN)
-        self._looked_at: float = time.monotonic()
-        self._is_over: threading.Event = threading.Event()
-        for name, run in (("lease", self._keep), ("standbys", self._look_round)):
+        self._expires_at: float = taken_at + seat.lease * (1 - CLOCK_DRIFT)
+        self._checked_at: float = time.monotonic()
+        self._stopped: threading.Event = threading.Event()
+        for name, run in (("lease", self._renew_until_stopped), ("standbys", self._read_standbys_until_stopped)):
             threading.Thread(target=run, name=name, daemon=True).start()
 
     @property
     def warning(self) -> str:
         """Why the lease is about to end; empty while there is time to renew it.
 
-        A balancer that hears of it closes all connections, so one renewal that fails is no reason.
+        One failed renewal is no reason: a load balancer that sees a warning closes all connections.
         """
-        return self.trouble if lasting_time() > self._until - self.seat.lease * WARNING_SHARE else ""
+        return self.trouble if boot_time() > self._expires_at - self.seat.lease * WARNING_SHARE else ""
 
     def why_lost(self) -> str:
-        """Why it is lost, empty if it is not; to be asked often."""
-        self._looked_at = time.monotonic()
-        if not self.lost and lasting_time() > self._until:
+        """Return why the lead is lost, empty if it is not. Must be called at least every HUNG_AFTER seconds."""
+        self._checked_at = time.monotonic()
+        if not self.lost and boot_time() > self._expires_at:
             self.lost = self.trouble or "this process was stopped for longer than its lease"
         return self.lost
 
     def stop(self) -> None:
-        """Renew it no more."""
-        self._is_over.set()
+        """Stop renewing the lease."""
+        self._stopped.set()
 
-    def _keep(self) -> None:
+    def _renew_until_stopped(self) -> None:
         pause = 0.0
-        while not self._is_over.wait(RETRY_EVERY if self.trouble else pause):
+        while not self._stopped.wait(RETRY_EVERY if self.trouble else pause):
             pause = self.seat.pulse
-            if time.monotonic() > self._looked_at + HUNG_AFTER:
+            if time.monotonic() > self._checked_at + HUNG_AFTER:
                 continue
-            asked_at = lasting_time()
+            requested_at = boot_time()
             try:
                 self.wants_handover = self.seat.renew()
-                self._until = asked_at + self.seat.lease * (1 - MARGIN)
+                self._expires_at = requested_at + self.seat.lease * (1 - CLOCK_DRIFT)
                 self.trouble = ""
             except NotLeader as error:
                 self.lost = str(error)
@@ -159,22 +159,22 @@ class Lead:
             except OSError as error:
                 self.trouble = str(error)
 
-    def _look_round(self) -> None:
-        while not self._is_over.wait(self.seat.pulse):
+    def _read_standbys_until_stopped(self) -> None:
+        while not self._stopped.wait(self.seat.pulse):
             with suppress(OSError):
                 self.standbys = tuple([(standby.name, standby.behind) for standby in self.seat.standbys()])
 
 
 class Candidate(Generic[Q]):
-    """This server, on its way from a standby to the leader.
+    """A server that follows the journal as a standby until it can take the lead.
 
-    queue       what it has read, or serves.
-    clock       the database's, so that machines whose clocks differ agree on when a delay ends.
-    lead        once it leads.
+    queue       the jobs that it has read, or serves.
+    clock       follows the database's clock, so that machines with different clocks agree on when a delay ends.
+    lead        None while this server is a standby.
     """
 
     def __init__(self, seat: Seat, make: Callable[[Rows, Clock], Q], is_strict: bool) -> None:
-        """*make* gives a queue, new and empty."""
+        """*make* returns an empty queue."""
         self.queue: Q
         self.clock: Clock
         self.lead: Lead | None = None
@@ -185,24 +185,24 @@ class Candidate(Generic[Q]):
         self._standing: Standing | None = None
         self._trouble: str = ""
         self._read_at: float | None = None
-        self._noted_at: float = 0.0
-        self._note: gevent.Greenlet | None = None
+        self._reported_at: float = 0.0
+        self._reporter: gevent.Greenlet | None = None
         self._is_stopping: Callable[[], bool] = bool
-        self._seen: tuple[int, int] | None = None
-        self._over_at: float = 0.0
+        self._last_lease: tuple[int, int] | None = None
+        self._lease_ends_at: float = 0.0
         self._is_following: bool = False
-        self._has_litter: bool = False
+        self._has_garbage: bool = False
 
     @property
     def links(self) -> list[Link]:
         """Every connection to the database."""
-        found = [self.seat.link, self.seat.side]
+        links = [self.seat.link, self.seat.side]
         if self._follower is not None:
-            found += [self._follower.link, self.queue.rows.link]
-        return found
+            links += [self._follower.link, self.queue.rows.link]
+        return links
 
     def status(self) -> ClusterStatus:
-        """How it stands."""
+        """Return the status of this server."""
         seat, standing, lead = self.seat, self._standing, self.lead
         if lead is not None:
             return ClusterStatus(
@@ -219,15 +219,15 @@ class Candidate(Generic[Q]):
         )
 
     def _unanswered(self) -> str:
-        """Return how long the database has not answered, empty if that is not worth a word."""
+        """Return for how long the database has not answered; empty if not longer than UNANSWERED_AFTER."""
         waits = max([link.waits for link in self.links if link is not self.seat.side])
         return f"PostgreSQL has not answered for {waits:.0f} s" if waits > UNANSWERED_AFTER else ""
 
     def run(self, stopping: Event) -> Lead | None:
-        """Follow until this server leads, with all jobs in its broker; None if *stopping* is set before. Switches.
+        """Follow until this server leads with all jobs in its broker; return None if *stopping* is set. Switches.
 
-        Raise StartError if what is in the database is not for this version; OSError if it refuses to be read in the
-        middle of a takeover, after which the process has to execute its program again.
+        Raise StartError if the journal was written by a later version, and OSError if the database cannot be read in
+        the middle of a takeover, after which the process must execute its program again.
         """
         self._is_stopping = stopping.is_set
         while not stopping.is_set():
@@ -238,19 +238,19 @@ class Candidate(Generic[Q]):
                     raise
                 self._note_trouble(str(error))
             except LostTrack:
-                log.info("standby: segments were removed before they were read; all is read from the start")
+                log.info("standby: segments were removed before they were read; reading the journal from the start")
                 self._begin()
             else:
                 if lead is not None:
                     return lead
-            stopping.wait(POLL_EVERY)
+            stopping.wait(POLL_INTERVAL)
         if self._follower is not None:
             with suppress(OSError):
                 run_in_thread(self.seat.leave)
         return None
 
     def _step(self) -> Lead | None:
-        """Read what there is, and lead if nobody does. Switches."""
+        """Read new batches, and take the lead if no server has it. Switches."""
         if self._follower is None:
             self.clock = steady_clock(run_in_thread(self.seat.open))
             if risk := run_in_thread(self.seat.risk):
@@ -258,78 +258,75 @@ class Candidate(Generic[Q]):
             self._begin()
         self._read()
         assert self._follower is not None
-        refuse_unfit(self._follower.recovery, is_strict=False)  # before it leads what it cannot serve
+        refuse_unfit(self._follower.recovery, is_strict=False)  # before it leads a journal that it cannot serve
         self._standing = run_in_thread(self.seat.look)
-        self._note_well()
+        self._note_recovery()
         if not self.may_lead(self._standing):
             if not self._is_following:
                 log.info("standby: %s is active", self._standing.leader)
-                gc.enable()  # what was read at first is read: see memory.pause_gc
+                gc.enable()  # the first read is complete: see gc_tuning.pause_gc
             self._is_following = True
-            if time.monotonic() > self._noted_at + self.seat.pulse and not self._note:
-                self._noted_at = time.monotonic()
-                self._note = gevent.spawn(self._report, lambda: self.seat.follow(self._behind() or 0.0))
+            if time.monotonic() > self._reported_at + self.seat.pulse and not self._reporter:
+                self._reported_at = time.monotonic()
+                self._reporter = gevent.spawn(self._report, lambda: self.seat.follow(self._behind() or 0.0))
             self.queue.prepare(self.status)
             return None
         return self._take_over(self._standing)
 
     def may_lead(self, standing: Standing) -> bool:
-        """Return whether this server may take the lead: it is free, or the lease has not been renewed for its length.
+        """Return whether the lead is free, or its lease was not renewed for its whole length.
 
-        The second is by this machine's clock, since the database's may have been set back, or be another machine's.
+        The length is measured by this machine's clock: the database's may have been set back, or be another machine's.
         """
-        seen = standing.epoch, standing.lease_until
-        if seen != self._seen:
-            self._seen, self._over_at = seen, time.monotonic() + standing.remaining + CLOCK_MARGIN
-        return standing.is_free or standing.is_mine or time.monotonic() > self._over_at
+        lease = standing.epoch, standing.lease_until
+        if lease != self._last_lease:
+            self._last_lease, self._lease_ends_at = lease, time.monotonic() + standing.remaining + TAKEOVER_DELAY
+        return standing.is_free or standing.is_mine or time.monotonic() > self._lease_ends_at
 
     def _report(self, report: Callable[[], None]) -> None:
-        """Have the other servers know whether this one follows. Nothing depends on that. Switches."""
+        """Call *report*, which tells other servers whether this one follows. A failure has no consequence. Switches."""
         with suppress(OSError):
             run_in_thread(report)
 
     def _begin(self) -> None:
-        """Forget all, to read it from the start."""
+        """Drop everything that was read, to read the journal from the start."""
         if self._follower is not None:
             self._follower.link.close()
-            self.queue.broker.jobs.clear()  # they would hold each other: see untracked
-            self._has_litter = True
+            self.queue.broker.jobs.clear()  # jobs that refer to each other are not collected: see core.gc_untrack
+            self._has_garbage = True
         self.queue = self._make(Rows(self.seat), self.clock)
         self._follower = Follower(self.seat, Recovery(self.queue.broker.tube, self.queue.broker.jobs))
         self._read_at = None
 
     def _read(self) -> None:
-        """Read until there is no more. Switches."""
+        """Read batches until there are no more. Switches."""
         follower = self._follower
         assert follower is not None
         while True:
-            asked_at = time.monotonic()
+            began = time.monotonic()
             rows = run_in_thread(follower.fetch)
             follower.replay(rows)
-            self._forget_idle_tubes(follower.recovery)
+            self._drop_idle_tubes(follower.recovery)
             if len(rows) < FETCH_ROWS and _bytes_of(rows) < FETCH_BYTES:
-                self._read_at = asked_at
+                self._read_at = began
                 break
             gevent.sleep(TURN)
-        if self._has_litter:  # what was read before, and is in cycles, would be frozen with all else
-            self._has_litter = False
+        if self._has_garbage:  # cyclic garbage of an earlier read would be frozen with the rest
+            self._has_garbage = False
             gc.collect()
 
-    def _forget_idle_tubes(self, recovery: Recovery) -> None:
-        """Forget tubes whose jobs are gone, if they are many: a leader drops them, and nobody tells of it."""
+    def _drop_idle_tubes(self, recovery: Recovery) -> None:
+        """Drop tubes without jobs if there are many: the leader drops them too, but does not record it."""
         tubes = self.queue.broker.tubes
-        if len(tubes) > IDLE_TUBES + 2 * len(recovery.jobs):
+        if len(tubes) > MIN_IDLE_TUBES + 2 * len(recovery.jobs):
             used = {job.tube.name for job in recovery.jobs.values()}
             recovery.forget_tubes([name for name in tubes if name not in used])
             for name in [name for name in tubes if name not in used and name != b"default"]:
                 del tubes[name]
 
     def _take_over(self, standing: Standing) -> Lead | None:
-        """Lead, and take in all that the leader before has added; None if something has changed since *standing*.
-
-        Switches.
-        """
-        taken_at = lasting_time()
+        """Take the lead, and read what the previous leader has added; None if *standing* is outdated. Switches."""
+        taken_at = boot_time()
         epoch = run_in_thread(self.seat.take, standing)
         if epoch is None:
             return None
@@ -346,7 +343,7 @@ class Candidate(Generic[Q]):
             except Away:
                 if self._is_stopping():
                     raise
-                gevent.sleep(RETRY_EVERY)  # if that lasts, the lead is lost
+                gevent.sleep(RETRY_EVERY)  # until the lease ends
         queue, recovery = self.queue, self._follower.recovery
         for damage in recovery.damage:
             log.warning("journal: %s", damage)
@@ -362,37 +359,37 @@ class Candidate(Generic[Q]):
 
     def _note_trouble(self, trouble: str) -> None:
         if not self._trouble:
-            log.error("standby: %s; it is tried again until the database answers", trouble)
+            log.error("standby: %s; retrying until the database answers", trouble)
         self._trouble = trouble
 
-    def _note_well(self) -> None:
+    def _note_recovery(self) -> None:
         if self._trouble:
             log.info("standby: the database answers again")
         self._trouble = ""
 
 
-class Turn:
-    """One life of the process: it stands by, leads, and ends or begins anew.
+class ProcessLifetime:
+    """The time from the start of the program to its end or its next execution: as a standby, then as the leader.
 
-    stopping    set when it is to stop, for whatever reason.
-    is_last     somebody has asked the process to end.
-    server_drain    what draining is, once there is a server.
+    stopping    set when the server must stop, for whatever reason.
+    is_exiting  whether the process must exit; if not, it executes its program again.
+    on_drain    drains the server; set once there is one.
     """
 
     def __init__(self, candidate: Candidate[Any]) -> None:
         self.stopping: Event = Event()
-        self.is_last: bool = False
-        self.server_drain: Callable[[], None] = _nothing_to_drain
+        self.is_exiting: bool = False
+        self.on_drain: Callable[[], None] = _note_useless_drain
         self._candidate: Candidate[Any] = candidate
-        self._inherited: list[int] = [os.dup(fd) for fd in _inherited_fds()]  # a server that stops closes its own
+        self._inherited: list[int] = [os.dup(fd) for fd in _inherited_fds()]  # a server that stops closes the originals
 
-    def begin(self) -> bool:
-        """Stand by until this server leads, and return True; or False if it is to end before. Switches."""
+    def stand_by(self) -> bool:
+        """Stand by until this server leads, and return True; return False if it must stop before. Switches."""
         gevent.spawn(self._watch)
         try:
             lead = self._candidate.run(self.stopping)
         except OSError as error:
-            self._lose(str(error))
+            self._abort(str(error))
         if lead is None:
             return False
         jobs = len(self._candidate.queue.broker.jobs)
@@ -401,15 +398,15 @@ class Turn:
 
     def drain(self) -> None:
         """Refuse puts from now on, if this server leads. Does not switch."""
-        self.server_drain()
+        self.on_drain()
 
-    def end(self) -> None:
-        """Have the process end in order. Does not switch."""
-        self.is_last = True
+    def request_exit(self) -> None:
+        """Make the server stop in order, and the process exit. Does not switch."""
+        self.is_exiting = True
         self.stopping.set()
 
-    def release(self) -> None:
-        """Lead no more, once all is committed and all clients are gone. Switches."""
+    def release_lead(self) -> None:
+        """Give up the lead, after all changes are committed and all clients are disconnected. Switches."""
         lead, seat = self._candidate.lead, self._candidate.seat
         assert lead is not None
         lead.stop()
@@ -417,105 +414,105 @@ class Turn:
         try:
             run_in_thread(seat.release)
         except OSError as error:
-            log.warning("the lead could not be given up, and ends by itself: %s", error)
+            log.warning("cannot release the lead: %s; a standby takes over when the lease ends", error)
 
-    def _watch(self) -> NoReturn:
-        """See to what must not wait: overdue answers, the end of the lead, and a wish to have it handed over."""
-        while True:
-            gevent.sleep(WATCH_EVERY)
-            lead = self._candidate.lead
-            is_leaving = self.is_last and lead is None
-            for link in self._candidate.links:
-                link.cut_if_late(LEAVING_PATIENCE if is_leaving else inf)
-            if lead is None:
-                continue
-            if reason := lead.why_lost() or self._candidate.queue.rows.lost:
-                self._lose(reason)
-            if lead.wants_handover and not self.stopping.is_set():
-                log.info("handing over: what is in hand is finished, then a standby leads")
-                self.stopping.set()
-
-    def _lose(self, reason: str) -> NoReturn:
-        """Drop everything at once: another server may lead."""
-        log.error("active no more: %s; clients are dropped", reason)
-        if self.is_last:
-            log.error("journal: stopped with changes that are not committed; none of them was acknowledged")
-            os._exit(EXIT_OK)
-        self.begin_anew()
-
-    def begin_anew(self) -> NoReturn:
-        """Have the process run its program from the start: all connections close, and nothing is remembered."""
+    def execute_again(self) -> NoReturn:
+        """Execute the program from the start, under the same process id: all connections and all state are dropped."""
         sys.stdout.flush()
         sys.stderr.flush()
         for fd, kept in zip(_inherited_fds(), self._inherited, strict=True):
             os.dup2(kept, fd)
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # they wait until it can handle them
-        # With Python's own copy of the environment, since that of the system has no secrets in it any more.
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # pending until the new program handles them
+        # os.environ, since hide_secrets has overwritten the secrets in the process's own environment.
         try:
-            environ = dict(os.environ) | {FORMER_LIFE: str(self._candidate.seat.me)}
+            environ = dict(os.environ) | {PREVIOUS_HOLDER: str(self._candidate.seat.me)}
             os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environ)  # noqa: S606  the very command
         except OSError as error:
-            log.critical("the server cannot begin anew, and ends: %s: %s", sys.executable, error.strerror)
+            log.critical("cannot execute %s again: %s; the server exits", sys.executable, error.strerror)
             os._exit(EXIT_BINLOG)
+
+    def _watch(self) -> NoReturn:
+        """Cut connections with overdue replies, notice the loss of the lead, and start a requested handover."""
+        while True:
+            gevent.sleep(WATCH_INTERVAL)
+            lead = self._candidate.lead
+            is_leaving = self.is_exiting and lead is None
+            for link in self._candidate.links:
+                link.cut_if_late(EXIT_TIMEOUT if is_leaving else inf)
+            if lead is None:
+                continue
+            if reason := lead.why_lost() or self._candidate.queue.rows.lost:
+                self._abort(reason)
+            if lead.wants_handover and not self.stopping.is_set():
+                log.info("handing over: finishing commands and requests, then a standby takes the lead")
+                self.stopping.set()
+
+    def _abort(self, reason: str) -> NoReturn:
+        """Drop everything at once, since another server may lead: exit, or execute the program again."""
+        log.error("lost leadership: %s; dropping all clients", reason)
+        if self.is_exiting:
+            log.error("journal: stopped with changes that are not committed; none of them was acknowledged")
+            os._exit(EXIT_OK)
+        self.execute_again()
 
 
 def _inherited_fds() -> range:
-    """The sockets that systemd has handed over (see listeners)."""
+    """Return the file descriptors of the sockets that systemd has passed (see net.listeners)."""
     is_ours = os.environ.get("LISTEN_PID") == str(os.getpid())
     return range(FIRST_INHERITED_FD, FIRST_INHERITED_FD + int(os.environ.get("LISTEN_FDS", "0") if is_ours else 0))
 
 
-def _nothing_to_drain() -> None:
-    log.info("a standby has nothing to drain")
+def _note_useless_drain() -> None:
+    log.info("SIGUSR1 is ignored: a standby has nothing to drain")
 
 
-def seat(options: Options, where: str) -> Seat:
-    """The lead of the journal that *options* name, for a server that listens at *where*; raise StartError."""
+def make_seat(options: Options, where: str) -> Seat:
+    """Return the seat of the journal in *options* for a server that listens at *where*; raise StartError."""
     assert options.journal is not None
-    conninfo = conninfo_of(options.journal, options.named("journal"))
-    name = "".join([char if char.isprintable() else "?" for char in _name_of_this(where)])
-    return Seat(conninfo, options.journal_name, name, options.lease_ns / SECOND, os.environ.pop(FORMER_LIFE, ""))
+    conninfo = conninfo_of(options.journal, options.label_of("journal"))
+    name = "".join([char if char.isprintable() else "?" for char in _server_name(where)])
+    return Seat(conninfo, options.journal_name, name, options.lease_ns / SECOND, os.environ.pop(PREVIOUS_HOLDER, ""))
 
 
-def _name_of_this(where: str) -> str:
-    """What others are told of a server that listens at *where*: an address that means any is of no use to them."""
+def _server_name(where: str) -> str:
+    """Return the name that other servers show for a server that listens at *where*: with a host that they can reach."""
     host, _, port = where.rpartition(":")
-    here = socket.gethostname()
+    hostname = socket.gethostname()
     if host in ("0.0.0.0", "[::]"):  # noqa: S104
-        return f"{here}:{port}"
-    return f"{here}:{where}" if host == "unix" else where
+        return f"{hostname}:{port}"
+    return f"{hostname}:{where}" if host == "unix" else where
 
 
 # The command
 
 
 def hand_over(options: Options) -> int:
-    """Have the active server of the journal in *options* give its lead to a standby; return the exit code.
+    """Make the active server of the journal in *options* hand over to a standby; return the exit code.
 
-    Raise StartError if there is nobody to give or to take it, or if it takes too long.
+    Raise StartError if there is no active server or no standby, or if the handover takes too long.
     """
-    asking = seat(options, "handover")
+    seat = make_seat(options, "handover")
     try:
-        if not asking.find() or (before := asking.look()).is_free:
+        if not seat.find() or (before := seat.look()).is_free:
             raise StartError(f"handover: no server is active on the journal {options.journal_name}", EXIT_BINLOG)
-        if not any(standby.behind < options.lease_ns / SECOND for standby in asking.standbys()):
-            raise StartError("handover: no standby is there, and up to date, to take over", EXIT_BINLOG)
-        asking.ask_for_handover()
-        until = time.monotonic() + HANDOVER_PATIENCE
-        while (now := asking.look()).is_handing_over or now.is_free:
+        if not any(standby.behind < options.lease_ns / SECOND for standby in seat.standbys()):
+            raise StartError("handover: no standby is up to date, so none can take over", EXIT_BINLOG)
+        seat.ask_for_handover()
+        until = time.monotonic() + HANDOVER_TIMEOUT
+        while (now := seat.look()).is_handing_over or now.is_free:
             if time.monotonic() > until:
-                raise StartError(f"handover: {before.leader} has not handed over in {HANDOVER_PATIENCE} s", EXIT_BINLOG)
+                raise StartError(f"handover: {before.leader} has not handed over in {HANDOVER_TIMEOUT} s", EXIT_BINLOG)
             time.sleep(RETRY_EVERY)
     except OSError as error:
         raise StartError(f"handover: {error}", EXIT_BINLOG) from error
     finally:
-        asking.close()
+        seat.close()
     print(f"{before.leader} has handed over to {now.leader}")
     return EXIT_OK
 
 
-def lasting_time() -> float:
-    """Seconds by a clock that also goes on while the process is stopped, or the machine asleep."""
+def boot_time() -> float:
+    """Return seconds by a clock that also advances while the process is stopped or the machine is suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 

@@ -1,1 +1,1 @@
-"""Configuration: definitions of the settings, the command line, the environment and the configuration file."""
+"""Configuration: definitions of the options, the command line, the environment and the configuration file."""

@@ -1,9 +1,10 @@
-"""The command line: arguments and an environment in, what is to be done out.
+"""The command line: converts arguments and an environment into a Command.
 
-A flag beats the environment, which beats the configuration file, which beats the default; among flags the last one
-wins. Short flags are beanstalkd's, with its grammar: `-VV`, `-p11300`, `-Vp 11300`; a value may begin with a dash.
+A flag takes precedence over the environment, which takes precedence over the configuration file; of repeated flags the
+last one wins. Short flags and their grammar are beanstalkd's: `-VV`, `-p11300`, `-Vp 11300`; a value may begin with a
+dash.
 
-The first argument may be a word instead: `config` or `journal`.
+The first argument may be `config`, `handover` or `journal` instead.
 """
 
 from __future__ import annotations
@@ -16,38 +17,26 @@ from typing import Any, Final, TypeAlias
 
 from greenstalk_server import __version__
 from greenstalk_server.config.config_file import read_config
-from greenstalk_server.config.options import (
-    DEFINITIONS,
-    LARGEST_JOB_SIZE,
-    PROGRAM,
-    Definition,
-    Kind,
-    Options,
-    UsageError,
-    defaults,
-    problems,
-    shown,
-    without_password,
-)
+from greenstalk_server.config.definitions import DEFINITIONS, LARGEST_JOB_SIZE, Definition, Kind, defaults
+from greenstalk_server.config.options import PROGRAM, Options, UsageError
+from greenstalk_server.config.text import quote_value
+from greenstalk_server.config.validation import DATABASE_URL, problems, warnings
 
 CONFIG: Final = "config"
 JOURNAL: Final = "journal"
 HANDOVER: Final = "handover"
 
-DATABASE_URL: Final = "DATABASE_URL"
-"""A variable that is not ours alone."""
-
 
 @dataclass(frozen=True, slots=True)
 class Information:
-    """What `-h` or `-v` asked for: text to print instead of serving."""
+    """`-h` or `-v`: print *text*."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ShowConfig:
-    """What `config` asks for: *options*, and where each is from, instead of serving."""
+    """`config`: print *options*, and what set each of them."""
 
     options: Options
     is_json: bool
@@ -55,9 +44,9 @@ class ShowConfig:
 
 @dataclass(frozen=True, slots=True)
 class CheckConfig:
-    """The request of `config --check`: test whether a start with *options* would succeed.
+    """`config --check`: test whether a start with *options* would succeed.
 
-    problems    what is wrong with the options themselves, in the order in which a start would find it.
+    problems    the errors in the options themselves, in the order in which a start would find them.
     options     None if they could not be read, so that nothing else can be tested.
     """
 
@@ -67,23 +56,23 @@ class CheckConfig:
 
 @dataclass(frozen=True, slots=True)
 class Handover:
-    """What `handover` asks for: that the active server of the journal in *options* gives its lead to a standby."""
+    """`handover`: make the active server of the journal in *options* hand over to a standby."""
 
     options: Options
 
 
 @dataclass(frozen=True, slots=True)
 class JournalCheck:
-    """What `journal check DIR` asks for: a look at *directory* instead of serving."""
+    """`journal check DIR`: report what the journal in *directory* holds, and damage."""
 
     directory: str
 
 
 @dataclass(frozen=True, slots=True)
 class JournalExport:
-    """What `journal export` asks for: what *directory*, or a database, holds, into the file *target* or to stdout.
+    """`journal export`: write the journal in *directory*, or a database URL, to the file *target* or to stdout.
 
-    is_quiet    `-q`: report only damage.
+    is_quiet    `-q`: report damage only.
     """
 
     directory: str
@@ -93,7 +82,7 @@ class JournalExport:
 
 @dataclass(frozen=True, slots=True)
 class JournalImport:
-    """What `journal import` asks for: a journal in *directory*, or a database, from the file *source* or stdin."""
+    """`journal import`: make a journal in *directory*, or a database URL, from the file *source* or stdin."""
 
     directory: str
     source: str | None
@@ -105,9 +94,9 @@ Command: TypeAlias = (
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Command:
-    """Read a command line, without the program's name, and an environment; raise UsageError for what is wrong.
+    """Parse *argv*, which lacks the program's name, and *environ*; raise UsageError at the first error.
 
-    Reading is from left to right, as beanstalkd does it: `-v` after a bad flag is never reached.
+    Arguments are read from left to right, as by beanstalkd: `-v` after a bad flag is not reached.
     """
     match argv[:1]:
         case [word] if word == JOURNAL:
@@ -121,26 +110,44 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Command:
         case [word] if word == HANDOVER:
             parsed = _parse_options(argv[1:], environ)
             if isinstance(parsed, Options) and parsed.journal is None:
-                raise UsageError(f"{HANDOVER}: --journal must be set, to say which servers are meant")
+                raise UsageError(f"{HANDOVER}: --journal must be set, to name the journal of the servers")
             return Handover(parsed) if isinstance(parsed, Options) else parsed
     return _parse_options(argv, environ)
 
 
+def usage() -> str:
+    """Return the text of `--help`."""
+    short = [_flag_entry(row) for row in DEFINITIONS if _is_short(row)]
+    long = [_flag_entry(row) for row in DEFINITIONS if row.flags and not _is_short(row)]
+    other = [_other_entry(row) for row in DEFINITIONS if row.variable or row.key]
+    return "\n".join(
+        (
+            HEADLINE,
+            UNITS,
+            "Options of beanstalkd:\n" + "".join(short),
+            "Other options:\n" + "".join(long),
+            "Variables and keys of the configuration file; a flag beats a variable, a variable beats the file:\n"
+            + "".join(other),
+            FOOTER,
+        )
+    )
+
+
 def _parse_check(argv: Sequence[str], environ: Mapping[str, str]) -> CheckConfig | Information:
-    """Read what follows `config --check`, and collect what is wrong with it instead of raising the first error."""
-    found: list[UsageError] = []
-    parser = _Parser(argv, found.append)
+    """Parse the arguments of `config --check`, and collect all errors instead of raising the first one."""
+    errors: list[UsageError] = []
+    parser = _Parser(argv, errors.append)
     if (information := parser.read_arguments()) is not None:
         return information
     parser.read_environment(environ)
     try:
         parser.read_file()
     except UsageError as error:
-        found.append(error)
-    if found:
-        return CheckConfig(None, tuple(found))
+        errors.append(error)
+    if errors:
+        return CheckConfig(None, tuple(errors))
     options = parser.options()
-    return CheckConfig(options, tuple(found))
+    return CheckConfig(options, tuple(errors))
 
 
 def _raise(error: UsageError) -> None:
@@ -157,7 +164,7 @@ def _parse_options(argv: Sequence[str], environ: Mapping[str, str]) -> Options |
 
 
 def _parse_journal(argv: Sequence[str]) -> Command:
-    """Read what follows `journal`: a verb, a directory, and perhaps a file."""
+    """Parse the arguments of `journal`: a verb, a directory, and options of the verb."""
     arguments = [argument for argument in argv if argument not in ("-h", "--help")]
     if len(arguments) < len(argv):
         return Information(usage())
@@ -177,26 +184,9 @@ def _parse_journal(argv: Sequence[str]) -> Command:
                 return JournalImport(directory, None)
             case ["import", directory, source] if source and not source.startswith("-"):
                 return JournalImport(directory, source)
-    given = " ".join(map(shown, (JOURNAL, *arguments)))
+    command = " ".join(map(quote_value, (JOURNAL, *arguments)))
     allowed = f"`{JOURNAL} check DIR`, `{JOURNAL} export DIR [-o FILE] [-q]` or `{JOURNAL} import DIR [FILE]`"
-    raise UsageError(f"{given}: must be {allowed}")
-
-
-def usage() -> str:
-    """Return the text of `--help`."""
-    short = [_flag_entry(row) for row in DEFINITIONS if _is_short(row)]
-    long = [_flag_entry(row) for row in DEFINITIONS if row.flags and not _is_short(row)]
-    other = [_other_entry(row) for row in DEFINITIONS if row.variable or row.key]
-    return "\n".join(
-        (
-            HEADLINE,
-            UNITS,
-            "Options, as beanstalkd has them:\n" + "".join(short),
-            "Options of our own:\n" + "".join(long),
-            "Environment, and keys of the file; a flag beats both, and the environment the file:\n" + "".join(other),
-            FOOTER,
-        )
-    )
+    raise UsageError(f"{command}: must be {allowed}")
 
 
 HEADLINE: Final = f"""\
@@ -207,35 +197,35 @@ Usage: {PROGRAM} [OPTIONS]
        {PROGRAM} journal export DIR|URL [-o FILE] [-q]
        {PROGRAM} journal import DIR|URL [FILE]
 
-A job queue that speaks the beanstalk protocol, in beanstalkd's place: same port, same flags, same replies,
-and a dashboard from the same process.
+A job queue that speaks the beanstalk protocol, as a replacement for beanstalkd: same port, same flags, same
+replies, and a dashboard in the same process.
 
 `config` prints the value of each option with these flags, this environment and this file, and where each
 value was set. `config --check` tests whether a server could start with them, as `nginx -t` does:
 addresses, certificates, password file, access rules, user and journal directory. It prints every problem,
 exits with the code of the start that would fail, and changes nothing; a server may be running there.
 
-`handover` has the active one of several servers with the same --journal give its lead to a standby, for an
-upgrade; clients connect once again.
+`handover` makes the active one of several servers with the same --journal hand over to a standby, for an
+upgrade; clients have to reconnect.
 
-`journal check` tells what the journal directory DIR holds, and what in it is damaged; `journal export`
-writes it out as JSON lines; with -q it reports only damage. Both change nothing, and a server may be
-running there. `journal import` makes a journal of such lines in DIR, which must be empty. URL is that of a
---journal; GREENSTALK_JOURNAL_NAME is the name of the journal there.
+`journal check` reports what the journal directory DIR holds, and any damage; `journal export` writes it as
+JSON lines; with -q it reports damage only. Both change nothing, and a server may be running there.
+`journal import` makes a journal from such lines in DIR, which must be empty. URL is that of a --journal;
+GREENSTALK_JOURNAL_NAME is the name of the journal there.
 """
 
 UNITS: Final = """\
-BYTES may have a unit, of which k is 1024: 64k, 10MB, 2GiB. So may MS and SECONDS: 50ms, 90s, 5m, 1h30m.
+BYTES may have a unit, of which k is 1024: 64k, 10MB, 2GiB. MS and SECONDS may too: 50ms, 90s, 5m, 1h30m.
 """
 
 FOOTER: Final = """\
-Signals: SIGTERM and SIGINT stop in order; SIGUSR1 drains: put answers DRAINING, the rest goes on; SIGUSR2
-logs from debug on, and as before when it comes again; SIGHUP reads the certificate anew, and stops it if
-its terminal closes.
-Started by a systemd socket unit, it serves the sockets handed to it, and -l and -p are ignored.
-Exit codes: 0 stopped or answered; 1 what journal was to check, export or import is damaged; 5 usage;
+Signals: SIGTERM and SIGINT stop the server in order. SIGUSR1 drains it: put answers DRAINING, other
+commands work. SIGUSR2 switches the log to debug, and back. SIGHUP reloads the certificate, and stops the
+server if its terminal was closed.
+Started by a systemd socket unit, the server uses the sockets of the unit and ignores -l and -p.
+Exit codes: 0 stopped, or command succeeded; 1 the journal to check, export or import is damaged; 5 usage;
 10 journal directory or database missing, locked, unreadable or refused, or no standby to hand over to;
-33 no such user; 34 not allowed to become the user; 111 cannot listen.
+33 no such user; 34 no permission to become the user; 111 cannot listen.
 
 Examples:
   greenstalk-server                            beanstalk on 0.0.0.0:11300, dashboard on 127.0.0.1:8080
@@ -249,25 +239,25 @@ _BY_FLAG: Final = {flag: row for row in DEFINITIONS for flag in row.flags}
 
 
 class _Parser:
-    """One command line on its way to Options."""
+    """Collects the values of one command line, its environment and its file."""
 
-    __slots__ = ("_origins", "_refuse", "_rest", "_values", "_warnings")
+    __slots__ = ("_origins", "_report", "_rest", "_values", "_warnings")
 
-    def __init__(self, argv: Sequence[str], refuse: Callable[[UsageError], None]) -> None:
-        """*refuse* is called with each error: it raises the error, or keeps it, and reading continues."""
-        self._refuse: Callable[[UsageError], None] = refuse
+    def __init__(self, argv: Sequence[str], report: Callable[[UsageError], None]) -> None:
+        """*report* is called with each error: it raises the error, or collects it, and parsing continues."""
+        self._report: Callable[[UsageError], None] = report
         self._rest: Iterator[str] = iter(argv)
         self._values: dict[str, Any] = defaults()
         self._origins: dict[str, str] = {}
         self._warnings: list[str] = []
 
     def read_arguments(self) -> Information | None:
-        """Apply every flag; return what the first -h or -v asks for, leaving the rest unread."""
+        """Apply every flag up to the first -h or -v; return the text for that."""
         for argument in self._rest:
             try:
                 information = self._read_argument(argument)
             except UsageError as error:
-                self._refuse(error)
+                self._report(error)
                 continue
             if information is not None:
                 return information
@@ -278,39 +268,38 @@ class _Parser:
             return self._read_long(argument)
         if argument.startswith("-") and argument != "-":
             return self._read_bundle(argument)
-        raise UsageError(f"unknown argument {shown(argument)}: only flags are allowed")
+        raise UsageError(f"unknown argument {quote_value(argument)}: only flags are allowed")
 
     def read_environment(self, environ: Mapping[str, str]) -> None:
-        """Apply every variable whose field no flag has set; an empty one counts as absent."""
+        """Apply every variable that is not empty and whose field no flag has set."""
         for row in DEFINITIONS:
             if row.variable and row.field not in self._origins and (text := environ.get(row.variable)):
                 try:
                     self._set(row, row.variable, text)
                 except UsageError as error:
-                    self._refuse(error)
+                    self._report(error)
 
     def read_file(self) -> None:
-        """Apply every key of the configuration file, if there is one, whose field nobody else has set."""
+        """Apply every key of the configuration file, if any, whose field no flag or variable has set."""
         if (path := self._values["config_file"]) is None:
             return
-        settings, warnings = read_config(path, self._origins["config_file"], self._refuse)
-        self._warnings += warnings
+        settings, file_warnings = read_config(path, self._origins["config_file"], self._report)
+        self._warnings += file_warnings
         for setting in settings:
             if self._origins.setdefault(setting.row.field, setting.where) is setting.where:
                 self._values[setting.row.field] = setting.value
 
     def options(self) -> Options:
-        """Return what was read, after the checks that concern several fields."""
+        """Return the options, after the checks that concern several of them."""
         if self._origins.get("journal") == DATABASE_URL and self._values["binlog_dir"] is not None:
-            self._values["journal"] = None  # it may be there for another program
+            self._values["journal"] = None  # the variable may be meant for another program
             del self._origins["journal"]
             self._warnings.append(f"{DATABASE_URL} is not used: the journal is in {self._values['binlog_dir']}")
-        options = Options(**self._values, origins=self._origins, warnings=())
+        options = Options.from_fields(self._values, self._origins)
         for problem in problems(options):
-            self._refuse(problem)
-        warnings = (*self._warnings, *_warnings(options))
-        largest = min(options.max_job_size, LARGEST_JOB_SIZE)
-        return replace(options, max_job_size=largest, warnings=warnings)
+            self._report(problem)
+        max_job_size = min(options.max_job_size, LARGEST_JOB_SIZE)
+        return replace(options, max_job_size=max_job_size, warnings=(*self._warnings, *warnings(options)))
 
     def _read_long(self, argument: str) -> Information | None:
         flag, equals, text = argument.partition("=")
@@ -318,16 +307,16 @@ class _Parser:
         if row.kind is Kind.VALUE:
             return self._apply(row, flag, text if equals else self._next(row, flag))
         if equals:
-            raise UsageError(f"{flag} takes no value, not {shown(text)}")
+            raise UsageError(f"{flag} takes no value, not {quote_value(text)}")
         return self._apply(row, flag, row.implies)
 
     def _read_bundle(self, argument: str) -> Information | None:
-        """Apply the letters of `-VVp11300`, of which the first that takes a value takes all that follows."""
-        for at, letter in enumerate(argument[1:], start=2):
+        """Apply the letters of `-VVp11300`; the first letter that takes a value takes the rest of the argument."""
+        for end, letter in enumerate(argument[1:], start=2):
             flag = f"-{letter}"
             row = _find(flag, argument)
             if row.kind is Kind.VALUE:
-                return self._apply(row, flag, argument[at:] or self._next(row, flag))
+                return self._apply(row, flag, argument[end:] or self._next(row, flag))
             if (information := self._apply(row, flag, row.implies)) is not None:
                 return information
         return None
@@ -343,7 +332,7 @@ class _Parser:
             case Kind.VALUE | Kind.SWITCH:
                 self._set(row, flag, text)
             case Kind.REMOVED:
-                self._warnings.append(f"the {flag} flag was removed: the journal is always compacted")
+                self._warnings.append(f"{flag} has no effect: the journal is always compacted")
             case Kind.VERSION:
                 return Information(f"{PROGRAM} {__version__}\n")
             case Kind.HELP:
@@ -354,37 +343,20 @@ class _Parser:
         try:
             value = row.type.read(text)
         except ValueError as allowed:
-            raise UsageError(f"{name} {shown(text)}: must be {allowed}", row.exit_code) from None
-        is_more = row.adds_up and row.field in self._origins
-        self._values[row.field] = self._values[row.field] + value if is_more else value
+            raise UsageError(f"{name} {quote_value(text)}: must be {allowed}", row.exit_code) from None
+        is_added = row.adds_up and row.field in self._origins
+        self._values[row.field] = self._values[row.field] + value if is_added else value
         self._origins[row.field] = name
 
 
-def _warnings(options: Options) -> Iterator[str]:
-    """What of *options* was understood, but not as the operator may think."""
-    if options.max_job_size > LARGEST_JOB_SIZE:
-        name = options.named("max_job_size")
-        yield f"the maximum job size ({name}) was cut to {LARGEST_JOB_SIZE}, the largest allowed"
-    if options.journal is not None and "sync_interval_ns" in options.origins and options.sync_interval_ns != 0:
-        name = options.named("sync_interval_ns")
-        yield f"{name} is ignored: a journal in PostgreSQL is committed before anything is acknowledged"
-    url, where = options.journal or "", options.origins.get("journal", "")
-    if where.startswith("-") and without_password(url) != url:
-        advice = f"set {DATABASE_URL}, or journal in the configuration file, instead"
-        yield f"{where}: everybody on this machine can read the password in it; {advice}"
-    if options.viewer_password and not (options.web_password or options.web_password_file):
-        name, other = options.named("viewer_password"), options.named("web_password")
-        yield f"{name} is set without {other}: nobody can change anything on the dashboard"
-
-
 def _find(flag: str, argument: str = "") -> Definition:
-    """Return the definition of *flag*, found in the bundle *argument* if any; raise UsageError if there is none."""
+    """Return the definition of *flag*, which is part of the bundle *argument* if any; raise UsageError if unknown."""
     if (row := _BY_FLAG.get(flag)) is not None:
         return row
-    where = f" in {shown(argument)}" if len(argument) > 2 else ""
+    where = f" in {quote_value(argument)}" if len(argument) > 2 else ""
     nearest = difflib.get_close_matches(flag, _BY_FLAG, n=1) if flag.startswith("--") else []
-    hint = f"did you mean {nearest[0]}?" if nearest else f"{PROGRAM} -h lists those allowed"
-    raise UsageError(f"unknown flag {shown(flag)}{where}: {hint}")
+    hint = f"did you mean {nearest[0]}?" if nearest else f"{PROGRAM} -h lists the flags"
+    raise UsageError(f"unknown flag {quote_value(flag)}{where}: {hint}")
 
 
 def _is_short(row: Definition) -> bool:
@@ -404,7 +376,7 @@ def _other_entry(row: Definition) -> str:
 
 
 def _entry(name: str, text: str, width: int) -> str:
-    """Return one entry of the help: *name* in a column *width* wide, *text* folded beside it, or below a longer one."""
+    """Return one entry of the help: *text* wrapped to the right of *name*, or below a name longer than *width*."""
     indent = " " * (width + 3)
     lead = f"  {name:<{width}} " if len(name) <= width else indent
     above = "" if len(name) <= width else f"  {name}\n"

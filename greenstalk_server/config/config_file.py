@@ -1,7 +1,7 @@
-"""The configuration file: TOML whose keys DEFINITIONS has, read whole or refused.
+"""The configuration file: TOML with the keys of DEFINITIONS.
 
-Nothing in it is passed over: an unknown key, a value of another type and a key that is there twice end the start
-with a message that says in which line, and what is allowed.
+Nothing in the file is ignored: an unknown key, a value of a wrong type and a duplicate key end the start with a message
+that has the line and what is allowed.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from greenstalk_server.config.options import DEFINITIONS, Definition, UsageError, quoted, shown, without_password
+from greenstalk_server.config.definitions import DEFINITIONS, Definition
+from greenstalk_server.config.options import UsageError
+from greenstalk_server.config.text import quote, quote_value, without_password
 
-LONGEST: Final = 65536
-"""Bytes of a file; so that no wrong one is read for long."""
+MAX_SIZE: Final = 65536
+"""Bytes of a file, so that a wrong file is not read for long."""
 
-LONGEST_STATEMENT: Final = 500
-"""Lines of one statement, after which no line numbers are told: each line of it costs as much as all before."""
+MAX_STATEMENT: Final = 500
+"""Lines of one statement, after which messages have no line numbers: the cost of parsing it is quadratic."""
 
 _BY_KEY: Final = {row.key: row for row in DEFINITIONS if row.key}
 _TABLES: Final = frozenset(key.rpartition(".")[0] for key in _BY_KEY) - {""}
@@ -29,95 +31,95 @@ _TABLES: Final = frozenset(key.rpartition(".")[0] for key in _BY_KEY) - {""}
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One key: its definition, the value that it gives, and where it stands, as FILE:LINE."""
+    """One key of the file: its definition, its value, and its place as FILE:LINE."""
 
     row: Definition
     value: object
     where: str
 
 
-def read_config(path: str, named: str, refuse: Callable[[UsageError], None]) -> tuple[list[Setting], list[str]]:
-    """Return what the file *path* sets, and warnings; raise UsageError naming the file and the line.
+def read_config(path: str, source: str, report: Callable[[UsageError], None]) -> tuple[list[Setting], list[str]]:
+    """Return the settings in the file *path*, and warnings; raise UsageError if it cannot be read as TOML.
 
-    *named* is the flag or variable that names the file. *refuse* is called for each key that is wrong: it raises the
-    error, or keeps it, and the key is left out.
+    *source* is the flag or variable that names the file. *report* is called with the error of each wrong key: it raises
+    the error, or collects it, and the key is left out.
     """
-    text, mode = _read(path, named)
+    text, mode = _read(path, source)
     try:
-        table = tomllib.loads(text + "\n")  # else what is wrong with a last line is "at end of document"
+        table = tomllib.loads(text + "\n")  # else an error in the last line is reported "at end of document"
     except ValueError as error:
-        raise UsageError(f"{quoted(path)}: {error}") from error
+        raise UsageError(f"{quote(path)}: {error}") from error
     except RecursionError:
-        raise UsageError(f"{quoted(path)}: must not be nested so deeply") from None
-    lines = _lines(text)
+        raise UsageError(f"{quote(path)}: is nested too deeply") from None
+    lines = _line_numbers(text)
     settings: list[Setting] = []
-    for key, value in _flat(table):
+    for key, value in _flatten(table):
         try:
-            settings.append(_setting(key, value, _where(path, key, lines)))
+            settings.append(_setting(key, value, _place(path, key, lines)))
         except UsageError as error:
-            refuse(error)
+            report(error)
     secrets = [setting for setting in settings if setting.row.is_secret or _has_password(setting.value)]
     if secrets and mode & stat.S_IROTH:
         first = secrets[0]
-        advice = f"take the right from them: chmod o-r {quoted(path)}"
-        return settings, [f"{first.where}: everybody on this machine can read {first.row.key}; {advice}"]
+        message = f"every user of this machine can read {first.row.key}; run: chmod o-r {quote(path)}"
+        return settings, [f"{first.where}: {message}"]
     return settings, []
 
 
-def _read(path: str, named: str) -> tuple[str, int]:
-    """Return the text of *path*, and its mode; raise UsageError."""
-    name = f"{named} {quoted(path)}"
+def _read(path: str, source: str) -> tuple[str, int]:
+    """Return the text and the mode of the file *path*; raise UsageError."""
+    name = f"{source} {quote(path)}"
     try:
         with Path(path).open("rb") as file:
-            data, mode = file.read(LONGEST + 1), os.fstat(file.fileno()).st_mode
+            data, mode = file.read(MAX_SIZE + 1), os.fstat(file.fileno()).st_mode
     except OSError as error:
         raise UsageError(f"{name}: {error.strerror}; it must be a file of options, in TOML") from error
-    if len(data) > LONGEST:
-        raise UsageError(f"{name}: must be a file of at most {LONGEST} bytes")
+    if len(data) > MAX_SIZE:
+        raise UsageError(f"{name}: must be a file of at most {MAX_SIZE} bytes")
     try:
         return data.decode(), mode
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise UsageError(f"{quoted(path)}:{line}: must be UTF-8, as all TOML is") from error
+        raise UsageError(f"{quote(path)}:{line}: must be UTF-8, as all TOML is") from error
 
 
-def _flat(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, object]]:
-    """Each key of *table* and of the tables that are known, with a dot between the two."""
+def _flatten(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, object]]:
+    """Yield each key of *table* and of the known tables in it, as TABLE.KEY."""
     for name, value in table.items():
         key = prefix + name
         if key in _TABLES and isinstance(value, dict):
-            yield from _flat(value, f"{key}.")
+            yield from _flatten(value, f"{key}.")
         else:
             yield key, value
 
 
 def _setting(key: str, value: object, where: str) -> Setting:
-    """Return what *key* sets, or raise UsageError."""
+    """Return the setting of *key*; raise UsageError."""
     if key in _TABLES:
         raise UsageError(f"{where}: {key}: must be a table: [{key}], and its keys below")
     row = _BY_KEY.get(key)
     if row is None:
-        raise UsageError(f"{where}: unknown key {shown(key)}: {_hint(key)}")
+        raise UsageError(f"{where}: unknown key {quote_value(key)}: {_hint(key)}")
     if row.type.from_toml is not None:
         try:
             return Setting(row, row.type.from_toml(value), where)
-        except ValueError as allowed:
-            raise UsageError(f"{where}: {key}: {allowed}", row.exit_code) from None
+        except ValueError as error:
+            raise UsageError(f"{where}: {key}: {error}", row.exit_code) from None
     try:
         return Setting(row, row.type.read(_text(row, value)), where)
     except ValueError:
-        of = "" if row.is_secret else f" {shown(str(value))}"
-        raise UsageError(f"{where}: {key}{of}: must be {row.type.allowed}", row.exit_code) from None
+        shown = "" if row.is_secret else f" {quote_value(str(value))}"
+        raise UsageError(f"{where}: {key}{shown}: must be {row.type.allowed_in_toml}", row.exit_code) from None
 
 
 def _has_password(value: object) -> bool:
-    """Whether *value* is the address of a database with a password in it."""
+    """Whether *value* is a database URL with a password."""
     return isinstance(value, str) and without_password(value) != value
 
 
 def _text(row: Definition, value: object) -> str:
-    """Return *value* as a flag would have it; raise ValueError if it is of a type that *row* does not take."""
-    if type(value) not in row.type.in_toml:
+    """Return *value* as the text of a flag; raise ValueError if *row* does not allow its type."""
+    if type(value) not in row.type.toml_types:
         raise ValueError
     if isinstance(value, list):
         if not all(isinstance(each, str) and each for each in value):
@@ -127,44 +129,47 @@ def _text(row: Definition, value: object) -> str:
 
 
 def _hint(key: str) -> str:
-    """Say which known key is the nearest to *key*: of the same name in another table, or spelt alike."""
+    """Suggest a known key: one of the same name in another table, or the one with the nearest spelling."""
     known = [*_BY_KEY, *_TABLES]
     name = key.rpartition(".")[2]
-    namesakes = [each for each in known if each.rpartition(".")[2] == name]
-    nearest = namesakes or difflib.get_close_matches(key, known, n=1, cutoff=0.0)
+    same_name = [each for each in known if each.rpartition(".")[2] == name]
+    nearest = same_name or difflib.get_close_matches(key, known, n=1, cutoff=0.0)
     return f"did you mean {nearest[0]}?"
 
 
-def _where(path: str, key: str, lines: dict[str, int]) -> str:
+def _place(path: str, key: str, lines: dict[str, int]) -> str:
     line = lines.get(key)
-    return f"{quoted(path)}:{line}" if line is not None else quoted(path)
+    return f"{quote(path)}:{line}" if line is not None else quote(path)
 
 
-def _lines(text: str) -> dict[str, int]:
-    """The line of each key in *text*, which is sound. tomllib does not tell; so each statement is parsed by itself."""
-    found: dict[str, int] = {}
-    prefix, statement, begun = "", "", 1
+def _line_numbers(text: str) -> dict[str, int]:
+    """Return the line of each key in *text*, which is valid TOML.
+
+    tomllib reports no lines, so each statement is parsed by itself.
+    """
+    lines: dict[str, int] = {}
+    prefix, statement, first = "", "", 1
     for number, line in enumerate(text.split("\n"), 1):
         statement += line + "\n"
         try:
             table = tomllib.loads(statement)
-        except ValueError:  # it goes on in the next line
-            if number - begun > LONGEST_STATEMENT:
-                return found
+        except ValueError:  # the statement continues in the next line
+            if number - first > MAX_STATEMENT:
+                return lines
             continue
         if statement.lstrip().startswith("["):
-            header = ".".join(_path(table))
-            found.setdefault(header, begun)
+            header = ".".join(_header_names(table))
+            lines.setdefault(header, first)
             prefix = f"{header}."
         else:
-            for key, _ in _flat(table, prefix):
-                found.setdefault(key, begun)
-        statement, begun = "", number + 1
-    return found
+            for key, _ in _flatten(table, prefix):
+                lines.setdefault(key, first)
+        statement, first = "", number + 1
+    return lines
 
 
-def _path(table: dict[str, Any]) -> Iterator[str]:
-    """The names in a header `[a.b]`, which parses as a table in a table."""
+def _header_names(table: dict[str, Any]) -> Iterator[str]:
+    """Yield the names in a header `[a.b]`, which tomllib parses as a table in a table."""
     while table:
         name, inner = next(iter(table.items()))
         yield name

@@ -1,4 +1,4 @@
-"""`greenstalk-server config`: what is in force, and where each value was set. Secrets are not shown."""
+"""`greenstalk-server config`: the options in force and where each was set. Secrets are not shown."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ import json
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from greenstalk_server.config.options import DEFINITIONS, Definition, Options, quoted
+from greenstalk_server.config.definitions import DEFINITIONS, Definition
+from greenstalk_server.config.options import Options
+from greenstalk_server.config.text import quote
 
 DEFAULT: Final = "default"
 HIDDEN: Final = "(set)"
-"""Instead of a secret that there is."""
+"""Shown instead of a secret."""
 
 
 class Row(NamedTuple):
-    """One option: its key in the configuration file, its value as JSON may hold it, and where it was set."""
+    """One option: its key in the configuration file, its value as JSON, and what set it."""
 
     key: str
     value: object
@@ -22,33 +24,33 @@ class Row(NamedTuple):
 
 
 def rows(options: Options) -> Iterator[Row]:
-    """Every option that has a value, in the order of DEFINITIONS."""
+    """Yield a row for every option that has a key, in the order of DEFINITIONS."""
     for row in DEFINITIONS:
         if row.key:
             yield Row(row.key, _value(row, options), options.origins.get(row.field, DEFAULT))
 
 
 def as_table(options: Options) -> str:
-    """Return all of it as a table for people."""
+    """Return the rows as a table for people."""
     lines = [("key", "value", "set by"), *[(row.key, _text(row.value), row.origin) for row in rows(options)]]
     key_width, value_width = (max(len(line[column]) for line in lines) for column in (0, 1))
     text = "".join([f"{key:{key_width}}  {value:{value_width}}  {origin}\n" for key, value, origin in lines])
     if options.config_file is not None:
-        text += f"\nconfiguration file: {quoted(options.config_file)}, by {options.origins['config_file']}\n"
+        text += f"\nconfiguration file: {quote(options.config_file)}, by {options.origins['config_file']}\n"
     return text
 
 
 def as_json(options: Options) -> str:
-    """Return all of it as one JSON object for programs."""
+    """Return the rows as one JSON object for programs."""
     settings = {row.key: {"value": row.value, "origin": row.origin} for row in rows(options)}
     return json.dumps({"config_file": options.config_file, "settings": settings}, indent=2) + "\n"
 
 
 def _value(row: Definition, options: Options) -> object:
-    value = getattr(options, row.field)
+    value = options.value_of(row.field)
     if row.is_secret:
         return None if value is None else HIDDEN
-    return row.type.told(value)
+    return row.type.to_json(value)
 
 
 def _text(value: object) -> str:
@@ -61,4 +63,4 @@ def _text(value: object) -> str:
             return f"{len(rules)} (--json shows them)"
         case list(texts):
             return ", ".join(texts)
-    return value if value == HIDDEN else quoted(str(value))
+    return value if value == HIDDEN else quote(str(value))

@@ -148,11 +148,11 @@ class Directory:
         target = Path(self.path, directory)
         target.mkdir(mode=0o700, exist_ok=True)
         Path(self.path, name).rename(target / name)
-        _sync_directory(target)
+        sync_directory(target)
         self.sync_directory()
 
     def sync_directory(self) -> None:
-        _sync_directory(Path(self.path))
+        sync_directory(Path(self.path))
 
 
 def open_regular(path: str | Path, flags: int) -> int:
@@ -167,7 +167,8 @@ def open_regular(path: str | Path, flags: int) -> int:
     raise OSError(errno.EINVAL, "not a regular file", str(path))
 
 
-def _sync_directory(path: Path) -> None:
+def sync_directory(path: Path) -> None:
+    """Wait until the entries of the directory *path* are on disk. Blocks; raises OSError."""
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(handle)

@@ -90,7 +90,7 @@ def open_listeners(options: Options, environ: Mapping[str, str], is_serving: boo
     if inherited:
         for field, value in (("listen", ",".join(options.listen)), ("port", options.port)):
             if field in options.origins:
-                log.warning("%s %s is ignored: serving the socket that was handed over", options.named(field), value)
+                log.warning("%s %s is ignored: serving the socket that was handed over", options.label_of(field), value)
         return
     yield from _listen_on_each(options, has_tls, is_serving)
 
@@ -198,7 +198,7 @@ def _listen_on_each(options: Options, has_tls: bool, is_serving: bool) -> list[L
             found = _listen_on(target, list(opened.values()), is_serving)
             if isinstance(found, Listener):
                 where = found.described()
-                log.warning("%s %s is ignored: %s covers it", options.named("listen"), target.name, where)
+                log.warning("%s %s is ignored: %s covers it", options.label_of("listen"), target.name, where)
             else:
                 opened[target.place] = on_failure.enter_context(Listener(found, target.name, target.is_tls))
         on_failure.pop_all()

@@ -270,9 +270,9 @@ def load_certificate(context: ssl.SSLContext, options: Options) -> None:
     try:
         context.load_cert_chain(cert, key, _no_password)
     except (OSError, ValueError) as error:
-        where = f"{options.named('tls_cert')} {cert}"
+        where = f"{options.label_of('tls_cert')} {cert}"
         if key != cert:
-            where += f", {options.named(key_field)} {key}"
+            where += f", {options.label_of(key_field)} {key}"
         message = f"{where}: {reason_of(error)}; it must be a certificate, with its key"
         raise StartError(message, EXIT_USAGE) from error
 
@@ -285,7 +285,7 @@ def load_client_ca(context: ssl.SSLContext, options: Options) -> None:
     try:
         context.load_verify_locations(path)
     except OSError as error:
-        where = f"{options.named('tls_client_ca')} {path}"
+        where = f"{options.label_of('tls_client_ca')} {path}"
         raise StartError(f"{where}: {reason_of(error)}; it must be certificates in PEM", EXIT_USAGE) from error
     context.verify_mode = ssl.CERT_REQUIRED
 
@@ -296,7 +296,7 @@ def _look(options: Options, field: str, path: str) -> int:
         with Path(path).open("rb") as file:
             return os.fstat(file.fileno()).st_mode
     except OSError as error:
-        raise StartError(f"{options.named(field)} {path}: {error.strerror}", EXIT_USAGE) from error
+        raise StartError(f"{options.label_of(field)} {path}: {error.strerror}", EXIT_USAGE) from error
 
 
 def _warn_of_others(key: str, mode: int) -> None:

@@ -1,4 +1,4 @@
-"""Exit codes of the command (those of beanstalkd and ours), and StartError, which carries one out of a failed start."""
+"""Exit codes (those of beanstalkd where it has one), and the error that ends a start with an exit code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`config --check`: it finds what a start would, says it in the same words, and changes nothing."""
+"""`config --check` finds the errors of a start, reports them in the same words, and changes nothing."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def closed_directory() -> Iterator[Path]:
-    """A directory that everybody can reach, and that only its owner may write to."""
+    """A directory that every user can read, and only its owner can write to."""
     with tempfile.TemporaryDirectory() as name:
         Path(name).chmod(0o755)
         yield Path(name)
 
 
 def contents(directory: Path) -> dict[str, tuple[bytes, int]]:
-    """The bytes and the time of each file in *directory*."""
+    """Return the bytes and the time of each file in *directory*."""
     return {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in directory.iterdir()}
 
 
 def later_journal(directory: Path) -> None:
-    """Have *directory* hold a journal of the format version after ours."""
+    """Write a journal of the next format version to *directory*."""
     from zlib import crc32  # noqa: PLC0415
 
     with Daemon(*LOOPBACK, "-b", str(directory)) as daemon:
@@ -60,7 +60,7 @@ def _number(data: bytes, at: int) -> int:
     return int.from_bytes(data[at : at + 4], "little")
 
 
-def test_a_valid_configuration_passes_and_nothing_is_changed(certificates: Path, tmp_path: Path) -> None:
+def test_valid_configuration_passes_and_nothing_is_changed(certificates: Path, tmp_path: Path) -> None:
     password = tmp_path / "password"
     password.touch(mode=0o600)
     password.write_text("secret\n")
@@ -76,7 +76,7 @@ def test_a_valid_configuration_passes_and_nothing_is_changed(certificates: Path,
     assert not (tmp_path / "socket").exists()
 
 
-def test_a_check_beside_a_running_server_leaves_it_alone(tmp_path: Path) -> None:
+def test_check_does_not_disturb_a_running_server(tmp_path: Path) -> None:
     with Daemon(*LOOPBACK, "-b", str(tmp_path)) as daemon:
         assert daemon.ask(b"put 0 0 60 2\r\nhi\r\n") == b"INSERTED 1"
         ahead = tmp_path / "journal.2"
@@ -86,12 +86,12 @@ def test_a_check_beside_a_running_server_leaves_it_alone(tmp_path: Path) -> None
         done = run("config", "--check", "-l", "127.0.0.1", "-p", port, "--web-port", web, "-b", str(tmp_path))
         assert (done.returncode, done.stdout) == (0, VALID)
         assert [line.removeprefix("greenstalk-server: note: ") for line in done.stderr.splitlines()] == [
-            f"127.0.0.1, port {port}, is in use; right if a server or its socket unit runs there now",
-            f"127.0.0.1, port {web}, is in use; right if a server or its socket unit runs there now",
-            f"-b {tmp_path} is in use by process {daemon.process.pid}; right if that is the server to be restarted",
+            f"127.0.0.1, port {port}, is in use; expected if a server or its socket unit runs there now",
+            f"127.0.0.1, port {web}, is in use; expected if a server or its socket unit runs there now",
+            f"-b {tmp_path} is in use by process {daemon.process.pid}; expected if that is the server to be restarted",
         ]
         assert contents(tmp_path) == before
-        assert run(*LOOPBACK, "-b", str(tmp_path)).returncode == 10  # the lock is still held
+        assert run(*LOOPBACK, "-b", str(tmp_path)).returncode == 10  # the server still has the lock
         assert daemon.ask(b"peek 1\r\n") == b"FOUND 1 2"
 
 
@@ -157,7 +157,7 @@ def written_later(directory: Path) -> tuple[str, ...]:
         written_later,
     ],
 )
-def test_a_check_says_what_the_start_says(certificates: Path, wrong: Callable[[Path], tuple[str, ...]]) -> None:
+def test_check_reports_the_error_of_the_start(certificates: Path, wrong: Callable[[Path], tuple[str, ...]]) -> None:
     flags = (*LOOPBACK, *wrong(certificates))
     variables = {"GREENSTALK_WEB_PASSWORD": "x"}
     started, checked = run(*flags, **variables), run("config", "--check", *flags, **variables)
@@ -166,7 +166,7 @@ def test_a_check_says_what_the_start_says(certificates: Path, wrong: Callable[[P
     assert checked.stderr.splitlines()[-1] == started.stderr.splitlines()[-1]
 
 
-def test_every_problem_has_a_line(tmp_path: Path) -> None:
+def test_every_problem_is_reported_in_a_line(tmp_path: Path) -> None:
     done = run(
         "config", "--check", *LOOPBACK, "-b", "/no/such/directory", "-l", "localhost:abc", "--tls-cert", "/no/cert",
         "--tls-client-ca", "/no/ca", GREENSTALK_WEB_PASSWORD_FILE="/no/password", GREENSTALK_API_TOKEN="a b",  # noqa: S106
@@ -182,7 +182,7 @@ def test_every_problem_has_a_line(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (5, "")
 
 
-def test_every_value_that_cannot_be_read_has_a_line(tmp_path: Path) -> None:
+def test_every_invalid_value_is_reported_in_a_line(tmp_path: Path) -> None:
     file = tmp_path / "greenstalk.toml"
     file.write_text('port = "x"\nunknown = 1\n[web]\nport = 8081\nread_only = 2\n')
     done = run("config", "--check", "--nope", "-z", "x", "--config", str(file), GREENSTALK_SYNC_MS="soon")
@@ -197,7 +197,7 @@ def test_every_value_that_cannot_be_read_has_a_line(tmp_path: Path) -> None:
     assert done.returncode == 5
 
 
-def test_what_is_before_the_check_in_a_unit_leaves_the_sockets_to_systemd(tmp_path: Path) -> None:
+def test_check_before_the_start_of_a_unit_ignores_the_sockets(tmp_path: Path) -> None:
     flags = ["-l", "192.0.2.1", "--web-port", "0", *rule(tmp_path)]
     assert run("config", "--check", *flags).returncode == 111
     script = 'SYSTEMD_EXEC_PID=$$ exec "$@"'
@@ -214,7 +214,7 @@ def test_what_is_before_the_check_in_a_unit_leaves_the_sockets_to_systemd(tmp_pa
 
 
 @pytest.mark.skipif(not IS_ROOT, reason="only root can become another user")
-def test_the_directory_is_looked_at_with_the_rights_of_the_user(closed_directory: Path) -> None:
+def test_directory_is_checked_with_the_permissions_of_the_user(closed_directory: Path) -> None:
     for flags in (("-b", str(closed_directory)), ("-b", str(closed_directory), "-u", "root")):
         assert run("config", "--check", *LOOPBACK, *flags).returncode == 0
     flags = (*LOOPBACK, "-b", str(closed_directory), "-u", "nobody", "--no-web")
@@ -227,7 +227,7 @@ def test_the_directory_is_looked_at_with_the_rights_of_the_user(closed_directory
 
 
 @pytest.mark.skipif(not IS_ROOT, reason="only root can become another user")
-def test_another_user_than_oneself_is_refused_to_all_but_root(closed_directory: Path) -> None:
+def test_only_root_may_become_another_user(closed_directory: Path) -> None:
     script = (
         "import encodings.idna, os, pwd, sys\nfrom greenstalk_server.cli import main\n"
         "nobody = pwd.getpwnam('nobody')\nos.setgroups([]); os.setgid(nobody.pw_gid); os.setuid(nobody.pw_uid)\n"
@@ -246,7 +246,7 @@ def test_another_user_than_oneself_is_refused_to_all_but_root(closed_directory: 
         assert done.returncode == code, done.stderr
 
 
-def test_warnings_are_shown(tmp_path: Path) -> None:
+def test_warnings_are_printed(tmp_path: Path) -> None:
     password = tmp_path / "password"
     password.write_text("secret\n")
     password.chmod(0o644)

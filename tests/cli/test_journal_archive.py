@@ -1,4 +1,4 @@
-"""`journal export` and `journal import`: there and back is the same; nothing is taken by half."""
+"""`journal export` and `journal import`: a round trip restores the same state, and nothing is imported by half."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TEXT = "ä\u2028\0\x1b[2J \U0001f331".encode()
 
 
 class Peer:
-    """A client of a server that runs."""
+    """A client of a running server."""
 
     def __init__(self, daemon: Daemon) -> None:
         self._sock = socket.create_connection(("127.0.0.1", daemon.port), PATIENCE)
@@ -46,7 +46,7 @@ class Peer:
         self._sock.close()
 
     def ask(self, request: bytes) -> bytes:
-        """Send a command; return its reply, with what follows if that tells how much there is."""
+        """Send a command; return its reply, including a body if the reply announces one."""
         self._sock.sendall(request + b"\r\n")
         line = self._reader.readline()
         if line.startswith((b"OK ", b"RESERVED ", b"FOUND ")):
@@ -60,7 +60,7 @@ class Peer:
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory of a server that has stopped, with jobs in all states, and paused tubes."""
+    """The directory of a stopped server, with jobs in all states, and paused tubes."""
     directory = tmp_path_factory.mktemp("original")
     with Daemon(*QUIET, "-b", str(directory)) as daemon, Peer(daemon) as peer:
         peer.ask(b"watch mail")
@@ -83,21 +83,21 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def state_of(directory: Path) -> dict[str, bytes]:
-    """What a server that starts on *directory* says of its jobs and tubes, without what time changes."""
-    told = {}
+    """Return the replies of a server on *directory* about its jobs and tubes, without what depends on the time."""
+    replies = {}
     with Daemon(*QUIET, "-b", str(directory)) as daemon, Peer(daemon) as peer:
         for id in range(1, 8):
-            told[f"peek {id}"] = peer.ask(b"peek %d" % id)
+            replies[f"peek {id}"] = peer.ask(b"peek %d" % id)
             stats = peer.ask(b"stats-job %d" % id)
-            told[f"stats-job {id}"] = re.sub(rb"(?m)^(age|time-left|file): \d+\n|^OK.*\n", b"", stats)
+            replies[f"stats-job {id}"] = re.sub(rb"(?m)^(age|time-left|file): \d+\n|^OK.*\n", b"", stats)
         for tube in (b"mail", b"later"):
             stats = peer.ask(b"stats-tube " + tube)
-            told[f"stats-tube {tube!r}"] = re.sub(rb"(?m)^(pause-time-left): \d+\n|^OK.*\n", b"", stats)
+            replies[f"stats-tube {tube!r}"] = re.sub(rb"(?m)^(pause-time-left): \d+\n|^OK.*\n", b"", stats)
         peer.ask(b"use mail")
-        told["kick"] = peer.ask(b"kick 1") + b"".join(peer.ask(b"stats-job %d" % id) for id in (2, 4))[:40]
-        told["first buried"] = peer.ask(b"peek-buried")
-        told["next id"] = peer.put(b"mail", b"next")
-    return told
+        replies["kick"] = peer.ask(b"kick 1") + b"".join(peer.ask(b"stats-job %d" % id) for id in (2, 4))[:40]
+        replies["first buried"] = peer.ask(b"peek-buried")
+        replies["next id"] = peer.put(b"mail", b"next")
+    return replies
 
 
 def export(directory: Path, *flags: str) -> subprocess.CompletedProcess[bytes]:
@@ -127,10 +127,10 @@ def lines_of(data: bytes) -> list[dict[str, Any]]:
     return [json.loads(line) for line in data.splitlines()]
 
 
-# There and back
+# Round trips
 
 
-def test_an_archive_says_what_there_is(exported: bytes) -> None:
+def test_archive_has_every_job_and_tube(exported: bytes) -> None:
     head, pause, *jobs, end = lines_of(exported)
     assert (head["type"], head["format"], head["version"], head["next_id"]) == ("head", "greenstalk journal", 1, 7)
     assert (pause["tube"], pause["length"]) == ("mail", 10_000 * SECOND)
@@ -151,7 +151,7 @@ def test_an_archive_says_what_there_is(exported: bytes) -> None:
     assert end == {"type": "end", "pauses": 1, "jobs": 5, "sha256": hashlib.sha256(before).hexdigest()}
 
 
-def test_there_and_back_is_the_same(original: Path, exported: bytes, tmp_path: Path) -> None:
+def test_import_of_an_export_restores_the_same_state(original: Path, exported: bytes, tmp_path: Path) -> None:
     done = load(tmp_path / "copy", exported)
     assert (done.returncode, done.stdout) == (0, b"")
     assert done.stderr.decode() == f"{tmp_path / 'copy'}: 5 jobs and 1 paused tube imported\n"
@@ -164,13 +164,13 @@ def test_there_and_back_is_the_same(original: Path, exported: bytes, tmp_path: P
 
 
 def without_time(data: bytes) -> list[dict[str, Any]]:
-    """The lines, without the time of the export, and without the checksum, which includes it."""
+    """Return the lines without the time of the export, and without the checksum, which depends on it."""
     head, *rest, end = lines_of(data)
     del head["exported_at"], end["sha256"]
     return [head, *rest, end]
 
 
-def test_to_a_file_and_from_it(original: Path, exported: bytes, tmp_path: Path) -> None:
+def test_export_to_a_file_and_import_from_it(original: Path, exported: bytes, tmp_path: Path) -> None:
     target = tmp_path / "archive.jsonl"
     target.write_text("an older one")
     target.chmod(0o644)
@@ -184,12 +184,12 @@ def test_to_a_file_and_from_it(original: Path, exported: bytes, tmp_path: Path) 
     assert without_time(export(tmp_path / "copy").stdout) == without_time(exported)
 
 
-def test_to_a_device(original: Path) -> None:
+def test_export_to_a_device(original: Path) -> None:
     assert export(original, "-o", "/dev/null").returncode == 0
     assert Path("/dev/null").is_char_device()
 
 
-def test_many_segments_and_a_large_job(tmp_path: Path) -> None:
+def test_export_and_import_of_many_segments_and_a_large_job(tmp_path: Path) -> None:
     tube = Tube(b"big", {})
     sizes = [10, SEGMENT_SIZE + 1, 0, SEGMENT_SIZE // 2, SEGMENT_SIZE // 2, SEGMENT_SIZE // 2]
     jobs = [Job(id, tube, bytes(size), 0, 0, SECOND, 1) for id, size in enumerate(sizes, 1)]
@@ -203,13 +203,13 @@ def test_many_segments_and_a_large_job(tmp_path: Path) -> None:
         assert peer.put(b"big", b"") == b"INSERTED 100\r\n"
 
 
-def test_an_archive_of_nothing(tmp_path: Path) -> None:
+def test_archive_of_an_empty_journal(tmp_path: Path) -> None:
     data = b"".join(Writer().lines(1, 1, [], []))
     assert load(tmp_path, data).returncode == 0
     assert without_time(export(tmp_path).stdout) == without_time(data)
 
 
-def test_a_server_that_runs_can_be_exported(tmp_path: Path) -> None:
+def test_journal_of_a_running_server_can_be_exported(tmp_path: Path) -> None:
     with Daemon(*QUIET, "-b", str(tmp_path), "-f", "0") as daemon, Peer(daemon) as peer:
         peer.put(b"default", b"one")
         peer.ask(b"reserve")
@@ -230,10 +230,10 @@ def test_a_server_that_runs_can_be_exported(tmp_path: Path) -> None:
         assert peer.ask(b"delete 1") == b"DELETED\r\n"
 
 
-# What is refused, and what is told
+# Refusals and reports
 
 
-def test_an_export_of_what_is_no_journal(tmp_path: Path) -> None:
+def test_export_of_something_else_than_a_journal_is_refused(tmp_path: Path) -> None:
     done = export(tmp_path)
     assert (done.returncode, done.stdout) == (10, b"")
     assert done.stderr.decode() == f"greenstalk-server: journal export: {tmp_path}: there is no journal in it\n"
@@ -244,7 +244,7 @@ def test_an_export_of_what_is_no_journal(tmp_path: Path) -> None:
     assert export(tmp_path).returncode == 10
 
 
-def test_an_export_of_a_damaged_journal_has_what_is_sound(exported: bytes, tmp_path: Path) -> None:
+def test_export_of_a_damaged_journal_has_the_intact_jobs(exported: bytes, tmp_path: Path) -> None:
     load(tmp_path, exported)
     file = tmp_path / "journal.1"
     data = bytearray(file.read_bytes())
@@ -257,7 +257,7 @@ def test_an_export_of_a_damaged_journal_has_what_is_sound(exported: bytes, tmp_p
     assert b"journal export: 4 jobs and 1 paused tube exported\n" in done.stderr
 
 
-def test_an_export_that_cannot_be_written_leaves_nothing(original: Path, tmp_path: Path) -> None:
+def test_export_that_cannot_be_written_leaves_no_file(original: Path, tmp_path: Path) -> None:
     done = export(original, "-o", str(tmp_path / "no" / "archive"))
     assert (done.returncode, b"No such file or directory" in done.stderr) == (10, True)
     reader, writer = os.pipe()
@@ -271,7 +271,7 @@ def test_an_export_that_cannot_be_written_leaves_nothing(original: Path, tmp_pat
     assert process.returncode == 10
 
 
-def test_an_import_needs_an_empty_directory_that_nobody_uses(exported: bytes, tmp_path: Path) -> None:
+def test_import_needs_an_empty_unused_directory(exported: bytes, tmp_path: Path) -> None:
     with Daemon(*QUIET, "-b", str(tmp_path)):
         done = load(tmp_path, exported)
         assert done.returncode == 10
@@ -285,7 +285,7 @@ def test_an_import_needs_an_empty_directory_that_nobody_uses(exported: bytes, tm
     assert (done.returncode, "Not a directory; it must be a directory" in done.stderr) == (10, True)
 
 
-def test_an_import_into_a_locked_directory(exported: bytes, tmp_path: Path) -> None:
+def test_import_into_a_locked_directory_is_refused(exported: bytes, tmp_path: Path) -> None:
     with (tmp_path / "lock").open("w") as lock:
         fcntl.lockf(lock, fcntl.LOCK_EX)
         done = load(tmp_path, exported)
@@ -296,7 +296,7 @@ def test_an_import_into_a_locked_directory(exported: bytes, tmp_path: Path) -> N
     )
 
 
-def test_an_import_of_a_missing_file(tmp_path: Path) -> None:
+def test_import_of_a_missing_file_is_refused(tmp_path: Path) -> None:
     done = run("journal", "import", str(tmp_path), "/no/such/file")
     assert done.returncode == 10
     assert done.stderr == (
@@ -305,7 +305,7 @@ def test_an_import_of_a_missing_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("part", [0.3, 0.9, -1, -2])
-def test_a_cut_archive_is_not_imported(exported: bytes, tmp_path: Path, part: float) -> None:
+def test_truncated_archive_is_not_imported(exported: bytes, tmp_path: Path, part: float) -> None:
     size = int(len(exported) * part) if part >= 0 else len(exported) + int(part)
     done = load(tmp_path, exported[:size])
     assert done.returncode == 1
@@ -315,7 +315,7 @@ def test_a_cut_archive_is_not_imported(exported: bytes, tmp_path: Path, part: fl
 
 
 @pytest.mark.parametrize("source", ["/dev/null", "/dev/zero"])
-def test_what_is_no_archive_is_not_imported(tmp_path: Path, source: str) -> None:
+def test_input_that_is_not_an_archive_is_not_imported(tmp_path: Path, source: str) -> None:
     done = run("journal", "import", str(tmp_path), source)
     assert done.returncode == 1
     assert done.stderr == (
@@ -324,8 +324,8 @@ def test_what_is_no_archive_is_not_imported(tmp_path: Path, source: str) -> None
     )
 
 
-def test_an_import_that_is_killed_brings_nothing(exported: bytes, tmp_path: Path) -> None:
-    """It has written a segment when it dies; a start says so, and has no job."""
+def test_killed_import_leaves_no_jobs(exported: bytes, tmp_path: Path) -> None:
+    """It has written a segment when it is killed; a start reports that, and has no jobs."""
     jobs = [Job(id, Tube(b"default", {}), bytes(SEGMENT_SIZE), 0, 0, SECOND, 1) for id in (1, 2)]
     data = b"".join(list(Writer().lines(1, 3, [], jobs))[:-1])
     process = subprocess.Popen(
@@ -347,7 +347,7 @@ def test_an_import_that_is_killed_brings_nothing(exported: bytes, tmp_path: Path
 
 
 def wait_until(is_true: Callable[[], bool]) -> None:
-    signal.alarm(int(PATIENCE))  # ends the test if it never is
+    signal.alarm(int(PATIENCE))  # fails the test if it never is
     while not is_true():
         os.sched_yield()
     signal.alarm(0)
@@ -362,7 +362,7 @@ def read(lines: list[bytes]) -> list[Pause | Job]:
 
 
 def sealed(*lines: dict[str, Any]) -> list[bytes]:
-    """An archive of *lines*, with an end that fits them."""
+    """Return an archive of *lines* with a matching last line."""
     encoded = [json.dumps(line).encode() + b"\n" for line in lines]
     types = [line.get("type") for line in lines]
     checksum = hashlib.sha256(b"".join(encoded)).hexdigest()
@@ -379,7 +379,7 @@ JOB = {
 }  # fmt: skip
 
 
-def test_the_lines_above_are_fine() -> None:
+def test_valid_lines_are_accepted() -> None:
     pause, job = read(sealed(HEAD, PAUSE, JOB))
     assert pause == Pause(b"mail", 2, 1)
     assert isinstance(job, Job)
@@ -420,7 +420,7 @@ def test_the_lines_above_are_fine() -> None:
         ([HEAD, {key: JOB[key] for key in JOB if key != "kicks"}], 2, "kicks is missing"),
     ],
 )
-def test_a_line_that_is_wrong(lines: list[dict[str, Any]], number: int, said: str) -> None:
+def test_invalid_line_is_refused(lines: list[dict[str, Any]], number: int, said: str) -> None:
     reader = Reader(sealed(*lines))
     with pytest.raises(BadLine) as caught:
         list(reader.rest(reader.head()))
@@ -438,12 +438,12 @@ def test_a_line_that_is_wrong(lines: list[dict[str, Any]], number: int, said: st
         (b'{"type":"end","pauses":0,"jobs":0}\n', "sha256 is missing"),
     ],
 )
-def test_a_line_that_is_no_object(line: bytes, said: str) -> None:
+def test_line_that_is_not_an_object_is_refused(line: bytes, said: str) -> None:
     with pytest.raises(BadLine, match=re.escape(said)):
         read([sealed(HEAD)[0], line])
 
 
-def test_a_job_that_is_missing_or_another_is_noticed() -> None:
+def test_missing_or_changed_job_fails_the_checksum() -> None:
     lines = sealed(HEAD, PAUSE, JOB, JOB | {"id": 2})
     with pytest.raises(BadLine, match="2 jobs and 1 pauses were exported, and there are 1 and 1"):
         read([*lines[:3], lines[4]])
@@ -453,7 +453,7 @@ def test_a_job_that_is_missing_or_another_is_noticed() -> None:
         read([*lines, b"\n"])
 
 
-def test_the_example_of_the_format_is_one() -> None:
+def test_example_in_the_format_document_is_valid() -> None:
     page = (REPOSITORY / "docs" / "archive-format.md").read_text()
     example = re.search(r"```json\n(.*?)```", page, re.DOTALL)
     assert example is not None
@@ -466,8 +466,8 @@ def test_the_example_of_the_format_is_one() -> None:
         assert f"`{name}`" in table
 
 
-def test_what_recovery_makes_of_an_import_is_what_was_exported() -> None:
-    """The states and counts as they come, without a disk."""
+def test_recovery_after_an_import_restores_what_was_exported() -> None:
+    """States and counts in any combination, without a disk."""
     job = Job(3, Tube(b"a", {}), b"x", 1, 2 * SECOND, 3 * SECOND, 4)
     job.state, job.deadline = DELAYED, 5
     job.reserves, job.timeouts, job.releases, job.buries, job.kicks = 1, 2, 3, 4, 5

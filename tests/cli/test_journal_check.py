@@ -1,4 +1,4 @@
-"""`journal check`, on directories that the real server and the real beanstalkd have written."""
+"""`journal check` on directories that the real server and the real beanstalkd have written."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ BODY = "x" * 1000
 
 
 def check(directory: Path) -> tuple[int, str]:
-    """Run the command in this process; return its exit code and what it printed. It must have left all as it was."""
+    """Run the command in this process; return its exit code and output. It must change nothing."""
     before = state_of(directory)
     with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
         code = main(["journal", "check", str(directory)])
@@ -41,14 +41,14 @@ def check(directory: Path) -> tuple[int, str]:
 
 
 def state_of(directory: Path) -> dict[str, tuple[int, bytes]]:
-    """All that a write would change, but what a running server changes by itself."""
+    """Return everything that a write would change, except for changes by a running server."""
     files = {path.name: path for path in sorted(directory.rglob("*")) if path.is_file()}
     state = {name: (path.stat().st_mtime_ns, path.read_bytes()) for name, path in files.items()}
     return state | {".": (directory.stat().st_mtime_ns, b"")}
 
 
 def segments(directory: Path) -> list[Path]:
-    """The journal's files that are in use, oldest first."""
+    """Return the journal's files in use, oldest first."""
     found = [path for path in directory.glob("journal.*") if path.read_bytes().strip(b"\0")]
     return sorted(found, key=lambda path: int(path.suffix[1:]))
 
@@ -59,7 +59,7 @@ def client(daemon: Daemon, tube: str = "default") -> greenstalk.Client:
 
 @pytest.fixture
 def beanstalkds(tmp_path: Path) -> Path:
-    """A directory of a real beanstalkd that was killed: three jobs, the second buried, the third deleted."""
+    """A directory of a killed beanstalkd: three jobs, of which the second is buried and the third deleted."""
     path = shutil.which("beanstalkd", path=f"{os.environ['PATH']}:/usr/sbin")
     assert path is not None, "beanstalkd is missing: apt-get install beanstalkd"
     with socket.create_server(("127.0.0.1", 0)) as probe:
@@ -98,18 +98,18 @@ def several(tmp_path: Path) -> Path:
 
 
 def shows_after_a_start(directory: Path) -> int:
-    """How many ready jobs a server that is started on *directory* has."""
+    """Return the number of ready jobs of a server that is started on *directory*."""
     with Daemon(*QUIET, *SMALL, "-b", str(directory)) as daemon, client(daemon) as queue:
         count = queue.stats()["current-jobs-ready"]
         assert isinstance(count, int)
         return count
 
 
-def test_a_directory_without_a_journal_is_sound(tmp_path: Path) -> None:
+def test_directory_without_a_journal_is_sound(tmp_path: Path) -> None:
     assert check(tmp_path) == (0, f"{tmp_path}: sound\njournal: no file\njobs: 0\n")
 
 
-def test_jobs_are_told_by_tube_and_state(tmp_path: Path) -> None:
+def test_jobs_are_counted_by_tube_and_state(tmp_path: Path) -> None:
     with Daemon(*QUIET, "-b", str(tmp_path)) as daemon:
         with client(daemon) as queue, client(daemon, "mail") as mail:
             for _ in range(3):
@@ -135,7 +135,7 @@ def test_jobs_are_told_by_tube_and_state(tmp_path: Path) -> None:
     assert "DAMAGE" not in said
 
 
-def test_a_journal_of_version_1_is_sound(tmp_path: Path) -> None:
+def test_journal_of_version_1_is_sound(tmp_path: Path) -> None:
     for name, data in version1.files().items():
         Path(tmp_path, name).write_bytes(data)
     code, said = check(tmp_path)
@@ -152,7 +152,7 @@ def test_live_bytes_are_those_of_the_jobs(several: Path) -> None:
     assert f"bytes: {live} live of {total} on disk\n" in check(several)[1]
 
 
-def test_a_running_server_is_named_and_not_disturbed(tmp_path: Path) -> None:
+def test_running_server_is_named_and_not_disturbed(tmp_path: Path) -> None:
     with Daemon(*QUIET, "-b", str(tmp_path)) as daemon, client(daemon) as queue:
         queue.put("one")
         done = run("journal", "check", str(tmp_path))
@@ -164,8 +164,8 @@ def test_a_running_server_is_named_and_not_disturbed(tmp_path: Path) -> None:
         assert queue.put("two") == 2
 
 
-def test_a_server_under_load_is_found_sound(tmp_path: Path) -> None:
-    """Files come and go beneath the reader, and the newest is being written."""
+def test_journal_of_a_server_under_load_is_sound(tmp_path: Path) -> None:
+    """Files appear and disappear during the check, and the newest one is being written."""
     with Daemon(*QUIET, *SMALL, "-F", "-b", str(tmp_path)) as daemon:
         holds_fifty, is_over = Event(), Event()
         thread = Thread(target=keep_busy, args=(daemon, holds_fifty, is_over))
@@ -187,7 +187,7 @@ def file_sets(reports: list[Report]) -> set[tuple[str, ...]]:
 
 
 def keep_busy(daemon: Daemon, holds_fifty: Event, is_over: Event) -> None:
-    """Hold fifty jobs, and put and delete others, so that compaction has to run."""
+    """Keep fifty jobs, and put and delete others, so that compaction has to run."""
     with client(daemon) as queue, client(daemon, "short") as short:
         for _ in range(50):
             queue.put("y" * 100)
@@ -200,7 +200,7 @@ def keep_busy(daemon: Daemon, holds_fifty: Event, is_over: Event) -> None:
 # Damage
 
 
-def test_a_torn_tail_is_told_and_no_damage(several: Path) -> None:
+def test_torn_tail_is_reported_but_not_as_damage(several: Path) -> None:
     newest = segments(several)[-1]
     os.truncate(newest, len(newest.read_bytes().rstrip(b"\0")) - 7)
     code, said = check(several)
@@ -210,8 +210,8 @@ def test_a_torn_tail_is_told_and_no_damage(several: Path) -> None:
     assert shows_after_a_start(several) == 9
 
 
-def test_damage_in_the_middle_costs_one_record(several: Path) -> None:
-    """The offset and the bytes are those of the record, and its neighbours are found again."""
+def test_damage_in_the_middle_loses_one_record(several: Path) -> None:
+    """Offset and length are those of the record, and its neighbours are found."""
     file = segments(several)[1]
     data = bytearray(file.read_bytes())
     at = record.SEGMENT_HEADER_SIZE
@@ -226,7 +226,7 @@ def test_damage_in_the_middle_costs_one_record(several: Path) -> None:
     assert shows_after_a_start(several) == 9
 
 
-def test_a_record_written_twice_is_told_and_counts_once(several: Path) -> None:
+def test_duplicate_record_is_reported_and_counts_once(several: Path) -> None:
     file = segments(several)[0]
     data = file.read_bytes()
     at = record.SEGMENT_HEADER_SIZE
@@ -238,7 +238,7 @@ def test_a_record_written_twice_is_told_and_counts_once(several: Path) -> None:
     assert "\nrecords: 10 job\n" in said
 
 
-def test_a_bad_header_costs_the_file(several: Path) -> None:
+def test_bad_header_loses_the_file(several: Path) -> None:
     file = segments(several)[1]
     file.write_bytes(b"\xff" + file.read_bytes()[1:])
     code, said = check(several)
@@ -252,7 +252,7 @@ def test_a_bad_header_costs_the_file(several: Path) -> None:
     assert shows_after_a_start(several) == 7
 
 
-def test_a_missing_file_is_a_gap(several: Path) -> None:
+def test_missing_file_is_reported_as_a_gap(several: Path) -> None:
     first, second, third, _ = segments(several)
     second.unlink()
     code, said = check(several)
@@ -261,7 +261,7 @@ def test_a_missing_file_is_a_gap(several: Path) -> None:
     assert "\njobs: 7\n" in said
 
 
-def test_a_copy_is_no_segment(several: Path) -> None:
+def test_copy_of_a_file_is_not_a_segment(several: Path) -> None:
     oldest = segments(several)[0]
     shutil.copy(oldest, several / "journal.99")
     code, said = check(several)
@@ -270,8 +270,8 @@ def test_a_copy_is_no_segment(several: Path) -> None:
     assert "\njobs: 10\n" in said
 
 
-def test_the_torn_head_of_the_newest_is_no_damage(several: Path) -> None:
-    """Power went while the first sectors of a segment were on their way; a start removes it."""
+def test_torn_header_of_the_newest_file_is_not_damage(several: Path) -> None:
+    """Power was lost while the first sectors of a segment were written; a start removes the segment."""
     torn = several / "journal.99"
     torn.write_bytes(bytes(512) + b"written, but nothing before it" + bytes(512))
     code, said = check(several)
@@ -282,8 +282,8 @@ def test_the_torn_head_of_the_newest_is_no_damage(several: Path) -> None:
     assert not torn.exists()
 
 
-def test_records_that_are_missing_are_damage(several: Path) -> None:
-    """Without a byte that is wrong, as when the end of one write was lost and later ones stand in its place."""
+def test_missing_records_are_damage(several: Path) -> None:
+    """No byte is wrong, as when the end of one write was lost and later records follow."""
     file = segments(several)[1]
     data = file.read_bytes()
     at = record.SEGMENT_HEADER_SIZE
@@ -296,7 +296,7 @@ def test_records_that_are_missing_are_damage(several: Path) -> None:
     assert shows_after_a_start(several) == 9
 
 
-def test_what_was_recorded_anew_after_a_failed_write_is_no_damage(tmp_path: Path) -> None:
+def test_rewrite_after_a_failed_write_is_not_damage(tmp_path: Path) -> None:
     job = Job(1, Tube(b"default", {}), b"body", 0, 0, 1, 1)
     first, anew = record.Encoder(b"salt"), record.Encoder(b"anew")
     torn = record.SegmentHeader(b"salt", 1, 1, 1).encode() + first.job(job, 1) + b"torn"
@@ -309,7 +309,7 @@ def test_what_was_recorded_anew_after_a_failed_write_is_no_damage(tmp_path: Path
     assert "\njobs: 1\n" in said
 
 
-def test_a_later_version_is_told_and_a_start_refuses_it(several: Path) -> None:
+def test_later_version_is_reported_and_a_start_refuses_it(several: Path) -> None:
     file = segments(several)[1]
     data = file.read_bytes()
     head = data[:8] + (record.VERSION + 1).to_bytes(4, "little") + data[12 : record.SEGMENT_HEADER_SIZE - 4]
@@ -322,7 +322,7 @@ def test_a_later_version_is_told_and_a_start_refuses_it(several: Path) -> None:
     assert run(*QUIET, "-b", str(several)).returncode == 10
 
 
-def test_an_import_cut_short_does_not_count(tmp_path: Path) -> None:
+def test_interrupted_import_is_ignored(tmp_path: Path) -> None:
     encoder = record.Encoder(b"salt")
     job = Job(7, Tube(b"default", {}), b"body", 0, 0, 1, 1)
     (tmp_path / "journal.1").write_bytes(
@@ -336,16 +336,16 @@ def test_an_import_cut_short_does_not_count(tmp_path: Path) -> None:
     )
 
 
-# beanstalkd's files
+# Files of beanstalkd
 
 
-def test_beanstalkds_files_are_counted_and_left(beanstalkds: Path) -> None:
+def test_files_of_beanstalkd_are_counted_and_unchanged(beanstalkds: Path) -> None:
     code, said = check(beanstalkds)
     assert code == 0
     assert re.search(r"\nbeanstalkd: 1 file, \d+ records; a start would import 2 jobs\n$", said)
 
 
-def test_beanstalkds_damage_is_told(beanstalkds: Path) -> None:
+def test_damage_in_files_of_beanstalkd_is_reported(beanstalkds: Path) -> None:
     (file,) = beanstalkds.glob("binlog.*")
     file.chmod(0o600)
     (beanstalkds / "binlog.99").write_bytes(b"\x09\0\0\0")
@@ -359,7 +359,7 @@ def test_beanstalkds_damage_is_told(beanstalkds: Path) -> None:
     assert "  binlog.99: not read: unknown version 9\n" in said
 
 
-def test_ids_that_both_have_given_are_told(beanstalkds: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_ids_that_both_servers_gave_are_reported(beanstalkds: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     ours = tmp_path_factory.mktemp("ours")
     with Daemon(*QUIET, "-b", str(ours)) as daemon, client(daemon) as queue:
         queue.put("another job 1")
@@ -371,7 +371,7 @@ def test_ids_that_both_have_given_are_told(beanstalkds: Path, tmp_path_factory: 
     assert run(*QUIET, "-b", str(ours)).returncode == 10
 
 
-def test_an_import_that_only_lacks_its_moves_is_told(beanstalkds: Path) -> None:
+def test_import_that_lacks_only_its_renames_is_reported(beanstalkds: Path) -> None:
     before = {file: file.read_bytes() for file in beanstalkds.glob("binlog.*")}
     assert shows_after_a_start(beanstalkds) == 1
     for file, data in before.items():
@@ -386,7 +386,7 @@ def test_an_import_that_only_lacks_its_moves_is_told(beanstalkds: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["missing", "file", "directory as a segment"])
-def test_what_cannot_be_read_is_named(tmp_path: Path, name: str) -> None:
+def test_unreadable_file_is_named(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "journal.1").mkdir()
     path = tmp_path / name if name != "directory as a segment" else tmp_path
@@ -400,18 +400,18 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(
     "arguments", [[], ["check"], ["check", ""], ["check", "-b"], ["check", "a", "b"], ["mend", "a"]]
 )
-def test_anything_but_check_and_a_directory_is_refused(arguments: list[str]) -> None:
+def test_other_arguments_than_check_and_a_directory_are_refused(arguments: list[str]) -> None:
     done = run("journal", *arguments)
     assert done.stderr.startswith("greenstalk-server: journal")
     assert "must be `journal check DIR`, " in done.stderr
     assert (done.stdout, done.returncode) == ("", 5)
 
 
-def test_help_is_the_commands_own() -> None:
+def test_help_is_that_of_the_command() -> None:
     assert run("journal", "check", "--help").stdout == run("--help").stdout
     assert "greenstalk-server journal check DIR\n" in run("--help").stdout
 
 
-def test_journal_is_a_command_as_the_first_argument_alone(tmp_path: Path) -> None:
+def test_journal_is_a_command_only_as_the_first_argument(tmp_path: Path) -> None:
     assert run("-b", "journal", "-l", "127.0.0.1", "-p", "0", "--no-web").returncode == 10
     assert "unknown argument journal" in run("-V", "journal", "check", str(tmp_path)).stderr

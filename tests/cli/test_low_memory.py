@@ -1,4 +1,4 @@
-"""`journal import`, `export` and `check`, and a start, where memory does not suffice for the largest job."""
+"""`journal import`, `export` and `check`, and a start, with too little memory for the largest job."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def limited(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An archive of one job."""
+    """An archive with one job."""
     job = {"type": "job", "id": 1, "tube": "default", "state": "ready", "pri": 1, "delay": 0, "ttr": 10**9}
     job |= {"created_at": 10**18, "deadline": 10**18}
     job |= dict.fromkeys(("reserves", "timeouts", "releases", "buries", "kicks"), 0)
@@ -50,20 +50,20 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def journal(archive: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The journal of the archive."""
+    """The journal with that job."""
     directory = tmp_path_factory.mktemp("journal")
     assert run("journal", "import", str(directory), str(archive)).returncode == 0
     return directory
 
 
-def test_an_import_says_so_and_leaves_nothing(archive: Path, tmp_path: Path) -> None:
+def test_import_reports_too_little_memory_and_leaves_nothing(archive: Path, tmp_path: Path) -> None:
     done = limited("journal", "import", str(tmp_path), str(archive))
     said = f"journal import: {archive}: not enough memory to read it; nothing was imported; {HINT}"
     assert (done.returncode, done.stdout, done.stderr) == (10, "", f"greenstalk-server: {said}\n")
     assert [path.name for path in tmp_path.iterdir()] == ["lock"]
 
 
-def test_an_export_says_so_and_leaves_the_file_of_before(journal: Path, tmp_path: Path) -> None:
+def test_export_reports_too_little_memory_and_keeps_the_previous_file(journal: Path, tmp_path: Path) -> None:
     target = tmp_path / "archive.jsonl"
     target.write_text("of before")
     done = limited("journal", "export", str(journal), "-o", str(target))
@@ -72,13 +72,13 @@ def test_an_export_says_so_and_leaves_the_file_of_before(journal: Path, tmp_path
     assert [path.read_text() for path in tmp_path.iterdir()] == ["of before"]
 
 
-def test_an_export_to_stdout_says_that_it_is_not_complete(journal: Path) -> None:
+def test_export_to_stdout_reports_that_it_is_not_complete(journal: Path) -> None:
     done = limited("journal", "export", str(journal))
     said = f"journal export: {journal}: not enough memory to read it; the output is not complete; {HINT}"
     assert (done.returncode, done.stderr) == (10, f"greenstalk-server: {said}\n")
 
 
-def test_a_check_and_a_start_say_so_and_change_nothing(journal: Path) -> None:
+def test_check_and_start_report_too_little_memory_and_change_nothing(journal: Path) -> None:
     files = {path: path.stat().st_mtime_ns for path in journal.glob("journal.*")}
     checked = limited("journal", "check", str(journal))
     said = f"journal check: {journal}: not enough memory to read it; {HINT}"

@@ -1,4 +1,4 @@
-"""The command line and the environment, as values; test_cli.py starts the real command."""
+"""The command line and the environment as values; tests/cli starts the real command."""
 
 from __future__ import annotations
 
@@ -21,8 +21,12 @@ from greenstalk_server.config.command_line import (
     parse,
     usage,
 )
-from greenstalk_server.config.options import DEFINITIONS, TOKENS, Options, UsageError, without_password
+from greenstalk_server.config.definitions import DEFINITIONS
+from greenstalk_server.config.options import Options, UsageError
 from greenstalk_server.config.show import as_json, as_table
+from greenstalk_server.config.text import without_password
+from greenstalk_server.config.validation import TOKENS
+from greenstalk_server.core.limits import Limits
 
 GIB = 2**30
 
@@ -66,20 +70,22 @@ def test_defaults() -> None:
         tls_key=None,
         tls_client_ca=None,
         access=(),
-        max_connections=0,
-        max_connections_per_address=0,
-        max_jobs=0,
-        max_bytes=0,
+        limits=Limits(
+            connections=0,
+            connections_per_address=0,
+            jobs=0,
+            bytes=0,
+            tube_jobs=0,
+            tube_bytes=0,
+            tubes=0,
+            watched=10240,
+            rate=0,
+            output=2**20,
+            idle_timeout=0,
+            command_timeout=0,
+            dead_peer_timeout=300,
+        ),
         memory_limit=0,
-        max_tube_jobs=0,
-        max_tube_bytes=0,
-        max_tubes=0,
-        max_watched=10240,
-        max_rate=0,
-        max_output=2**20,
-        idle_timeout=0,
-        command_timeout=0,
-        dead_peer_timeout=300,
         web_host="127.0.0.1",
         web_port=8080,
         web_enabled=True,
@@ -117,9 +123,9 @@ def test_defaults() -> None:
         (["-l", "::1", "-lunix:/run/jobs.sock"], "listen", ("::1", "unix:/run/jobs.sock")),
         (["-l", "::1, plain:localhost:11301"], "listen", ("::1", "plain:localhost:11301")),
         (["--tls-cert", "/etc/queue.pem"], "tls_cert", "/etc/queue.pem"),
-        (["--max-jobs=1000"], "max_jobs", 1000),
-        (["--max-rate", "1000000"], "max_rate", 1_000_000),
-        (["--idle-timeout", "3600"], "idle_timeout", 3600),
+        (["--max-jobs=1000"], "limits.jobs", 1000),
+        (["--max-rate", "1000000"], "limits.rate", 1_000_000),
+        (["--idle-timeout", "3600"], "limits.idle_timeout", 3600),
         (["-p", "0"], "port", 0),
         (["-p", "+11301"], "port", 11301),
         (["-p65535"], "port", 65535),
@@ -146,12 +152,13 @@ def test_defaults() -> None:
         (["--trusted-proxies", "10.0.0.0/8, ::1"], "trusted_proxies", (ip_network("10.0.0.0/8"), ip_network("::1"))),
     ],
 )
-def test_a_flag_sets_its_field_and_no_other(argv: list[str], field: str, value: object) -> None:
+def test_flag_sets_only_its_field(argv: list[str], field: str, value: object) -> None:
     parsed = options(*argv)
-    assert getattr(parsed, field) == value
+    assert parsed.value_of(field) == value
     assert parsed.origins.keys() == {field}
-    unset = {name for name in Options.__slots__ if getattr(parsed, name) == getattr(options(), name)}
-    assert unset == set(Options.__slots__) - {field, "origins"}
+    fields = {row.field for row in DEFINITIONS if row.field}
+    assert {each for each in fields if parsed.value_of(each) != options().value_of(each)} == {field}
+    assert parsed.warnings == ()
 
 
 def test_short_flags_can_be_bundled() -> None:
@@ -160,18 +167,18 @@ def test_short_flags_can_be_bundled() -> None:
     assert parsed.origins == {"log_level": "-V", "sync_interval_ns": "-F", "port": "-p", "listen": "-l"}
 
 
-def test_a_value_may_look_like_a_flag() -> None:
+def test_value_may_look_like_a_flag() -> None:
     assert options("-b", "-F").binlog_dir == "-F"
     assert options("-b-F").binlog_dir == "-F"
     assert options("-u", "--no-web").web_enabled
 
 
 @pytest.mark.parametrize(("argv", "value"), [(["-F", "-f", "7"], 7_000_000), (["-f", "7", "-F"], None)])
-def test_the_last_of_f_and_F_wins(argv: list[str], value: int | None) -> None:  # noqa: N802  the flags' names
+def test_last_of_f_and_F_wins(argv: list[str], value: int | None) -> None:  # noqa: N802  the flags' names
     assert options(*argv).sync_interval_ns == value
 
 
-def test_the_last_of_a_flag_wins() -> None:
+def test_last_of_repeated_flags_wins() -> None:
     assert options("-p", "1", "-p2").port == 2
 
 
@@ -195,7 +202,7 @@ def test_help_names_every_option_and_fits_a_terminal() -> None:
     assert max(map(len, text.splitlines())) <= 108
 
 
-def test_the_second_column_of_the_help_does_not_shift() -> None:
+def test_second_column_of_the_help_is_aligned() -> None:
     flags, variables = usage().partition("Options, as")[2].partition("\nEnvironment")[::2]
     for part, width in ((flags, 25), (variables.partition("\n\n")[0], 54)):
         rows = [line for line in part.splitlines() if line.startswith("  ")]
@@ -207,13 +214,13 @@ def test_the_second_column_of_the_help_does_not_shift() -> None:
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["-x"], "unknown flag -x: greenstalk-server -h lists those allowed"),
-        (["-Vx"], "unknown flag -x in -Vx: greenstalk-server -h lists those allowed"),
-        (["-F-x"], "unknown flag -- in -F-x: greenstalk-server -h lists those allowed"),
-        (["-xv"], "unknown flag -x in -xv: greenstalk-server -h lists those allowed"),
-        (["--"], "unknown flag --: greenstalk-server -h lists those allowed"),
+        (["-x"], "unknown flag -x: greenstalk-server -h lists the flags"),
+        (["-Vx"], "unknown flag -x in -Vx: greenstalk-server -h lists the flags"),
+        (["-F-x"], "unknown flag -- in -F-x: greenstalk-server -h lists the flags"),
+        (["-xv"], "unknown flag -x in -xv: greenstalk-server -h lists the flags"),
+        (["--"], "unknown flag --: greenstalk-server -h lists the flags"),
         (["--web-prt", "1"], "unknown flag --web-prt: did you mean --web-port?"),
-        (["-web-port", "1"], "unknown flag -w in -web-port: greenstalk-server -h lists those allowed"),
+        (["-web-port", "1"], "unknown flag -w in -web-port: greenstalk-server -h lists the flags"),
         (["jobs"], "unknown argument jobs: only flags are allowed"),
         (["-"], "unknown argument -: only flags are allowed"),
         ([""], "unknown argument '': only flags are allowed"),
@@ -233,48 +240,48 @@ def test_the_second_column_of_the_help_does_not_shift() -> None:
             ["-f", "1", "-f", "-1"],
             "-f -1: must be a whole number of milliseconds, 0 (at every write) or more" + TIMES,
         ),
-        (["--web-port", "65536"], "--web-port 65536: must be a port number from 0 (any free one) to 65535"),
-        (["--web-port="], "--web-port '': must be a port number from 0 (any free one) to 65535"),
+        (["--web-port", "65536"], "--web-port 65536: must be a port number from 0 (any free port) to 65535"),
+        (["--web-port="], "--web-port '': must be a port number from 0 (any free port) to 65535"),
     ],
 )
-def test_refusals_name_the_flag_its_value_and_what_is_allowed(argv: list[str], message: str) -> None:
+def test_error_names_the_flag_its_value_and_what_is_allowed(argv: list[str], message: str) -> None:
     error = refusal(*argv)
     assert (str(error), error.exit_code) == (message, 5)
 
 
 @pytest.mark.parametrize("flag", [flag for row in DEFINITIONS if row.metavar for flag in row.flags])
-def test_a_missing_value_is_named(flag: str) -> None:
+def test_missing_value_names_its_flag(flag: str) -> None:
     error = refusal("-V", flag)
     assert str(error).startswith(f"{flag} needs a value: {flag} ")
     assert error.exit_code == 5
 
 
 @pytest.mark.parametrize("text", ["abc", "-1", "65536", "11300x", "", "9" * 5000])
-def test_a_bad_port_has_the_exit_code_of_a_failed_bind(text: str) -> None:
+def test_bad_port_has_the_exit_code_of_a_failed_bind(text: str) -> None:
     error = refusal("-p", text)
-    assert str(error).endswith(": must be a port number from 0 (any free one) to 65535")
+    assert str(error).endswith(": must be a port number from 0 (any free port) to 65535")
     assert error.exit_code == 111
 
 
-def test_an_empty_directory_name_has_the_exit_code_of_a_missing_directory() -> None:
+def test_empty_directory_name_has_the_exit_code_of_a_missing_directory() -> None:
     error = refusal("-b", "")
     assert (str(error), error.exit_code) == ("-b '': must be the path of a directory", 10)
 
 
-def test_a_long_value_is_cut_in_the_message() -> None:
+def test_long_value_is_cut_in_the_message() -> None:
     assert len(str(refusal("-z", "x" * 100_000))) < 200
 
 
 @pytest.mark.parametrize("flag", ["-c", "-n"])
 def test_removed_flags_warn(flag: str) -> None:
-    assert options(flag).warnings == (f"the {flag} flag was removed: the journal is always compacted",)
+    assert options(flag).warnings == (f"{flag} has no effect: the journal is always compacted",)
 
 
 @pytest.mark.parametrize("text", [str(GIB + 1), "99999999999999999999"])
-def test_a_job_size_above_1_gib_is_cut_with_a_warning(text: str) -> None:
+def test_job_size_above_1_gib_is_reduced_with_a_warning(text: str) -> None:
     parsed = options("-z", text)
     assert parsed.max_job_size == GIB
-    assert parsed.warnings == (f"the maximum job size (-z) was cut to {GIB}, the largest allowed",)
+    assert parsed.warnings == (f"the maximum job size (-z) was reduced to {GIB}, the largest allowed",)
 
 
 @pytest.mark.parametrize(
@@ -308,41 +315,41 @@ def test_a_job_size_above_1_gib_is_cut_with_a_warning(text: str) -> None:
         ("GREENSTALK_TLS_CERT", "/etc/queue.pem", "tls_cert", "/etc/queue.pem"),
         *((row.variable, "7", row.field, 7) for row in DEFINITIONS if "_MAX_" in row.variable),
         ("GREENSTALK_MEMORY_LIMIT", "100000000", "memory_limit", 100_000_000),
-        ("GREENSTALK_IDLE_TIMEOUT", "0", "idle_timeout", 0),
-        ("GREENSTALK_COMMAND_TIMEOUT", "60", "command_timeout", 60),
-        ("GREENSTALK_DEAD_PEER_TIMEOUT", "2592000", "dead_peer_timeout", 2_592_000),
+        ("GREENSTALK_IDLE_TIMEOUT", "0", "limits.idle_timeout", 0),
+        ("GREENSTALK_COMMAND_TIMEOUT", "60", "limits.command_timeout", 60),
+        ("GREENSTALK_DEAD_PEER_TIMEOUT", "2592000", "limits.dead_peer_timeout", 2_592_000),
         ("GREENSTALK_URL_PREFIX", "/queue", "url_prefix", "/queue"),
         ("GREENSTALK_TRUSTED_PROXIES", "127.0.0.1", "trusted_proxies", (ip_network("127.0.0.1"),)),
         ("GREENSTALK_ALLOW_INSECURE", "1", "allow_insecure", True),
         ("GREENSTALK_READ_ONLY", "No", "read_only", False),
     ],
 )
-def test_a_variable_sets_its_field(variable: str, text: str, field: str, value: object) -> None:
+def test_variable_sets_its_field(variable: str, text: str, field: str, value: object) -> None:
     parsed = options(**{variable: text})
-    assert getattr(parsed, field) == value
+    assert parsed.value_of(field) == value
     assert parsed.origins == {field: variable}
 
 
-def test_the_user_and_the_viewers_password_set_their_fields() -> None:
+def test_user_and_viewer_password_set_their_fields() -> None:
     parsed = options(GREENSTALK_WEB_USER="ada", **ADMIN, **VIEWER)
     assert (parsed.web_user, parsed.web_password, parsed.viewer_password) == ("ada", "pa55word", "l00k")
     assert parsed.warnings == ()
 
 
 def test_every_variable_is_tested_above() -> None:
-    (parametrize,) = test_a_variable_sets_its_field.pytestmark  # type: ignore[attr-defined]
+    (parametrize,) = test_variable_sets_its_field.pytestmark  # type: ignore[attr-defined]
     tested = {case[0] for case in parametrize.args[1]} | {"GREENSTALK_WEB_USER", "GREENSTALK_WEB_VIEWER_PASSWORD"}
     tested |= {"GREENSTALK_CONFIG", "GREENSTALK_TLS_KEY", "GREENSTALK_TLS_CLIENT_CA"}  # test_config_file.py
     assert tested == {row.variable for row in DEFINITIONS if row.variable}
 
 
-def test_no_secret_is_in_the_text_of_the_options() -> None:
+def test_repr_of_options_has_no_secrets() -> None:
     parsed = options(**ADMIN, **VIEWER, **SCRAPER, **PROGRAMS)
     for secret in ("pa55word", "l00k", "t0ken", "pr0gram", "st4ts"):
         assert secret not in repr(parsed)
 
 
-def test_the_password_of_a_database_is_not_shown() -> None:
+def test_password_of_a_database_is_not_shown() -> None:
     url = "postgresql://ada:pa55word@db/jobs"
     parsed = options("--journal", url)
     assert parsed.journal == url
@@ -354,7 +361,7 @@ def test_the_password_of_a_database_is_not_shown() -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "told"),
+    ("url", "expected"),
     [
         ("postgresql://ada:pa55word@db/jobs", "postgresql://ada:***@db/jobs"),
         ("postgresql://ada:pa55@word/a?b&c@db/jobs", "postgresql://ada:***@db/jobs"),
@@ -371,12 +378,12 @@ def test_the_password_of_a_database_is_not_shown() -> None:
         ("unix:/run/queue:1", "unix:/run/queue:1"),
     ],
 )
-def test_no_part_of_a_password_is_told(url: str, told: str) -> None:
-    assert without_password(url) == told
+def test_password_is_removed_from_a_url(url: str, expected: str) -> None:
+    assert without_password(url) == expected
 
 
-def test_a_server_has_one_journal() -> None:
-    message = "--journal: must not be set beside -b: a server has one journal"
+def test_server_has_one_journal() -> None:
+    message = "--journal: must not be set together with -b: a server has one journal"
     assert str(refusal("-b", "data", "--journal", "postgresql://c/d")) == message
     parsed = options("-b", "data", DATABASE_URL="postgresql://c/d")
     assert (parsed.binlog_dir, parsed.journal) == ("data", None)
@@ -384,27 +391,27 @@ def test_a_server_has_one_journal() -> None:
 
 
 @pytest.mark.parametrize(("flag", "is_ignored"), [("-f0", False), ("-f50", True), ("-F", True)])
-def test_a_journal_in_postgresql_is_always_committed_first(flag: str, is_ignored: bool) -> None:
+def test_sync_interval_is_ignored_with_a_journal_in_postgresql(flag: str, is_ignored: bool) -> None:
     warnings = options(flag, "--journal", "postgresql://c/d").warnings
     assert [warning.startswith(f"{flag[:2]} is ignored") for warning in warnings] == [True] * is_ignored
 
 
-def test_a_password_on_the_command_line_is_warned_of() -> None:
-    """It is one of an address that a flag does take."""
+def test_password_on_the_command_line_is_warned_of() -> None:
+    """It is part of a URL, which a flag takes."""
     url = "postgresql://ada:pa55word@db/jobs"
     (warning,) = options("--journal", url).warnings
-    assert warning.startswith("--journal: everybody on this machine can read the password in it; set DATABASE_URL")
+    assert warning.startswith("--journal: every user of this machine can read the password in it; set DATABASE_URL")
     assert options(DATABASE_URL=url).warnings == options("--journal", "postgresql://ada@db/jobs").warnings == ()
 
 
 def test_no_flag_takes_a_secret() -> None:
-    """The command line of a process is there for all to see."""
+    """Every user of a machine can read the command lines of its processes."""
     secrets = [row for row in DEFINITIONS if row.is_secret]
     assert {row.field for row in secrets} == {"web_password", "viewer_password", *TOKENS}
     assert {row.flags for row in secrets} == {()}
 
 
-def test_a_viewers_password_alone_warns() -> None:
+def test_viewer_password_without_admin_password_warns() -> None:
     parsed = options(**VIEWER)
     (warning,) = parsed.warnings
     assert warning.startswith("GREENSTALK_WEB_VIEWER_PASSWORD is set without GREENSTALK_WEB_PASSWORD: nobody can")
@@ -416,7 +423,7 @@ def test_a_viewers_password_alone_warns() -> None:
     [
         (
             {"GREENSTALK_WEB_PASSWORD": "a", "GREENSTALK_WEB_PASSWORD_FILE": "f"},
-            "GREENSTALK_WEB_PASSWORD_FILE: must not be set beside GREENSTALK_WEB_PASSWORD",
+            "GREENSTALK_WEB_PASSWORD_FILE: must not be set together with GREENSTALK_WEB_PASSWORD",
         ),
         (
             {"GREENSTALK_WEB_USER": "ada", "GREENSTALK_WEB_VIEWER_PASSWORD": "b"},
@@ -424,73 +431,73 @@ def test_a_viewers_password_alone_warns() -> None:
         ),
         (
             {"GREENSTALK_WEB_USER": "a:b", "GREENSTALK_WEB_PASSWORD": "a"},
-            "GREENSTALK_WEB_USER: must not contain a colon, since no browser can send that",
+            "GREENSTALK_WEB_USER: must not contain a colon, which no browser can send",
         ),
         (
             {"GREENSTALK_WEB_PASSWORD": "a", "GREENSTALK_WEB_VIEWER_PASSWORD": "a"},
-            "GREENSTALK_WEB_VIEWER_PASSWORD: must differ from the admins' password",
+            "GREENSTALK_WEB_VIEWER_PASSWORD: must differ from the admin password",
         ),
     ],
 )
-def test_passwords_that_contradict_each_other_are_refused(environ: dict[str, str], message: str) -> None:
+def test_contradictory_passwords_are_refused(environ: dict[str, str], message: str) -> None:
     error = refusal(**environ)
     assert (str(error), error.exit_code) == (message, 5)
 
 
 @pytest.mark.parametrize("token", ["a b", "tök", "a\n", " a"])
-def test_a_token_that_no_header_can_carry_is_refused_and_not_shown(token: str) -> None:
+def test_token_that_no_header_can_carry_is_refused_and_not_shown(token: str) -> None:
     error = refusal(GREENSTALK_METRICS_TOKEN=token)
     assert (str(error), error.exit_code) == (
-        "GREENSTALK_METRICS_TOKEN: must be visible ASCII characters, since no header can carry others",
+        "GREENSTALK_METRICS_TOKEN: must be visible ASCII characters: no HTTP header can carry others",
         5,
     )
 
 
 @pytest.mark.parametrize("first", ["GREENSTALK_API_TOKEN", "GREENSTALK_API_VIEWER_TOKEN"])
-def test_a_token_that_opens_two_things_is_refused(first: str) -> None:
+def test_equal_tokens_are_refused(first: str) -> None:
     error = refusal(**{first: "t0ken"}, **SCRAPER)
-    assert str(error) == f"GREENSTALK_METRICS_TOKEN: must differ from {first}, which opens something else"
+    assert str(error) == f"GREENSTALK_METRICS_TOKEN: must differ from {first}, which gives other access"
 
 
-def test_a_token_keeps_nobody_from_the_pages() -> None:
+def test_token_does_not_protect_the_pages() -> None:
     error = refusal("--web-host", "0.0.0.0", GREENSTALK_API_TOKEN="t0ken")  # noqa: S106
     assert str(error) == (
         "--web-host 0.0.0.0: must be a loopback address while the dashboard has no password"
-        " (GREENSTALK_API_TOKEN keeps nobody from the pages);"
+        " (GREENSTALK_API_TOKEN does not protect the pages);"
         " set GREENSTALK_WEB_PASSWORD, or GREENSTALK_ALLOW_INSECURE=1 to open it to everyone"
     )
 
 
 @pytest.mark.parametrize("text", ["", "/"])
-def test_no_prefix(text: str) -> None:
+def test_slash_is_no_url_prefix(text: str) -> None:
     assert options("--url-prefix", text).url_prefix == ""
 
 
 @pytest.mark.parametrize("text", ["queue", "//queue", "/a//b", "/a/..", "/./a", "/ä", "/a b", "/a?b", "http://x/"])
-def test_a_prefix_that_is_no_plain_path_is_refused(text: str) -> None:
+def test_url_prefix_that_is_not_a_plain_path_is_refused(text: str) -> None:
     assert str(refusal("--url-prefix", text)).endswith(": must be a path such as /queue, of letters, digits and -._~")
 
 
 @pytest.mark.parametrize("text", ["localhost", "10.0.0.1/8", "10.0.0", "1.2.3.4,", "1.2.3.4;::1", "*"])
-def test_trusted_proxies_that_are_none_are_refused(text: str) -> None:
-    said = ": must be addresses and networks by comma, such as 10.0.0.0/8,::1"
+def test_invalid_trusted_proxies_are_refused(text: str) -> None:
+    said = ": must be a comma-separated list of addresses and networks, such as 10.0.0.0/8,::1"
     assert str(refusal("--trusted-proxies", text)).endswith(said)
 
 
-def test_a_flag_beats_the_environment() -> None:
+def test_flag_beats_the_environment() -> None:
     parsed = options("--web-port", "1", PORT="2")
     assert parsed.web_port == 1
     assert options("--web-port", "1", PORT="nonsense that is never read").web_port == 1
 
 
-def test_an_empty_variable_counts_as_absent() -> None:
+def test_empty_variable_counts_as_absent() -> None:
     assert options(PORT="", GREENSTALK_WEB_PASSWORD="") == options()
 
 
 @pytest.mark.parametrize(
     ("variable", "text", "message", "exit_code"),
     [
-        ("PORT", "http", "PORT http: must be a port number from 0 (any free one) to 65535", 5),
+        ("PORT", "http", "PORT http: must be a port number from 0 (any free port) to 65535", 5),
         (
             "GREENSTALK_LOG_LEVEL",
             "verbose",
@@ -511,13 +518,13 @@ def test_an_empty_variable_counts_as_absent() -> None:
         ),
     ],
 )
-def test_a_bad_variable_is_named(variable: str, text: str, message: str, exit_code: int) -> None:
+def test_bad_variable_is_named(variable: str, text: str, message: str, exit_code: int) -> None:
     error = refusal(**{variable: text})
     assert (str(error), error.exit_code) == (message, exit_code)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.com", ""])
-def test_an_open_dashboard_on_the_network_is_refused(host: str) -> None:
+def test_open_dashboard_on_the_network_is_refused(host: str) -> None:
     error = refusal("--web-host", host)
     assert error.exit_code == 5
     for name in ("--web-host", host, "loopback", "GREENSTALK_WEB_PASSWORD", "GREENSTALK_ALLOW_INSECURE"):
@@ -533,15 +540,15 @@ def test_an_open_dashboard_on_the_network_is_refused(host: str) -> None:
         {"GREENSTALK_ALLOW_INSECURE": "yes"},
     ],
 )
-def test_a_dashboard_on_the_network_is_allowed_with_a_password_or_on_purpose(environ: dict[str, str]) -> None:
+def test_dashboard_on_the_network_is_allowed_with_a_password_or_explicitly(environ: dict[str, str]) -> None:
     assert options("--web-host", "0.0.0.0", **environ).web_host == "0.0.0.0"
 
 
-def test_without_a_dashboard_its_address_does_not_matter() -> None:
+def test_address_of_a_disabled_dashboard_is_not_checked() -> None:
     assert not options("--no-web", "--web-host", "0.0.0.0").web_enabled
 
 
-# Words instead of flags
+# Commands
 
 
 @pytest.mark.parametrize(
@@ -561,7 +568,7 @@ def test_without_a_dashboard_its_address_does_not_matter() -> None:
         (["journal", "-h"], Information(usage())),
     ],
 )
-def test_words(argv: list[str], command: Command) -> None:
+def test_commands_are_parsed(argv: list[str], command: Command) -> None:
     assert parse(argv, {}) == command
 
 
@@ -582,7 +589,7 @@ def test_words(argv: list[str], command: Command) -> None:
         ["dump", "d"],
     ],
 )
-def test_what_is_no_verb_of_the_journal_is_refused(argv: list[str]) -> None:
+def test_unknown_verb_of_journal_is_refused(argv: list[str]) -> None:
     error = refusal("journal", *argv)
     assert str(error).endswith(
         ": must be `journal check DIR`, `journal export DIR [-o FILE] [-q]` or `journal import DIR [FILE]`"
@@ -590,12 +597,12 @@ def test_what_is_no_verb_of_the_journal_is_refused(argv: list[str]) -> None:
     assert error.exit_code == 5
 
 
-def test_a_handover_needs_to_know_between_whom() -> None:
-    assert str(refusal("handover")) == "handover: --journal must be set, to say which servers are meant"
+def test_handover_needs_a_journal() -> None:
+    assert str(refusal("handover")) == "handover: --journal must be set, to name the journal of the servers"
 
 
-def test_a_bad_option_of_config_is_refused() -> None:
-    assert str(refusal("config", "--jsn")) == "unknown flag --jsn: greenstalk-server -h lists those allowed"
+def test_bad_option_of_config_is_refused() -> None:
+    assert str(refusal("config", "--jsn")) == "unknown flag --jsn: greenstalk-server -h lists the flags"
 
 
 # Units
@@ -603,30 +610,30 @@ def test_a_bad_option_of_config_is_refused() -> None:
 SIZE_OPTIONS = {
     "binlog_max_size": ("-s", "GREENSTALK_JOURNAL_FILE_SIZE"),
     "max_job_size": ("-z", "GREENSTALK_MAX_JOB_SIZE"),
-    "max_bytes": ("--max-bytes", "GREENSTALK_MAX_BYTES"),
+    "limits.bytes": ("--max-bytes", "GREENSTALK_MAX_BYTES"),
     "memory_limit": ("--memory-limit", "GREENSTALK_MEMORY_LIMIT"),
-    "max_tube_bytes": ("--max-tube-bytes", "GREENSTALK_MAX_TUBE_BYTES"),
-    "max_output": ("--max-output", "GREENSTALK_MAX_OUTPUT"),
+    "limits.tube_bytes": ("--max-tube-bytes", "GREENSTALK_MAX_TUBE_BYTES"),
+    "limits.output": ("--max-output", "GREENSTALK_MAX_OUTPUT"),
 }
 TIME_OPTIONS = {
     "sync_interval_ns": ("-f", "GREENSTALK_SYNC_MS", 10**6, 1),
     "lease_ns": ("--lease", "GREENSTALK_LEASE_SECONDS", 10**9, 1),
-    "idle_timeout": ("--idle-timeout", "GREENSTALK_IDLE_TIMEOUT", 1, 10**9),
-    "command_timeout": ("--command-timeout", "GREENSTALK_COMMAND_TIMEOUT", 1, 10**9),
-    "dead_peer_timeout": ("--dead-peer-timeout", "GREENSTALK_DEAD_PEER_TIMEOUT", 1, 10**9),
+    "limits.idle_timeout": ("--idle-timeout", "GREENSTALK_IDLE_TIMEOUT", 1, 10**9),
+    "limits.command_timeout": ("--command-timeout", "GREENSTALK_COMMAND_TIMEOUT", 1, 10**9),
+    "limits.dead_peer_timeout": ("--dead-peer-timeout", "GREENSTALK_DEAD_PEER_TIMEOUT", 1, 10**9),
 }
-"""By field: what sets it, the unit of a plain number in that of the field, and that of the field in nanoseconds."""
+"""By field: what sets it, the unit of a plain number in the field's unit, and the field's unit in nanoseconds."""
 
 
 def read_key(key: str, value: str, path: Path) -> Options:
-    """The options of a file in which *key* has *value*, as TOML."""
+    """Return the options of a file in which *key* has *value*, in TOML."""
     path.write_text(f"{key} = {value}\n")
     return options("--config", str(path))
 
 
 def test_every_size_and_time_is_tested_below() -> None:
-    told = {row.field for row in DEFINITIONS if row.metavar in ("BYTES", "MS", "SECONDS")}
-    assert told == SIZE_OPTIONS.keys() | TIME_OPTIONS.keys()
+    fields = {row.field for row in DEFINITIONS if row.metavar in ("BYTES", "MS", "SECONDS")}
+    assert fields == SIZE_OPTIONS.keys() | TIME_OPTIONS.keys()
 
 
 @pytest.mark.parametrize(
@@ -647,17 +654,17 @@ def test_every_size_and_time_is_tested_below() -> None:
     ],
 )
 @pytest.mark.parametrize("field", SIZE_OPTIONS)
-def test_a_size_may_have_a_unit(field: str, text: str, size: int, tmp_path: Path) -> None:
+def test_size_may_have_a_unit(field: str, text: str, size: int, tmp_path: Path) -> None:
     flag, variable = SIZE_OPTIONS[field]
     key = next(row.key for row in DEFINITIONS if row.field == field)
     in_file = text.removeprefix("+") if text.removeprefix("+").isdigit() else f'"{text}"'
     found = (options(flag, text), options(**{variable: text}), read_key(key, in_file, tmp_path / "file.toml"))
-    assert [getattr(one, field) for one in found] == [size] * 3
+    assert [one.value_of(field) for one in found] == [size] * 3
 
 
 @pytest.mark.parametrize("text", ["1.5G", "10 M", "M", "10x", "1kk", "10b", "10ki", "1e3", "9" * 5000 + "k", "-1k"])
 @pytest.mark.parametrize("field", SIZE_OPTIONS)
-def test_a_size_with_a_wrong_unit_is_refused(field: str, text: str, tmp_path: Path) -> None:
+def test_size_with_a_wrong_unit_is_refused(field: str, text: str, tmp_path: Path) -> None:
     flag, variable = SIZE_OPTIONS[field]
     row = next(row for row in DEFINITIONS if row.field == field)
     shown_text = text if len(text) < 60 else text[:60] + "…"
@@ -674,24 +681,24 @@ def test_a_size_with_a_wrong_unit_is_refused(field: str, text: str, tmp_path: Pa
     [("90s", 90), ("2m", 120), ("1h", 3600), ("59m60s", 3600), ("1m30s", 90), ("2000ms", 2), ("1m1s1000ms", 62)],
 )
 @pytest.mark.parametrize("field", TIME_OPTIONS)
-def test_a_time_may_have_units(field: str, text: str, seconds: int, tmp_path: Path) -> None:
+def test_time_may_have_units(field: str, text: str, seconds: int, tmp_path: Path) -> None:
     flag, variable, _, size = TIME_OPTIONS[field]
     key = next(row.key for row in DEFINITIONS if row.field == field)
     found = (options(flag, text), options(**{variable: text}), read_key(key, f'"{text}"', tmp_path / "file.toml"))
-    assert [getattr(one, field) for one in found] == [seconds * 10**9 // size] * 3
+    assert [one.value_of(field) for one in found] == [seconds * 10**9 // size] * 3
 
 
 @pytest.mark.parametrize("field", TIME_OPTIONS)
-def test_a_plain_number_keeps_its_unit(field: str, tmp_path: Path) -> None:
+def test_plain_number_has_the_default_unit(field: str, tmp_path: Path) -> None:
     flag, variable, unit, _ = TIME_OPTIONS[field]
     key = next(row.key for row in DEFINITIONS if row.field == field)
     found = (options(flag, "7"), options(**{variable: "7"}), read_key(key, "7", tmp_path / "file.toml"))
-    assert [getattr(one, field) for one in found] == [7 * unit] * 3
+    assert [one.value_of(field) for one in found] == [7 * unit] * 3
 
 
 @pytest.mark.parametrize("text", ["1.5s", "1 s", "s", "30s1m", "1s1s", "1M", "1w", "-1s", "1us", ""])
 @pytest.mark.parametrize("field", TIME_OPTIONS)
-def test_a_time_with_wrong_units_is_refused(field: str, text: str) -> None:
+def test_time_with_wrong_units_is_refused(field: str, text: str) -> None:
     flag = TIME_OPTIONS[field][0]
     refused = str(refusal(flag, text))
     assert refused.startswith(f"{flag} ")
@@ -699,18 +706,20 @@ def test_a_time_with_wrong_units_is_refused(field: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("flag", ["--idle-timeout", "--command-timeout", "--dead-peer-timeout"])
-def test_a_timeout_that_is_no_whole_number_of_seconds_is_refused(flag: str) -> None:
+def test_timeout_of_fractional_seconds_is_refused(flag: str) -> None:
     assert "must be a whole number of seconds" in str(refusal(flag, "1500ms"))
     assert "must be a whole number of seconds" in str(refusal(flag, "31d"))
 
 
-def test_config_shows_values_that_can_be_read_back(tmp_path: Path) -> None:
-    told = options("-s", "10M", "-f", "1m", "--lease", "1500ms", "--idle-timeout", "1h30m", "--memory-limit", "1500M")
-    settings = json.loads(as_json(told))["settings"]
+def test_values_shown_by_config_can_be_read_back(tmp_path: Path) -> None:
+    original = options(
+        "-s", "10M", "-f", "1m", "--lease", "1500ms", "--idle-timeout", "1h30m", "--memory-limit", "1500M"
+    )
+    settings = json.loads(as_json(original))["settings"]
     lines = {key: one["value"] for key, one in settings.items() if one["origin"] != "default"}
     assert lines["lease_seconds"] == "1500ms"
     path = tmp_path / "file.toml"
     path.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in lines.items()))
     again = options("--config", str(path))
-    fields = ("binlog_max_size", "sync_interval_ns", "lease_ns", "idle_timeout", "memory_limit")
-    assert [getattr(again, field) for field in fields] == [getattr(told, field) for field in fields]
+    fields = ("binlog_max_size", "sync_interval_ns", "lease_ns", "limits.idle_timeout", "memory_limit")
+    assert [again.value_of(field) for field in fields] == [original.value_of(field) for field in fields]

@@ -1,4 +1,4 @@
-"""The configuration file: what it sets, what beats it, and how a mistake in it is told."""
+"""The configuration file: what it sets, what overrides it, and how errors in it are reported."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from greenstalk_server.config.command_line import parse
-from greenstalk_server.config.options import DEFINITIONS, Options, UsageError
+from greenstalk_server.config.definitions import DEFINITIONS
+from greenstalk_server.config.options import Options, UsageError
 from greenstalk_server.protocol.access import Rule
 
-# Every key but those that stand instead of others.
+# Every key except for those that exclude others.
 EVERYTHING = """\
 journal_name = "mail"
 data_dir = "/var/lib/greenstalk"
@@ -107,20 +108,20 @@ FIELDS = {
             ("tls_cert", "/etc/queue.pem", 'cert = "/etc/queue.pem"'),
             ("tls_key", "/etc/queue.key", 'key = "/etc/queue.key"'),
             ("tls_client_ca", "/etc/clients.pem", 'client_ca = "/etc/clients.pem"'),
-            ("max_connections", 1001, "connections = 1001"),
-            ("max_connections_per_address", 1002, "connections_per_address = 1002"),
-            ("max_jobs", 1003, "jobs = 1003"),
-            ("max_bytes", 1004, "bytes = 1004"),
+            ("limits.connections", 1001, "connections = 1001"),
+            ("limits.connections_per_address", 1002, "connections_per_address = 1002"),
+            ("limits.jobs", 1003, "jobs = 1003"),
+            ("limits.bytes", 1004, "bytes = 1004"),
             ("memory_limit", 100_000_000, "memory = 100000000"),
-            ("max_tube_jobs", 1005, "tube_jobs = 1005"),
-            ("max_tube_bytes", 1006, "tube_bytes = 1006"),
-            ("max_tubes", 1007, "tubes = 1007"),
-            ("max_watched", 1008, "watched = 1008"),
-            ("max_rate", 1009, "rate = 1009"),
-            ("max_output", 1010, "output = 1010"),
-            ("idle_timeout", 1011, "idle_timeout = 1011"),
-            ("command_timeout", 1012, "command_timeout = 1012"),
-            ("dead_peer_timeout", 1013, "dead_peer_timeout = 1013"),
+            ("limits.tube_jobs", 1005, "tube_jobs = 1005"),
+            ("limits.tube_bytes", 1006, "tube_bytes = 1006"),
+            ("limits.tubes", 1007, "tubes = 1007"),
+            ("limits.watched", 1008, "watched = 1008"),
+            ("limits.rate", 1009, "rate = 1009"),
+            ("limits.output", 1010, "output = 1010"),
+            ("limits.idle_timeout", 1011, "idle_timeout = 1011"),
+            ("limits.command_timeout", 1012, "command_timeout = 1012"),
+            ("limits.dead_peer_timeout", 1013, "dead_peer_timeout = 1013"),
             (
                 "access",
                 (
@@ -157,14 +158,14 @@ def refusal(path: Path, text: str | bytes) -> UsageError:
 def test_every_key_sets_its_field(path: Path) -> None:
     path.write_text(EVERYTHING)
     parsed = options(path)
-    assert {field: (getattr(parsed, field), parsed.origins[field]) for field in FIELDS} == {
+    assert {field: (parsed.value_of(field), parsed.origins[field]) for field in FIELDS} == {
         field: (value, f"{path}:{line}") for field, (value, line) in FIELDS.items()
     }
     assert parsed.origins.keys() == FIELDS.keys() | {"config_file"}
     assert parsed.warnings == ()
 
 
-def test_a_journal_in_a_database(path: Path) -> None:
+def test_journal_in_a_database(path: Path) -> None:
     path.write_text('journal = "postgresql://c/d"\n')
     assert options(path).journal == "postgresql://c/d"
     assert str(refusal(path, 'data_dir = "."\njournal = "postgresql://c/d"')).startswith(f"{path}:2: journal: must not")
@@ -174,7 +175,7 @@ def test_every_key_is_tested_above() -> None:
     assert {row.field for row in DEFINITIONS if row.key} == FIELDS.keys() | {"journal", "web_password_file"}
 
 
-def test_a_key_may_be_written_in_other_ways(path: Path) -> None:
+def test_keys_may_be_dotted_or_in_tables(path: Path) -> None:
     path.write_text('"sync_ms" = "never"\r\nweb . host = "::1"\n\nweb."port" = 0 # any\n')
     parsed = options(path)
     assert (parsed.web_host, parsed.sync_interval_ns, parsed.web_port) == ("::1", None, 0)
@@ -186,7 +187,7 @@ def test_a_key_may_be_written_in_other_ways(path: Path) -> None:
     assert options(path).origins["web_port"] == f"{path}:1"
 
 
-def test_a_flag_beats_the_environment_which_beats_the_file(path: Path) -> None:
+def test_flag_beats_the_environment_which_beats_the_file(path: Path) -> None:
     path.write_text("port = 1\nmax_job_size = 1\nsync_ms = 1\n[web]\nport = 1\n")
     parsed = options(path, "-p", "3", "-F", GREENSTALK_LISTEN_PORT="2", GREENSTALK_MAX_JOB_SIZE="2")
     assert (parsed.port, parsed.max_job_size, parsed.web_port, parsed.sync_interval_ns) == (3, 2, 1, None)
@@ -199,14 +200,14 @@ def test_a_flag_beats_the_environment_which_beats_the_file(path: Path) -> None:
     }
 
 
-def test_the_environment_names_it_too(path: Path) -> None:
+def test_variable_names_the_configuration_file(path: Path) -> None:
     path.write_text("port = 1\n")
     parsed = parse([], {"GREENSTALK_CONFIG": str(path)})
     assert isinstance(parsed, Options)
     assert (parsed.port, parsed.origins["config_file"]) == (1, "GREENSTALK_CONFIG")
 
 
-def test_an_empty_file_sets_nothing(path: Path) -> None:
+def test_empty_file_sets_nothing(path: Path) -> None:
     assert options(path).origins == {"config_file": "--config"}
 
 
@@ -220,10 +221,10 @@ def test_an_empty_file_sets_nothing(path: Path) -> None:
         ("port = 1\n[wbe]\nport = 1", ":2: unknown key wbe: did you mean web?"),
         ("[[web]]\nport = 1", ":1: web: must be a table: [web], and its keys below"),
         ("web = 1", ":1: web: must be a table: [web], and its keys below"),
-        ("[port]\nnumber = 1", ":1: port \"{'number': 1}\": must be a port number from 0 (any free one) to 65535"),
+        ("[port]\nnumber = 1", ":1: port \"{'number': 1}\": must be a port number from 0 (any free port) to 65535"),
         ('"a\\nb" = 1', ":1: unknown key 'a\\nb': did you mean "),
-        ("port = '11300'", ":1: port 11300: must be a port number from 0 (any free one) to 65535, without quotes"),
-        ("port = 65536", ":1: port 65536: must be a port number from 0 (any free one) to 65535, without quotes"),
+        ("port = '11300'", ":1: port 11300: must be a port number from 0 (any free port) to 65535, without quotes"),
+        ("port = 65536", ":1: port 65536: must be a port number from 0 (any free port) to 65535, without quotes"),
         ("port = true", ":1: port True: must be a port number"),
         ("max_job_size = -1", ":1: max_job_size -1: must be a whole number of bytes, 0 or more, without quotes"),
         ("max_job_size = 1e3", ":1: max_job_size 1000.0: must be a whole number of bytes, 0 or more, without quotes"),
@@ -238,41 +239,41 @@ def test_an_empty_file_sets_nothing(path: Path) -> None:
         ("[[access]]\nproduce = 'a'", ":1: access: rule 1: produce: must be an array of names of tubes, in which *"),
         ("[[access]]\nproduce = ['a b']", ":1: access: rule 1: produce: 'a b' cannot match any tube; * stands for"),
         ("[limits]\njobs = -1", ":2: limits.jobs -1: must be a whole number, 0 (no limit) or more, without quotes"),
-        ('user = "a\\u0000b"', ":1: user 'a\\x00b': must be a text in quotes, without NUL"),
+        ('user = "a\\u0000b"', ":1: user 'a\\x00b': must be a text without NUL, in quotes"),
         ("data_dir = ''", ":1: data_dir '': must be the path of a directory, in quotes"),
         ("log_level = 'INFO'", ":1: log_level INFO: must be debug, info, warning or error, in quotes"),
         ("web.trusted_proxies = '::1'", ":1: web.trusted_proxies ::1: must be an array of addresses and networks"),
         ("web.trusted_proxies = [1]", ":1: web.trusted_proxies [1]: must be an array of addresses and networks"),
         ("web.trusted_proxies = ['']", ":1: web.trusted_proxies ['']: must be an array of addresses and networks"),
-        ("web.password = ''", ":1: web.password: must be a text in quotes, of at least one character"),
-        ("web.password = 123", ":1: web.password: must be a text in quotes, of at least one character"),
+        ("web.password = ''", ":1: web.password: must be a text of at least one character, in quotes"),
+        ("web.password = 123", ":1: web.password: must be a text of at least one character, in quotes"),
         ("port = 1\nport = 2", ": Cannot overwrite a value (at line 2, column 9)"),
         ("port 1", ": Expected '=' after a key in a key/value pair (at line 1, column 6)"),
         ("port = " + 5000 * "9", ": Exceeds the limit"),
         (b"# fine\nlisten = '\xff'", ":2: must be UTF-8, as all TOML is"),
-        ("port = " + 5000 * "[", ": must not be nested so deeply"),
+        ("port = " + 5000 * "[", ": is nested too deeply"),
     ],
 )
-def test_a_mistake_is_told_with_its_line_and_what_is_allowed(path: Path, text: str | bytes, said: str) -> None:
+def test_error_has_its_line_and_what_is_allowed(path: Path, text: str | bytes, said: str) -> None:
     error = refusal(path, text)
     assert str(error).startswith(f"{path}{said}")
     assert error.exit_code == (111 if "port number" in said else 10 if "directory" in said else 5)
 
 
-def test_a_mistake_counts_though_a_flag_beats_it(path: Path) -> None:
+def test_wrong_key_is_refused_even_if_a_flag_overrides_it(path: Path) -> None:
     path.write_text("port = 'x'\n")
     with pytest.raises(UsageError):
         options(path, "-p", "1")
 
 
-def test_what_does_not_go_together_is_told_by_its_lines(path: Path) -> None:
+def test_contradictory_keys_are_named_with_their_lines(path: Path) -> None:
     error = refusal(path, "[web]\nhost = '0.0.0.0'\n")
     assert str(error).startswith(f"{path}:2: web.host 0.0.0.0: must be a loopback address")
     error = refusal(path, "[web]\npassword = 'a'\npassword_file = 'f'\n")
-    assert str(error) == f"{path}:3: web.password_file: must not be set beside {path}:2: web.password"
+    assert str(error) == f"{path}:3: web.password_file: must not be set together with {path}:2: web.password"
 
 
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_unreadable_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
         options(tmp_path)
     assert str(caught.value) == f"--config {tmp_path}: Is a directory; it must be a file of options, in TOML"
@@ -286,7 +287,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     assert str(caught.value) == "--config 'a\\x00b': must be a text without NUL"
 
 
-def test_a_file_without_end_is_refused() -> None:
+def test_endless_file_is_refused() -> None:
     with pytest.raises(UsageError) as caught:
         options(Path("/dev/zero"))
     assert str(caught.value) == "--config /dev/zero: must be a file of at most 65536 bytes"
@@ -300,15 +301,15 @@ def test_a_file_without_end_is_refused() -> None:
     ],
 )
 @pytest.mark.parametrize(("mode", "is_open"), [(0o600, False), (0o640, False), (0o644, True)])
-def test_a_secret_that_everybody_can_read_warns(path: Path, mode: int, is_open: bool, text: str, where: str) -> None:
+def test_world_readable_secret_is_warned_of(path: Path, mode: int, is_open: bool, text: str, where: str) -> None:
     path.write_text(text)
     path.chmod(mode)
-    told = where.format("everybody on this machine can read")
-    said = f"{path}:{told}; take the right from them: chmod o-r {path}"
+    warning = where.format("every user of this machine can read")
+    said = f"{path}:{warning}; run: chmod o-r {path}"
     assert options(path).warnings == ((said,) if is_open else ())
 
 
-def test_a_file_without_secrets_may_be_read_by_everybody(path: Path) -> None:
+def test_file_without_secrets_may_be_world_readable(path: Path) -> None:
     path.write_text("port = 1\njournal = 'postgresql://a@b/c'\n")
     path.chmod(0o644)
     assert options(path).warnings == ()

@@ -1,18 +1,22 @@
-"""What is in force: `greenstalk-server config`, and docs/configuration.md, which has every option."""
+"""`greenstalk-server config`, and docs/configuration.md, which has every option."""
 
 from __future__ import annotations
 
 import json
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from greenstalk_server.config.command_line import parse
-from greenstalk_server.config.options import DEFINITIONS, Options
-from tests.configuration_table import PAGE, page
-from tests.daemon import run
+from greenstalk_server.config.definitions import DEFINITIONS
+from greenstalk_server.config.options import Options
+from tests.daemon import REPOSITORY, run
+
+PAGE = REPOSITORY / "docs" / "configuration.md"
 
 
 @pytest.fixture
@@ -26,7 +30,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_table_says_what_is_in_force_and_who_set_it(file: Path, tmp_path: Path) -> None:
+def test_table_has_each_value_and_what_set_it(file: Path, tmp_path: Path) -> None:
     done = run("config", "--config", str(file), "-F", "--no-web", GREENSTALK_LISTEN="::1", GREENSTALK_API_TOKEN="t0k")  # noqa: S106
     assert (done.returncode, done.stderr) == (0, "")
     head, *lines = done.stdout.partition("\n\n")[0].splitlines()
@@ -48,49 +52,53 @@ def test_the_table_says_what_is_in_force_and_who_set_it(file: Path, tmp_path: Pa
     assert not re.search("pa55word|t0k", done.stdout)
 
 
-def test_the_same_as_json(file: Path) -> None:
+def test_json_has_each_value_and_what_set_it(file: Path) -> None:
     done = run("config", "--json", "-p", "1", GREENSTALK_CONFIG=str(file))
-    told = json.loads(done.stdout)
-    assert told["config_file"] == str(file)
-    assert told["settings"]["port"] == {"value": 1, "origin": "-p"}
-    assert told["settings"]["sync_ms"] == {"value": 50, "origin": "default"}
-    assert told["settings"]["web.read_only"] == {"value": False, "origin": "default"}
-    assert told["settings"]["web.trusted_proxies"] == {"value": ["::1/128", "10.0.0.0/8"], "origin": f"{file}:4"}
-    assert told["settings"]["web.password"] == {"value": "(set)", "origin": f"{file}:3"}
-    assert told["settings"]["web.api_token"] == {"value": None, "origin": "default"}
+    shown = json.loads(done.stdout)
+    assert shown["config_file"] == str(file)
+    assert shown["settings"]["port"] == {"value": 1, "origin": "-p"}
+    assert shown["settings"]["sync_ms"] == {"value": 50, "origin": "default"}
+    assert shown["settings"]["web.read_only"] == {"value": False, "origin": "default"}
+    assert shown["settings"]["web.trusted_proxies"] == {"value": ["::1/128", "10.0.0.0/8"], "origin": f"{file}:4"}
+    assert shown["settings"]["web.password"] == {"value": "(set)", "origin": f"{file}:3"}
+    assert shown["settings"]["web.api_token"] == {"value": None, "origin": "default"}
 
 
-def test_rules_of_access_are_counted_in_the_table_and_told_as_json(tmp_path: Path) -> None:
+def test_access_rules_are_counted_in_the_table_and_listed_in_json(tmp_path: Path) -> None:
     path = tmp_path / "greenstalk.toml"
     path.write_text('[[access]]\nclient = "mail-*"\nconsume = ["mail"]\n[[access]]\ninspect = ["*"]\n')
     assert re.search(r"^access  +2 \(--json shows them\) ", run("config", "--config", str(path)).stdout, re.MULTILINE)
-    told = json.loads(run("config", "--json", "--config", str(path)).stdout)["settings"]["access"]
-    assert told == {"value": [{"client": "mail-*", "consume": ["mail"]}, {"inspect": ["*"]}], "origin": f"{path}:1"}
+    shown = json.loads(run("config", "--json", "--config", str(path)).stdout)["settings"]["access"]
+    assert shown == {"value": [{"client": "mail-*", "consume": ["mail"]}, {"inspect": ["*"]}], "origin": f"{path}:1"}
 
 
-def test_warnings_are_told_beside_the_table(file: Path) -> None:
+def test_warnings_are_printed_to_stderr(file: Path) -> None:
     file.chmod(0o644)
     done = run("config", "--config", str(file), "-z", "2000000000")
     first, second = done.stderr.splitlines()
-    assert first.startswith(f"greenstalk-server: warning: {file}:3: everybody on this machine can read web.password;")
-    assert second == "greenstalk-server: warning: the maximum job size (-z) was cut to 1073741824, the largest allowed"
+    assert first.startswith(f"greenstalk-server: warning: {file}:3: every user of this machine can read web.password;")
+    assert (
+        second == "greenstalk-server: warning: the maximum job size (-z) was reduced to 1073741824, the largest allowed"
+    )
     assert re.search(r"^max_job_size  +1073741824  ", done.stdout, re.MULTILINE)
 
 
-def test_what_cannot_be_in_force_is_refused() -> None:
+def test_invalid_option_is_refused() -> None:
     done = run("config", "-p", "70000")
     assert (done.returncode, done.stdout) == (111, "")
-    assert done.stderr == ("greenstalk-server: -p 70000: must be a port number from 0 (any free one) to 65535\n")
+    assert done.stderr == ("greenstalk-server: -p 70000: must be a port number from 0 (any free port) to 65535\n")
 
 
 # docs/configuration.md
 
 
-def test_the_page_has_every_option() -> None:
-    assert PAGE.read_text() == page(), "python -m tests.configuration_table writes the table anew"
+def test_table_on_the_page_is_up_to_date() -> None:
+    script = REPOSITORY / "docs" / "configuration_table.py"
+    done = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_the_file_on_the_page_is_taken(tmp_path: Path) -> None:
+def test_example_file_on_the_page_is_valid(tmp_path: Path) -> None:
     example = re.search(r"```toml\n(.*?)```", PAGE.read_text(), re.DOTALL)
     assert example is not None
     path = tmp_path / "greenstalk.toml"
@@ -98,8 +106,8 @@ def test_the_file_on_the_page_is_taken(tmp_path: Path) -> None:
     assert isinstance(parse(["--config", str(path)], {}), Options)
 
 
-def test_the_page_shows_where_each_value_was_set(tmp_path: Path) -> None:
-    """With the file and the environment that the table on the page is about."""
+def test_example_output_on_the_page_is_right(tmp_path: Path) -> None:
+    """The page shows the output with this file and this environment."""
     blocks = re.findall(r"```(?:sh|text)\n(.*?)```", PAGE.read_text(), re.DOTALL)
     path = tmp_path / "greenstalk.toml"
     path.write_text('data_dir = "/var/lib/greenstalk"\n\n[web]\nhost = "127.0.0.1"\npassword = "secret"\n')

@@ -1,1 +1,1 @@
-"""Real kills: a server under load from several clients ends at a random moment, and what comes back is audited."""
+"""Crash tests: a server under load is killed at a random moment, and the restarted one is audited."""

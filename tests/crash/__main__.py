@@ -1,4 +1,4 @@
-"""Run many rounds: `python -m tests.crash --rounds 300`; exit with 1 at the first one that goes wrong."""
+"""Run many rounds: `python -m tests.crash --rounds 300`; exit with 1 at the first failure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.crash.rounds import Rounds
 
 
 def main() -> int:
-    """Run the rounds that the command line asks for."""
+    """Run as many rounds as the command line says."""
     parser = argparse.ArgumentParser(prog="python -m tests.crash", description=__doc__)
     parser.add_argument("--rounds", type=int, default=300)
     parser.add_argument("--seed", type=int, default=secrets.randbelow(10**6), help="of the load (default: a new one)")

@@ -1,7 +1,7 @@
-"""One client under load: it sends commands in batches, and keeps the ledger of what was sent and answered.
+"""One client under load: sends commands in batches, and records in the ledger what it sent and what was answered.
 
-Within a batch commands are pipelined. A client holds jobs, and has some to itself: those it has buried, and
-those in the tube that only it watches. It alone may touch these, so it knows the one right reply.
+The commands of a batch are pipelined. A client has jobs of its own: those that it holds, those that it has buried, and
+those in the tube that only it watches. No other client touches them, so it knows the one correct reply.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from tests.crash.ledger import BURIED, DELAYED, GONE, READY, Known, Ledger, Stat
 from tests.daemon import PATIENCE
 
 SHARED_TUBES: Final = (b"shared-a", b"shared-b")
-LIVE_AT_MOST: Final = 1500
-"""Jobs, beyond which clients delete more than they put."""
+MAX_LIVE: Final = 1500
+"""Jobs above which clients delete more than they put."""
 
 LARGE: Final = 60_000
 NOISE: Final = b"delete 1\r\nput 0 0 1 1\r\n\x00\xff GSJOURNL"
 TTRS: Final = (300, 1000, 100_000, 4_294_967_295)
 DELAYS: Final = (0, 0, 0, 1, 2)
 LONG_DELAYS: Final = (7, 3600)
-"""In private tubes alone, where a delayed job can still be deleted and kicked."""
+"""Used in private tubes only, where a delayed job can still be deleted and kicked."""
 
 _Answered: TypeAlias = Callable[[bytes], bool]
-"""Takes the reply, and tells whether it is a right one. Called under the ledger's lock."""
+"""Handles a reply; returns whether the reply is correct. Called under the ledger's lock."""
 
 
 class _Ended(Exception):
@@ -38,22 +38,22 @@ class _Ended(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A command, and what its reply is handed to."""
+    """A command, and the handler of its reply."""
 
     request: bytes
     answered: _Answered
 
 
 def private_tube(number: int) -> bytes:
-    """The tube that only the client *number* uses and watches."""
+    """Return the tube that only the client *number* uses and watches."""
     return b"private-%d" % number
 
 
 class Agent:
-    """The client *number*, which ends when the server does."""
+    """The client *number*. It ends when the server does."""
 
     def __init__(self, port: int, number: int, batch: int, ledger: Ledger, seed: str) -> None:
-        """*batch* is how many commands it sends before it reads a reply, at most."""
+        """*batch* is the maximum number of commands that it sends before it reads a reply."""
         self._failure: BaseException | None = None
         self._thread: threading.Thread = threading.Thread(target=self._run, name=f"agent-{number}", daemon=True)
         self._port: int = port
@@ -72,17 +72,17 @@ class Agent:
             self._adopt()
 
     def _adopt(self) -> None:
-        """Have the jobs of this client's earlier life."""
+        """Take over the jobs of this client in the previous round."""
         jobs = [job for job in self._ledger.jobs.values() if job.owner == self._number]
         self._buried = sorted([job for job in jobs if job.latest.place == BURIED], key=lambda job: job.latest.burial)
         self._own = [job for job in jobs if job.latest.place != BURIED]
 
     def start(self) -> None:
-        """Begin."""
+        """Start the client's thread."""
         self._thread.start()
 
     def join(self) -> None:
-        """Wait for its end, which is soon once the server's has come; raise what else has ended it."""
+        """Wait until the client has ended, soon after the server; raise the exception that ended it, if any."""
         self._thread.join(PATIENCE)
         assert not self._thread.is_alive(), f"client {self._number} has not ended"
         if self._failure is not None:
@@ -105,7 +105,7 @@ class Agent:
     def _next_batch(self) -> list[Sent]:
         size = self._rng.randint(1, self._batch)
         with self._ledger.lock:
-            is_crowded = len(self._ledger.jobs) > LIVE_AT_MOST and not self._ledger.is_disk_small
+            is_crowded = len(self._ledger.jobs) > MAX_LIVE and not self._ledger.is_disk_small
             kind = self._rng.choices(("put", "reserve", "settle"), (0 if is_crowded else 3, 3, 3))[0]
             if kind == "put":
                 return [sent for _ in range(size) for sent in self._put()]
@@ -114,7 +114,7 @@ class Agent:
             return [sent for _ in range(size) for sent in self._settle(is_crowded)] or [self._reserve()]
 
     def _exchange(self, batch: list[Sent]) -> None:
-        """Send *batch*, and hand each reply to the command it is to."""
+        """Send *batch*, and pass each reply to the handler of its command."""
         began = time.monotonic()
         self._sock.sendall(b"".join([sent.request for sent in batch]))
         for sent in batch:
@@ -126,7 +126,7 @@ class Agent:
                 self._ledger.acknowledged += 1
 
     def _read_reply(self) -> bytes:
-        """The reply without its end; a body follows its line and a space."""
+        """Return the reply without its end; a body follows its line and a space."""
         line: bytes = self._reader.readline()
         if not line.endswith(b"\r\n"):
             raise _Ended
@@ -138,7 +138,7 @@ class Agent:
             raise _Ended
         return line[:-2] + b" " + body[:-2]
 
-    # Commands: each notes what it may do, in the order in which they are sent
+    # Commands: each records its possible effects in the order in which the commands are sent
 
     def _watch(self, tube: bytes) -> Sent:
         return Sent(b"watch %b\r\n" % tube, lambda line: line.startswith(b"WATCHING"))
@@ -186,7 +186,7 @@ class Agent:
 
     @staticmethod
     def _waiting(state: State) -> State:
-        """*state*, which is ready or, if it has a delay, delayed from now on."""
+        """Return *state*: ready, or delayed from now on if it has a delay."""
         if not state.delay:
             return replace(state, place=READY, due_to=None)
         return replace(state, place=DELAYED, due_from=time.time() + state.delay, due_to=None)
@@ -209,7 +209,7 @@ class Agent:
         return Sent(b"reserve-with-timeout 0\r\n", answered)
 
     def _job_reserved(self, reply: bytes) -> Known | None:
-        """The job that *reply* brings, None if it brings none or another than was put."""
+        """Return the job in *reply*; None if there is none, or a different one than was put."""
         if not reply.startswith(b"RESERVED "):
             return None
         _, id, _, body = reply.split(b" ", 3)
@@ -221,11 +221,11 @@ class Agent:
 
     @staticmethod
     def _reserved(job: Known) -> None:
-        """Note that *job* is reserved, which no reply makes final: it may come back as it was."""
+        """Record that *job* is reserved. No reply makes that final: a crash may return it to its former state."""
         job.may_become(replace(job.latest, place=READY, reserves=job.latest.reserves + 1, burial=0))
 
     def _settle(self, is_crowded: bool) -> list[Sent]:
-        """A command for a job that only this client may touch now."""
+        """Return a command for a job that only this client may touch now."""
         rng = self._rng
         if self._held and rng.random() < 0.8:
             job = self._held.pop(rng.randrange(len(self._held)))
@@ -243,7 +243,7 @@ class Agent:
         return []
 
     def _give_up(self, job: Known) -> None:
-        """Let others have *job*, unless it is in the private tube."""
+        """Make *job* available to other clients, unless it is in the private tube."""
         if job.tube == self._private:
             self._own.append(job)
         else:
@@ -282,7 +282,7 @@ class Agent:
         return job.may_become(replace(was, place=READY, kicks=was.kicks + 1, burial=0))
 
     def _kick_job(self, job: Known) -> Sent:
-        """Kick *job*; if it was delayed it may be ready already, and is not found then."""
+        """Kick *job*. If it was delayed it may be ready already, and then the reply is NOT_FOUND."""
         is_sure = job.latest.place == BURIED
         state = self._kicked(job)
         if is_sure:
@@ -293,14 +293,14 @@ class Agent:
                 job.has_become(state, time.time())
             else:
                 job.has_not_become(state)
-            if not is_sure:  # only now it is known what another command would meet
+            if not is_sure:  # only now is it known what another command would find
                 self._give_up(job)
             return line == b"KICKED" or (line == b"NOT_FOUND" and not is_sure)
 
         return Sent(b"kick-job %d\r\n" % job.id, answered)
 
     def _kick_some(self) -> list[Sent]:
-        """Kick some of the private tube's buried jobs, which are those buried first."""
+        """Kick some buried jobs of the private tube: those that were buried first."""
         bound = self._rng.randint(1, 5)
         jobs = [job for job in self._buried if job.tube == self._private][:bound]
         if not jobs:
@@ -319,7 +319,7 @@ class Agent:
         return [*self._use(self._private), Sent(b"kick %d\r\n" % bound, answered)]
 
     def _reserve_job(self, job: Known) -> Sent:
-        """Reserve *job*, which a crash returns to where it was: buried, delayed or ready."""
+        """Reserve *job*. A crash returns it to its former state: buried, delayed or ready."""
         job.may_become(replace(job.latest, reserves=job.latest.reserves + 1))
 
         def answered(reply: bytes) -> bool:

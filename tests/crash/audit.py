@@ -1,4 +1,4 @@
-"""What a restarted server shows, held against the ledger."""
+"""Compares the jobs of a restarted server with the ledger."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from tests.daemon import Daemon
 from tests.server.peer import Peer
 
 AT_ONCE: Final = 100
-"""Jobs asked for in one go."""
+"""Jobs requested per batch."""
 
-UNSEEN_AT_MOST: Final = 500
-"""Ids that jobs may have got, or refused puts used up, of which no reply has told."""
+MAX_UNSEEN: Final = 500
+"""Maximum number of ids that jobs may have got, or refused puts used up, without a reply that names them."""
 
 LEEWAY: Final = 0.25
-"""Seconds that a deadline may be off by: the server reads the wall clock only once."""
+"""Tolerance of a deadline in seconds: the server reads the wall clock only once."""
 
 URGENT_BELOW: Final = 1024
 
 
 class Audit:
-    """One audit of *server*, which nobody else uses: `run` puts what is wrong into the ledger, and settles it."""
+    """One audit of *server*, which has no other clients: `run` adds errors to the ledger, and settles its states."""
 
     def __init__(self, server: Daemon, ledger: Ledger, ended_at: float, agents: int) -> None:
-        """*ended_at* is when the server before this one had ended, which *agents* clients used."""
+        """*ended_at* is the time at which the previous server, which *agents* clients used, had ended."""
         self._server: Daemon = server
         self._ledger: Ledger = ledger
         self._ended_at: float = ended_at
@@ -39,9 +39,9 @@ class Audit:
         self._found: dict[int, tuple[Known, dict[str, str]]] = {}
 
     def run(self, is_whole: bool, first_id: int) -> int:
-        """Look at each job that may be there, or with *is_whole* at each id ever given; return the next id.
+        """Check each job that may exist, or each id ever given if *is_whole*; return the next id.
 
-        *first_id* is the first one that the clients before may have got.
+        *first_id* is the first id that the clients of the previous server may have got.
         """
         ledger = self._ledger
         with Peer(self._server) as peer, ledger.lock:
@@ -57,10 +57,10 @@ class Audit:
         return next_id
 
     def _next_id(self, peer: Peer) -> int:
-        """The id that a new job gets, which must be none that anyone has seen; if the disk is full, one above any."""
+        """Return the id of a new job, which no client may have seen before; with a full disk, one above all of them."""
         reply = peer.ask(b"put 0 0 60 0\r\n")
         if reply == b"OUT_OF_MEMORY" and self._ledger.is_disk_small:
-            return max(self._ledger.tokens, default=0) + UNSEEN_AT_MOST
+            return max(self._ledger.tokens, default=0) + MAX_UNSEEN
         id = int(reply.split()[1])
         assert peer.ask(b"delete %d" % id) == b"DELETED"
         if id <= max(self._ledger.tokens, default=0):
@@ -68,7 +68,7 @@ class Audit:
         return id
 
     def _look(self, peer: Peer, ids: list[int]) -> None:
-        """Ask for the jobs *ids*, and check those that are there."""
+        """Request the jobs *ids*, and check those that exist."""
         peer.send(b"".join([b"peek %d\r\n" % id for id in ids]))
         bodies = {}
         for id in ids:
@@ -96,7 +96,7 @@ class Audit:
             self._check_state(job, stats)
 
     def _check_state(self, job: Known, stats: dict[str, str]) -> None:
-        """Find the state that *job* came back in, which becomes the only one."""
+        """Find the state in which *job* came back, and make it the only one."""
         matching = [state for state in job.states if self._is_as(state, stats)]
         if not matching:
             self._wrong(f"job {job.id} is {stats}, and should be in one of {job.states}")
@@ -106,7 +106,7 @@ class Audit:
         job.states = [replace(state, reserves=int(stats["reserves"]))]
 
     def _is_as(self, state: State, stats: dict[str, str]) -> bool:
-        """Whether *stats* show *state*. A reservation that nobody heard of may be counted."""
+        """Whether *stats* match *state*. A reservation without a reply may be counted."""
         unheard = int(stats["reserves"]) - state.reserves
         names = ("pri", "delay", "releases", "buries", "kicks", "timeouts")
         shown = tuple(int(stats[name]) for name in names)
@@ -120,10 +120,12 @@ class Audit:
         if state.place != DELAYED:
             return stats["state"] == state.place
         now, due_to = time.time(), self._ended_at + state.delay if state.due_to is None else state.due_to
-        if stats["state"] == READY:  # or reserved by an unheard reservation, which delayed ones get when they are due
+        if (
+            stats["state"] == READY
+        ):  # or reserved without a reply, which may happen to a delayed job when it becomes ready
             return state.due_from <= now + LEEWAY
         left = int(stats["time-left"])
-        # The server counted at some time between the question and now, which may be long on a busy machine.
+        # The server computed this between request and reply, which may be far apart on a busy machine.
         return (
             stats["state"] == DELAYED
             and now + left >= state.due_from - 1 - LEEWAY
@@ -140,7 +142,7 @@ class Audit:
         self._ledger.gone.discard(0)
 
     def _check_counts(self, peer: Peer) -> None:
-        """Check the server's counts, and each tube's; jobs that turn ready meanwhile are let pass."""
+        """Check the server's counts, and those of each tube, except for jobs that become ready during the check."""
         peer_stats = peer.stats()
         places = Counter(stats["state"] for _, stats in self._found.values())
         shown = {place: int(peer_stats[f"current-jobs-{place}"]) for place in (READY, DELAYED, BURIED)}
@@ -162,7 +164,7 @@ class Audit:
                 self._wrong(f"{total} jobs in {tube}, and {count} were found")
 
     def _check_burials(self, peer: Peer) -> None:
-        """Check that the first buried job of each tube that one client has to itself is the one buried first."""
+        """Check that the first buried job of each private tube is the one that was buried first."""
         for number in range(self._agents):
             tube = private_tube(number)
             buried = [job for job, stats in self._found.values() if job.tube == tube and stats["state"] == BURIED]
@@ -176,7 +178,7 @@ class Audit:
                 self._wrong(f"{line!r} is the first buried job of {tube!r}, and {first.id} was buried before")
 
     def _settle(self) -> None:
-        """Give each job back to the client that may touch it."""
+        """Return each job to the client that may touch it."""
         for job, stats in self._found.values():
             if stats["state"] == BURIED and job.owner is None:
                 job.owner = job.id % self._agents

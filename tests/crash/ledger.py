@@ -1,11 +1,10 @@
-"""What the clients know: for each job the states it may come back in, whichever moment the server ends at.
+"""The clients' knowledge: for each job, the states in which it may come back, whenever the server is killed.
 
-A journal keeps a prefix of what has happened. So of each job the ledger has the changes in the order in which
-the server makes them: the last acknowledged one, and after it those that a crash may undo. A reply, or the job's
-next reservation, tells in which order changes of several clients came. An acknowledged change makes all before
-it final.
+A journal keeps a prefix of all changes. So the ledger has the changes of each job in the order in which the server
+makes them: the last acknowledged one, followed by those that a crash may undo. A reply, or the job's next reservation,
+shows the order of changes by several clients. An acknowledged change makes all changes before it final.
 
-Every method is to be called under the ledger's lock.
+Every method must be called under the ledger's lock.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ GONE: Final = "gone"
 
 @dataclass(frozen=True, eq=False, slots=True)
 class State:
-    """A state that a job may be in; compared by identity, since each is a step of its own.
+    """A possible state of a job. Compared by identity: each change makes a new one.
 
-    place       READY, which is also how a reserved job comes back, DELAYED, BURIED, or GONE: not there.
-    due_from    of a delayed job: the earliest time, in seconds since the Unix epoch, that may be its deadline.
-    due_to      the latest; None while the reply has not come.
-    burial      rises with each bury; 0 if not buried.
+    place       READY, in which a reserved job comes back too, DELAYED, BURIED, or GONE: it does not exist.
+    due_from    of a delayed job: the earliest possible deadline, in seconds since the Unix epoch.
+    due_to      the latest possible deadline; None while there is no reply.
+    burial      increases with each bury; 0 if not buried.
     """
 
     place: str
@@ -45,11 +44,11 @@ class State:
 
 @dataclass(slots=True)
 class Known:
-    """One job: what never changes of it, and the states it may come back in, in their order.
+    """One job: its constant facts, and the states in which it may come back, in order.
 
-    token   what its body begins with; no other job's does.
-    id      0 until a reply has told.
-    owner   the number of the client that alone may touch it while nobody holds it; None if it is ready for all.
+    token   the start of its body, unique to the job.
+    id      0 until a reply has named it.
+    owner   the number of the only client that may touch it while it is not reserved; None if any client may.
     """
 
     token: bytes
@@ -62,16 +61,16 @@ class Known:
 
     @property
     def latest(self) -> State:
-        """What it is in if the server does all that it was asked to."""
+        """The state of the job if the server carries out everything that was requested."""
         return self.states[-1]
 
     def may_become(self, state: State) -> State:
-        """Note that a command was sent, or a job was seen reserved, which makes it *state*; return that."""
+        """Record a command that changes the job to *state*, or a reservation that was seen; return *state*."""
         self.states.append(state)
         return state
 
     def has_become(self, state: State, now: float) -> None:
-        """Note that the change to *state* was acknowledged at *now*: what was before cannot come back."""
+        """Record that the change to *state* was acknowledged at *now*: earlier states cannot come back."""
         if state not in self.states:
             return  # another client's acknowledged change came later
         at = self.states.index(state)
@@ -80,20 +79,20 @@ class Known:
         del self.states[:at]
 
     def has_not_become(self, state: State) -> None:
-        """Note that the command to make it *state* was refused."""
+        """Record that the command to change to *state* was refused."""
         if state in self.states:
             self.states.remove(state)
 
 
 class Ledger:
-    """All jobs, those long gone included.
+    """All jobs, including deleted ones.
 
-    jobs        by token, but for those that are gone for sure.
-    tokens      of every id that any reply ever named: an id is one job's for all time.
+    jobs        by token, except for those that certainly do not exist any more.
+    tokens      by every id that a reply has named: an id belongs to one job forever.
     gone        the ids whose delete was acknowledged.
-    wrong       what should not be, a line each.
-    refused     puts that were answered OUT_OF_MEMORY, which only a small disk permits.
-    longest_wait    seconds between sending a batch of commands and the last of its replies, at most.
+    wrong       errors, one line each.
+    refused     puts that were answered OUT_OF_MEMORY, which is allowed on a small disk only.
+    longest_wait    maximum seconds between sending a batch of commands and its last reply.
     """
 
     def __init__(self, *, is_disk_small: bool = False) -> None:
@@ -110,21 +109,21 @@ class Ledger:
         self.reserves_in_flight: int = 0
 
     def name(self, job: Known, id: int) -> None:
-        """Note that a reply gave *job* this *id*."""
+        """Record that a reply has named the *id* of *job*."""
         if self.tokens.setdefault(id, job.token) != job.token or job.id not in (0, id):
             self.wrong.append(f"id {id} was given to {self.tokens[id]!r} and to {job.token!r}, whose id is {job.id}")
         job.id = id
 
     def forget(self, job: Known) -> None:
-        """Note that the delete of *job* was acknowledged."""
+        """Record that the delete of *job* was acknowledged."""
         self.gone.add(job.id)
         self.jobs.pop(job.token, None)
 
     def of_body(self, body: bytes) -> Known | None:
-        """The job with this *body*, if there is, or can be, one."""
+        """Return the job with this *body*, if it exists or may exist."""
         return self.jobs.get(token_of(body))
 
 
 def token_of(body: bytes) -> bytes:
-    """What *body* begins with, to tell its job."""
+    """Return the start of *body* that identifies its job."""
     return body.partition(b":")[0]

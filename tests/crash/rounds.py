@@ -1,4 +1,4 @@
-"""Rounds: a server starts on the directory that the last one left, is used, and ends at a random moment."""
+"""Rounds: a server starts on the directory of the previous round, is used, and is killed at a random moment."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from tests.daemon import COMMAND, REPOSITORY, Daemon, environment, run
 from tests.server.peer import eventually
 
 BATCHES: Final = (1, 1, 1, 8, 30, 60)
-"""Of each client: how many commands it has in flight at most."""
+"""Maximum number of commands in flight of each client."""
 
 LOAD_SECONDS: Final = (0.05, 0.8)
 FILLING_SECONDS: Final = (1.0, 2.5)
-"""Seconds of load, on a small disk enough to fill it."""
+"""Seconds of load, which fill a small disk."""
 
 SEGMENT_SIZES: Final = (4096, 32_768, 131_072)
-"""Small, so that segments come and go in each round, and a large job is larger than one."""
+"""Small, so that each round creates and removes segments, and a large job is larger than one."""
 
 RECORD: Final = 120
-"""Bytes of a record beside the body, about."""
+"""Approximate bytes of a record without its body."""
 
 SECOND_KILL: Final = 0.15
-"""How often a server is killed while it starts, too."""
+"""Probability that a server is also killed during its start."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What one round did."""
+    """The results of one round."""
 
     number: int
     flags: tuple[str, ...]
@@ -56,7 +56,7 @@ class Report:
 
 
 class Rounds:
-    """Rounds on *directory*, with one ledger. The same seed gives the same load, but not the same timing."""
+    """Rounds on *directory* with one ledger. The same seed gives the same load, but not the same timing."""
 
     def __init__(
         self,
@@ -67,9 +67,9 @@ class Rounds:
         segment_sizes: Sequence[int] = SEGMENT_SIZES,
         is_disk_small: bool = False,
     ) -> None:
-        """*syncing* are the flags of which each round takes one sequence; *end* ends the servers.
+        """*syncing* has a sequence of flags for each round to choose from; *end* ends the servers.
 
-        Only if *is_disk_small* a put may be refused, and no size is expected of the directory.
+        Only if *is_disk_small* may a put be refused, and then the size of the directory is not checked.
         """
         self._directory: Path = directory
         self._seed: int = seed
@@ -83,7 +83,7 @@ class Rounds:
         self._number: int = 0
 
     def run(self, is_whole: bool = False) -> Report:
-        """One round; raise AssertionError with all that was wrong in it. *is_whole* audits all ids of all rounds."""
+        """Run one round; raise AssertionError with all errors in it. *is_whole* audits the ids of all rounds."""
         self._number += 1
         flags = self._flags()
         before = self._ledger.acknowledged
@@ -125,13 +125,13 @@ class Rounds:
         return Agent(self._port, number, BATCHES[number], self._ledger, f"{self._seed}/{self._number}")
 
     def _stop(self, server: Daemon) -> str:
-        """End *server*; return what it said."""
+        """End *server*; return its log."""
         code, said = server.stop(self._end)
         assert code == (0 if self._end == signal.SIGTERM else -self._end), f"exit code {code}: {said}"
         return said
 
     def _kill_while_it_starts(self, flags: Sequence[str]) -> None:
-        """Now and then, have one more server killed in the midst of its recovery."""
+        """With some probability, start one more server and kill it during recovery."""
         if self._end != signal.SIGKILL or self._rng.random() > SECOND_KILL:
             return
         command = [*COMMAND, *self._all_flags(flags)]
@@ -142,7 +142,7 @@ class Rounds:
             process.kill()
 
     def _audit(self, ended_at: float, is_whole: bool) -> None:
-        """Start a server again, look at every job, and see that the directory has the size it may have."""
+        """Start a server, audit every job, and check the size of the directory."""
         with self._start(self._flags()) as server:
             self._next_id = Audit(server, self._ledger, ended_at, len(BATCHES)).run(is_whole, self._next_id)
             wrong = self._ledger.wrong
@@ -155,7 +155,7 @@ class Rounds:
         return sum([path.stat().st_size for path in self._directory.iterdir() if path.is_file()])
 
     def _most(self) -> float:
-        """2.5 times the live bytes and three segments, each of which may be made for one large job."""
+        """Return 2.5 times the live bytes and three segments, each of which may have been made for one large job."""
         live = sum([len(job.body) + RECORD for job in self._ledger.jobs.values()])
         return 2.5 * live + 3 * max(LARGE + RECORD, *SEGMENT_SIZES)
 

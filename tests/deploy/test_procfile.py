@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.test_cli import PUT
+from tests.cli.test_command import PUT
 from tests.daemon import PATIENCE, REPOSITORY, Daemon, ask, environment
 from tests.failover.nodes import wait_until
 from tests.postgresql.cluster import Cluster

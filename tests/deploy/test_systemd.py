@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from greenstalk_server.config.options import DEFINITIONS
-from tests.cli.test_cli import PUT, handing_over
+from greenstalk_server.config.definitions import DEFINITIONS
+from tests.cli.test_command import PUT
+from tests.cli.test_listening import activation_command
 from tests.daemon import COMMAND, PATIENCE, REPOSITORY, Daemon, ask, environment
 
 SERVICE = REPOSITORY / "deploy" / "greenstalk-server.service"
@@ -167,7 +168,7 @@ def test_clients_wait_while_the_server_restarts(tmp_path: Path) -> None:
     """The socket unit keeps the port: who connects between two servers is served by the second, and misses no job."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        command = handing_over(listener)
+        command = activation_command(listener)
         with Daemon("--no-web", "-b", str(tmp_path), command=command, pass_fds=[listener.fileno()]) as first:
             assert first.ask(PUT) == b"INSERTED 1"
             assert first.stop()[0] == 0

@@ -1,4 +1,4 @@
-"""The README keeps its word: its first example runs as written, and what it and docs/ name is there."""
+"""The README: its first example runs as written, and the variables that it and docs/ name exist."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from greenstalk_server.config.options import DEFINITIONS
+from greenstalk_server.config.definitions import DEFINITIONS
 from tests.daemon import PATIENCE, REPOSITORY, Daemon
 
 README = (REPOSITORY / "README.md").read_text()
 COMPILE = "GREENSTALK_COMPILE"
-"""What setup.py reads."""
+"""The variables that setup.py reads."""
 
 PAGES = [REPOSITORY / "README.md", *(REPOSITORY / "docs").glob("*.md")]
 
 
 def first_example() -> tuple[str, str]:
-    """Return the first Python example, and what the README says that it prints."""
+    """Return the first Python example, and its output according to the README."""
     match = re.search(r"```python\n(.*?)```\n.*?```text\n(.*?)```", README, re.DOTALL)
     assert match is not None
     return match[1], match[2]
@@ -35,8 +35,8 @@ def is_free(port: int) -> bool:
         return False
 
 
-def test_the_first_example_runs_as_written() -> None:
-    """Where another server has 11300 (Debian's package starts one), the port is all that differs."""
+def test_first_example_of_the_readme_runs() -> None:
+    """If another server uses port 11300, as Debian's beanstalkd does, only the port differs."""
     source, expected = first_example()
     with Daemon("-l", "127.0.0.1", "-p", "11300" if is_free(11300) else "0", "--no-web") as daemon:
         source = source.replace("11300", str(daemon.port))
@@ -47,6 +47,6 @@ def test_the_first_example_runs_as_written() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_variable_that_a_page_names_is_one(page: Path) -> None:
+def test_every_variable_on_a_page_exists(page: Path) -> None:
     known = {definition.variable for definition in DEFINITIONS} | {COMPILE}
     assert set(re.findall(r"\bGREENSTALK_[A-Z_]+", page.read_text())) <= known

@@ -1,1 +1,1 @@
-"""Real servers, a real database and real clients, while leaders die, stop, are cut off and hand over."""
+"""Failover tests: a real database, servers and clients, while leaders die, hang, are cut off and hand over."""

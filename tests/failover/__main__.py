@@ -1,4 +1,4 @@
-"""Run many rounds: `python -m tests.failover --rounds 100`; exit with 1 if anything goes wrong."""
+"""Run many rounds: `python -m tests.failover --rounds 100`; exit with 1 at the first failure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.postgresql.cluster import Cluster
 
 
 def main() -> int:
-    """Run the rounds that the command line asks for."""
+    """Run as many rounds as the command line says."""
     parser = argparse.ArgumentParser(prog="python -m tests.failover", description=__doc__)
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--seed", type=int, default=secrets.randbelow(10**6), help="of the load (default: a new one)")

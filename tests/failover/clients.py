@@ -1,4 +1,4 @@
-"""Clients that put, reserve, release and delete, go to another server when theirs is gone, and note all they see."""
+"""Clients that put, reserve, release and delete, move to another server when theirs fails, and record all replies."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from typing import Final
 
 from tests.failover.history import DELETE, HANG_UP, PUT, RELEASE, RESERVE, History, Step
 
-NO_ANSWER: Final = 4.0
-"""Seconds after which a client gives a server up."""
+REPLY_TIMEOUT: Final = 4.0
+"""Seconds without a reply after which a client gives up a server."""
 
-PROBE_PATIENCE: Final = 0.7
-"""The same for the one who only wants to know who serves."""
+PROBE_TIMEOUT: Final = 0.7
+"""The same for the client that only tests which server is active."""
 
 TTR: Final = 3600
-"""Seconds; so that no job comes back by itself."""
+"""Seconds; long, so that no reservation times out."""
 
-LIVE_AT_MOST: Final = 400
+MAX_LIVE: Final = 400
 
 
 class _Gone(Exception):
-    """The server has closed the connection, or does not answer."""
+    """The server has closed the connection, or does not reply."""
 
 
 class Client(threading.Thread):
-    """One client, until `stop`."""
+    """One client, which runs until `stop`."""
 
     def __init__(self, number: int, ports: Sequence[int], history: History, seed: str, is_probe: bool = False) -> None:
         super().__init__(name=f"client-{number}", daemon=True)
@@ -44,7 +44,7 @@ class Client(threading.Thread):
         self._held: list[tuple[int, bytes]] = []
 
     def stop(self) -> None:
-        """End it, soon."""
+        """End the client soon."""
         self._is_over.set()
 
     def run(self) -> None:
@@ -52,7 +52,7 @@ class Client(threading.Thread):
             while not self._is_over.is_set():
                 for port in self._ports:
                     self._visit(port)
-        except BaseException as error:  # noqa: BLE001  whoever joins is told
+        except BaseException as error:  # noqa: BLE001  raised by the thread that joins
             self.failure = error
 
     @property
@@ -61,8 +61,8 @@ class Client(threading.Thread):
         return f"{self.name}/{self._lives}"
 
     def _visit(self, port: int) -> None:
-        """Work at one server as long as it answers."""
-        patience = PROBE_PATIENCE if self._is_probe else NO_ANSWER
+        """Use one server as long as it replies."""
+        patience = PROBE_TIMEOUT if self._is_probe else REPLY_TIMEOUT
         try:
             sock = socket.create_connection(("127.0.0.1", port), patience)
         except OSError:
@@ -142,7 +142,7 @@ class Client(threading.Thread):
 
 
 def put_large(port: int, size: int, history: History, token: str) -> None:
-    """Put a job of *size* bytes at the server at *port*, which may be lost before it replies."""
+    """Put a job of *size* bytes on the server at *port*, which may be lost before it replies."""
     body = token.encode() + b":"
     body += bytes(size - len(body))
     step = history.add(Step(token, PUT, token.encode(), time.monotonic()))
@@ -158,7 +158,7 @@ def put_large(port: int, size: int, history: History, token: str) -> None:
 
 
 def drain(port: int) -> list[bytes]:
-    """Delete all jobs that the server at *port* has ready; return their tokens."""
+    """Delete all ready jobs of the server at *port*; return their tokens."""
     tokens: list[bytes] = []
     with socket.create_connection(("127.0.0.1", port), 60) as sock, sock.makefile("rb") as reader:
         while True:

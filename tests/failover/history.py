@@ -1,7 +1,7 @@
-"""What clients saw, and whether one queue that never loses anything can have shown it to them.
+"""The clients' observations, and a check whether one queue that loses nothing can explain them.
 
-Each step is a command with the times between which the server did it: before it was sent it cannot have been done, and
-when its reply was there it was. A step without a reply may have been done at any time since, or never.
+Each step is a command with the times between which the server carried it out: not before the command was sent, and not
+after the reply was received. A step without a reply may have been carried out at any later time, or never.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ HANG_UP: Final = "hang up"
 class Step:
     """One command about one job.
 
-    token       of the job, which its body begins with; empty where that is not known, as of a reserve without a reply.
-    begun       monotonic seconds; `ended` is infinite if no reply came.
-    is_done     it was acknowledged.
+    token       the start of the job's body; empty if unknown, for example of a reserve without a reply.
+    begun       monotonic seconds; `ended` is infinite without a reply.
+    is_done     whether it was acknowledged.
     """
 
     client: str
@@ -40,7 +40,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Disturbance:
-    """A time in which the lead may have gone from one server to another."""
+    """A time in which the lead may have moved from one server to another."""
 
     name: str
     begun: float
@@ -48,7 +48,7 @@ class Disturbance:
 
 
 class History:
-    """All steps of all clients. May be used by several threads."""
+    """All steps of all clients. Thread-safe."""
 
     def __init__(self) -> None:
         self.disturbances: list[Disturbance] = []
@@ -59,20 +59,20 @@ class History:
         self._ids: dict[bytes, int] = {}
 
     def add(self, step: Step) -> Step:
-        """Note that *step* begins."""
+        """Record the start of *step*."""
         with self._lock:
             self._steps.append(step)
         return step
 
     def name(self, id: int, token: bytes) -> None:
-        """Note that a reply gave the job *token* this *id*: each id is one job's, for all time."""
+        """Record that a reply gave the job *token* this *id*: an id belongs to one job forever."""
         with self._lock:
             if self._tokens.setdefault(id, token) != token or self._ids.setdefault(token, id) != id:
                 self.wrong.append(f"id {id} is of {self._tokens[id]!r}, and {token!r} has {self._ids.get(token)}")
 
     @property
     def acknowledged(self) -> int:
-        """How many steps were."""
+        """The number of steps."""
         return sum([step.is_done for step in self._steps])
 
     def has_put_since(self, since: float) -> bool:
@@ -81,13 +81,16 @@ class History:
             return any(step.begun > since and step.is_done for step in reversed(self._steps) if step.kind == PUT)
 
     def service_after(self, since: float) -> float:
-        """Seconds from *since* until a put was acknowledged; infinite if none was yet."""
+        """Return the seconds from *since* until the first acknowledged put; infinite if there is none yet."""
         with self._lock:
             ends = [step.ended for step in self._steps if step.kind == PUT and step.is_done and step.ended >= since]
         return min(ends, default=inf) - since
 
     def longest_gap(self, since: float, until: float) -> float:
-        """The longest time between two acknowledged puts, from the last before *since* to the first after *until*."""
+        """Return the longest time between acknowledged puts, from the last before *since* to the first after *until*.
+
+        In seconds.
+        """
         with self._lock:
             ends = sorted([step.ended for step in self._steps if step.kind == PUT and step.is_done])
         before = max([end for end in ends if end <= since], default=since)
@@ -96,7 +99,7 @@ class History:
         return max([later - earlier for earlier, later in pairwise(times)], default=0.0)
 
     def check(self, left: Iterable[bytes]) -> None:
-        """Raise AssertionError with all that cannot be; *left* are all jobs that are there in the end."""
+        """Raise AssertionError with every contradiction; *left* are all jobs that exist at the end."""
         by_token: dict[bytes, list[Step]] = defaultdict(list)
         for step in self._steps:
             by_token[step.token].append(step)
@@ -132,7 +135,7 @@ class History:
                 self.wrong.append(f"{token!r} was delivered twice, and not given back: {earlier}, {later}")
 
     def _is_given_back(self, earlier: Step, later: Step, steps: list[Step], hang_ups: list[float]) -> bool:
-        """Whether a job that *earlier* has delivered may have come back before *later* delivers it."""
+        """Whether a job that *earlier* has delivered may have come back before *later* delivered it."""
         if any(earlier.begun <= step.begun <= later.ended for step in steps if step.kind == RELEASE):
             return True
         if any(earlier.begun <= at <= later.ended for at in hang_ups):

@@ -1,4 +1,4 @@
-"""Servers that share a journal, each a real process with a port and a way to the database of its own."""
+"""Servers that share a journal: real processes, each with ports and a connection to the database of its own."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.failover.proxy import Proxy
 from tests.postgresql.cluster import Cluster
 
 PATIENCE: Final = 60.0
-"""Seconds that a takeover, or a start, may take on a busy machine."""
+"""Seconds that a takeover or a start may take on a busy machine."""
 
 ACTIVE: Final = "active"
 STANDBY: Final = "standby"
@@ -27,12 +27,12 @@ NEITHER: Final = "neither"
 
 
 class Node:
-    """One server: `start` it, and it is a standby or active until it is told otherwise."""
+    """One server process: a standby, active, or neither."""
 
     def __init__(
         self, name: str, url: str, logs: Path, *flags: str, proxy: Proxy | None = None, **variables: str
     ) -> None:
-        """It gets *url* by the environment, as well as *variables*."""
+        """Pass *url* and *variables* to the server in its environment."""
         self._variables: dict[str, str] = {"DATABASE_URL": url, **variables}
         self.name: str = name
         self.proxy: Proxy | None = proxy
@@ -43,42 +43,42 @@ class Node:
         self.process: subprocess.Popen[bytes] | None = None
 
     def command(self, *words: str) -> list[str]:
-        """The command line, *words* first."""
+        """Return the command line, with *words* first."""
         where = ("-l", "127.0.0.1", "-p", str(self.port), "--web-port", str(self.web_port))
         return [*COMMAND, *words, *where, *self._flags]
 
     @property
     def environ(self) -> dict[str, str]:
-        """Its environment."""
+        """The environment of the server."""
         return environment(**self._variables)
 
     def start(self) -> None:
-        """Start it; it is not up when this returns."""
+        """Start the process; return before it serves."""
         with self.log_file.open("ab") as log:
             self.process = subprocess.Popen(
                 self.command(), cwd=REPOSITORY, env=self.environ, stdout=log, stderr=log, stdin=subprocess.DEVNULL
             )
 
     def signal(self, number: signal.Signals) -> None:
-        """Send it a signal."""
+        """Send a signal to the process."""
         assert self.process is not None
         self.process.send_signal(number)
 
     def kill(self) -> None:
-        """End it by SIGKILL."""
+        """End the process by SIGKILL."""
         assert self.process is not None
         self.process.kill()
         self.process.wait()
 
     def stop(self) -> int:
-        """End it by SIGTERM; return its exit code."""
+        """End the process by SIGTERM; return its exit code."""
         assert self.process is not None
         self.process.terminate()
         return self.process.wait(PATIENCE)
 
     @property
     def role(self) -> str:
-        """What its /readyz says it is."""
+        """The role that /readyz reports."""
         status, said = self.ask("readyz")
         if status == 200:
             return ACTIVE
@@ -86,7 +86,7 @@ class Node:
         return STANDBY if said.startswith("standby") and is_behind else NEITHER
 
     def ask(self, path: str, token: str = "", host: str = "127.0.0.1") -> tuple[int, str]:
-        """The status and text of a page, asked for by the name *host*; 0 if nobody answers."""
+        """Request a page with the Host header *host*; return status and text, or 0 and no text without a response."""
         request = urllib.request.Request(f"http://127.0.0.1:{self.web_port}/{path}", headers={"Host": host})
         if token:
             request.add_header("Authorization", f"Bearer {token}")
@@ -107,7 +107,7 @@ class Node:
 
     @property
     def said(self) -> str:
-        """What it has logged."""
+        """The log so far."""
         return self.log_file.read_text()
 
     def listens(self) -> bool:
@@ -120,7 +120,7 @@ class Node:
 
 
 class Nodes:
-    """Servers of one journal, started; as a context manager they end with the block."""
+    """The servers of one journal, started. As a context manager they are killed at the end of the block."""
 
     def __init__(self, nodes: list[Node]) -> None:
         self.nodes: list[Node] = nodes
@@ -129,7 +129,7 @@ class Nodes:
 
     @staticmethod
     def behind_proxies(cluster: Cluster, logs: Path, *flags: str) -> Nodes:
-        """Two of them, each with a way to the database that can be cut."""
+        """Return two servers, each behind a proxy to the database."""
         proxies = [Proxy(cluster.port), Proxy(cluster.port)]
         return Nodes(
             [
@@ -147,7 +147,7 @@ class Nodes:
         self.close()
 
     def close(self) -> None:
-        """End all of them, however they stand."""
+        """Kill all servers."""
         for node in self.nodes:
             if node.process is not None and node.process.poll() is None:
                 node.signal(signal.SIGCONT)
@@ -156,7 +156,7 @@ class Nodes:
                 node.proxy.close()
 
     def wait_for_roles(self) -> Node:
-        """Return the active one once there is one, and all others stand by and have read all."""
+        """Return the active server, once there is one and all others are standbys that are up to date."""
 
         def is_settled() -> bool:
             roles = sorted([node.role for node in self.nodes])
@@ -167,12 +167,12 @@ class Nodes:
 
     @property
     def ports(self) -> list[int]:
-        """Where clients may try."""
+        """The ports of all servers."""
         return [node.port for node in self.nodes]
 
 
 def wait_until(is_so: Callable[[], bool], what: Callable[[], str]) -> None:
-    """Return as soon as *is_so*; fail if it does not come about."""
+    """Return as soon as *is_so* is true; fail after PATIENCE seconds."""
     deadline = time.monotonic() + PATIENCE
     while not is_so():
         assert time.monotonic() < deadline, what()
@@ -180,7 +180,7 @@ def wait_until(is_so: Callable[[], bool], what: Callable[[], str]) -> None:
 
 
 def run_command(node: Node, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run a command with the options of *node*, such as `handover`."""
+    """Run a command, such as `handover`, with the options of *node*."""
     arguments: Sequence[str] = node.command(*words)
     return subprocess.run(
         arguments, cwd=REPOSITORY, env=node.environ, capture_output=True, text=True, timeout=PATIENCE, check=False

@@ -1,4 +1,4 @@
-"""The way from one server to the database, which can be cut or lose its connections: data then comes late or never."""
+"""A proxy between one server and the database that can delay data, drop it, or close connections."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CHUNK: Final = 65536
 
 
 class _Side:
-    """One end of a connection: what it sent goes to *other*, waits while the way is cut, or is lost if it is silent.
+    """One end of a connection. Its data goes to *other*, waits while the proxy is cut, or is dropped if it is silent.
 
     sent    bytes since the other end last sent something.
     """
@@ -27,7 +27,7 @@ class _Side:
 
 
 class Proxy:
-    """Forwards to a port of this machine, in a thread of its own."""
+    """Forwards connections to a port of this machine, in a thread."""
 
     def __init__(self, target: int) -> None:
         self._target: int = target
@@ -45,32 +45,32 @@ class Proxy:
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """The port on which the proxy listens."""
         port: int = self._listener.getsockname()[1]
         return port
 
     def cut(self) -> None:
-        """Let nothing through; connections stay open, and new ones are taken, as by a network that drops packets."""
+        """Forward nothing; connections stay open, and new ones are accepted, as in a network that drops packets."""
         with self._lock:
             self._is_cut = True
 
     def silence(self) -> None:
-        """Let nothing through on the connections there are, nor the news of their end; new ones work.
+        """Forward nothing on existing connections, not even their end; new connections work.
 
-        So does a firewall that restarts and forgets them, or a machine that is lost while another takes its place.
+        A firewall that restarts and forgets its connections does so, or a machine that is lost and replaced.
         """
         with self._lock:
             for side in self._sides:
                 side.is_silent = True
 
     def lose_in_batch(self, size: int) -> None:
-        """Wait until one request has sent *size* bytes, and the rest is to come; then be silent and cut."""
+        """Wait until a request has sent *size* bytes and is not complete; then be silent and cut."""
         self._has_lost.clear()
         self._loses_after = size
         assert self._has_lost.wait(60), "no batch is as large"
 
     def mend(self, is_late: bool) -> None:
-        """Let all through again: what was held comes now if *is_late*, else those connections break."""
+        """Forward everything again: send held data now if *is_late*, else close those connections."""
         with self._lock:
             self._is_cut = False
             for side in [side for side in self._sides if not side.is_silent]:
@@ -81,7 +81,7 @@ class Proxy:
                     self._close(side)
 
     def close(self) -> None:
-        """End."""
+        """Stop the proxy."""
         self._is_over = True
         self._thread.join()
         self._listener.close()
@@ -128,7 +128,7 @@ class Proxy:
             self._send(side.other, data)
 
     def _count(self, side: _Side, size: int) -> None:
-        """Count what was sent, and be silent and cut if that is the middle of a batch that is to be lost."""
+        """Count the bytes sent; be silent and cut in the middle of a batch that is to be lost."""
         side.sent, side.other.sent = side.sent + size, 0
         if side.sent > self._loses_after:
             self._loses_after = inf
@@ -143,7 +143,7 @@ class Proxy:
             self._close(side)
 
     def _close(self, side: _Side) -> None:
-        """Close both ends, or a silent one alone; what one of them had sent still comes, unless the way is cut."""
+        """Close both ends, or only a silent one; data that the other end has sent is still forwarded, unless cut."""
         for end in (side,) if side.is_silent else (side, side.other):
             if end in self._sides:
                 self._sides.discard(end)

@@ -1,4 +1,4 @@
-"""Rounds: clients work all the time, and in each the lead goes from one server to the other for some reason."""
+"""Rounds: while clients use the servers, in each round the lead moves to the other server for some reason."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ CLIENTS: Final = 5
 WORK_SECONDS: Final = (0.2, 1.0)
 
 SEGMENT: Final = "1000000"
-"""Bytes; so that some come and go."""
+"""Bytes; small, so that segments are created and removed."""
 
 HANDOVER: Final = "handover"
 
 LARGE: Final = 8_000_000
-"""Bytes of a job that takes several rows, and of what of it is sent before a machine is lost."""
+"""Bytes of a job that takes several rows, and the part of it that is sent before a machine is lost."""
 HALF: Final = 5_000_000
 
 TABLES: Final = ("greenstalk_journal", "greenstalk_batch", "greenstalk_standby", "greenstalk_schema")
 LOCK_SECONDS: Final = 5.0
 
 NOTICED_AFTER: Final = 0.5
-"""Seconds in which links that are dead are used, at least."""
+"""Minimum seconds in which dead connections are used."""
 
 MAX_BACKENDS: Final = 8
-"""Connections that PostgreSQL keeps of a server, as docs/high-availability.md has it."""
+"""Connections that PostgreSQL keeps for a server, according to docs/high-availability.md."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One round: what happened, to whom, and for how many seconds no put was acknowledged."""
+    """One round: what happened to which server, and for how many seconds no put was acknowledged."""
 
     number: int
     kind: str
@@ -59,7 +59,7 @@ class Report:
 
 
 def summary(reports: Sequence[Report]) -> str:
-    """The times without service, by kind."""
+    """Return the seconds without service, by kind of round."""
     lines = []
     for kind in dict.fromkeys([report.kind for report in reports]):
         gaps = [report.gap for report in reports if report.kind == kind]
@@ -72,9 +72,9 @@ def summary(reports: Sequence[Report]) -> str:
 
 
 class Census(threading.Thread):
-    """Counts the connections that PostgreSQL keeps, all the time.
+    """Counts the connections that PostgreSQL keeps, continuously.
 
-    most    of one process, the most that were seen.
+    most    the maximum for one process.
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -84,7 +84,7 @@ class Census(threading.Thread):
         self._is_over: threading.Event = threading.Event()
 
     def stop(self) -> None:
-        """End it."""
+        """Stop counting."""
         self._is_over.set()
         self.join()
 
@@ -100,7 +100,7 @@ class Census(threading.Thread):
 
 
 class Load:
-    """Clients at work on *nodes*, all the time."""
+    """Clients that use *nodes* continuously."""
 
     def __init__(self, nodes: Nodes, history: History, seed: str) -> None:
         self._nodes: Nodes = nodes
@@ -110,22 +110,22 @@ class Load:
         ]
 
     def start(self) -> None:
-        """Begin."""
+        """Start the clients."""
         for client in self._clients:
             client.start()
 
     def stop(self) -> None:
-        """Have all of them end, soon."""
+        """End all clients soon."""
         for client in self._clients:
             client.stop()
 
     def see_service(self) -> None:
-        """Wait until a put is acknowledged that is sent from now on."""
+        """Wait until a put that is sent from now on is acknowledged."""
         now = time.monotonic()
         wait_until(lambda: self._history.has_put_since(now), lambda: "no put is acknowledged")
 
     def audit(self) -> None:
-        """End, take all that is left from the queue, and raise AssertionError with whatever cannot be."""
+        """End all clients, delete all remaining jobs, and raise AssertionError with every contradiction."""
         self.stop()
         for client in self._clients:
             client.join(60)
@@ -141,7 +141,7 @@ class Rounds:
     """Rounds with one history. The same seed gives the same load, but not the same timing."""
 
     def __init__(self, cluster: Cluster, logs: Path, seed: int, kind: str | None = None) -> None:
-        """*kind* is that of rounds which are not of another one."""
+        """*kind* is the kind of each round that is not given another one."""
         self.history: History = History()
         self.reports: list[Report] = []
         self._kind: str | None = kind
@@ -166,16 +166,16 @@ class Rounds:
 
     @property
     def kinds(self) -> list[str]:
-        """The ways in which a lead may end, or service be disturbed."""
+        """The kinds of events that end a lead or disturb the service."""
         return list(self._ways)
 
     def begin(self) -> None:
-        """Have servers and clients at work."""
+        """Start servers and clients."""
         self._nodes.wait_for_roles()
         self._load.start()
 
     def run(self, kind: str | None = None) -> Report:
-        """One round of *kind*, or of any."""
+        """Run one round of *kind*, or of any kind."""
         kind = kind or self._kind or self._random.choice(self.kinds)
         time.sleep(self._random.uniform(*WORK_SECONDS))
         active = self._nodes.wait_for_roles()
@@ -196,7 +196,7 @@ class Rounds:
         return report
 
     def finish(self) -> None:
-        """Audit it all; raise AssertionError with whatever is wrong."""
+        """Audit the history; raise AssertionError with every error."""
         self._load.audit()
 
     def close(self) -> None:
@@ -223,7 +223,7 @@ class Rounds:
         active.proxy.mend(is_late=self._random.random() < 0.5)
 
     def _lose_power(self, active: Node) -> None:
-        """The machine is gone in the middle of a batch that takes several rows; PostgreSQL does not notice."""
+        """Lose the machine in the middle of a batch that takes several rows; PostgreSQL does not notice."""
         assert active.proxy is not None
         put = threading.Thread(target=put_large, args=(active.port, LARGE, self.history, f"large-{time.monotonic()}"))
         put.start()
@@ -235,20 +235,20 @@ class Rounds:
         active.start()
 
     def _kill_beside_dead_links(self, active: Node) -> None:
-        """The links of the standby die silently, and then the active server is killed."""
+        """Make the connections of the standby silent, then kill the active server."""
         (standby,) = [node for node in self._nodes.nodes if node is not active]
         assert standby.proxy is not None
         standby.proxy.silence()
         self._kill(active)
 
     def _silence(self, active: Node) -> None:
-        """All links of the active server die silently; new ones work."""
+        """Make all connections of the active server silent; new ones work."""
         assert active.proxy is not None
         active.proxy.silence()
         self._load.see_service()
 
     def _lock(self, table: str, active: Node) -> float:
-        """Another program locks *table* for LOCK_SECONDS. Return when it is unlocked."""
+        """Lock *table* from another program for LOCK_SECONDS; return when it is unlocked."""
         with psycopg.connect(self._cluster.url) as connection:
             connection.execute(f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE".encode())
             time.sleep(LOCK_SECONDS)
@@ -269,7 +269,7 @@ WAKES: Final = "hangs and wakes"
 
 
 class Promotions:
-    """Rounds in which PostgreSQL's primary hangs, and its synchronous standby is promoted. Both are in the address."""
+    """Rounds in which PostgreSQL's primary hangs and its synchronous standby is promoted. The URL has both."""
 
     kind: Final = "promotion"
 
@@ -283,12 +283,12 @@ class Promotions:
         self._load: Load = Load(self._nodes, self.history, str(seed))
 
     def begin(self) -> None:
-        """Have servers and clients at work."""
+        """Start servers and clients."""
         self._nodes.wait_for_roles()
         self._load.start()
 
     def run(self, way: str = HANGS) -> Report:
-        """One round. The old primary is KILLED, HANGS, or continues soon (WAKES), beside the new one."""
+        """Run one round. The old primary is KILLED, HANGS, or continues soon (WAKES) beside the new one."""
         self._load.see_service()
         active = self._nodes.wait_for_roles()
         old, new = self._primary, self._standby
@@ -317,7 +317,7 @@ class Promotions:
         return report
 
     def finish(self) -> None:
-        """Audit it all; raise AssertionError with whatever is wrong."""
+        """Audit the history; raise AssertionError with every error."""
         self._load.audit()
 
     def close(self) -> None:

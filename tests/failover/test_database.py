@@ -1,4 +1,4 @@
-"""Servers beside a database that hangs, is locked, or was changed by hand: who serves, and with which connections."""
+"""Servers with a database that hangs, is locked or was changed by hand: which one serves, with which connections."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def nodes(cluster: Cluster, tmp_path: Path, flags: tuple[str, ...]) -> Iterator[
 def test_servers_keep_few_connections_while_commits_hang_and_serve_soon_after(
     tmp_path: Path, flags: tuple[str, ...]
 ) -> None:
-    """The synchronous standby is gone: neither a put nor a renewal is answered."""
+    """Without the synchronous standby neither puts nor renewals are answered."""
     with Cluster() as cluster, Nodes([Node(f"node-{n}", cluster.url, tmp_path, *flags) for n in range(2)]) as nodes:
         active = nodes.wait_for_roles()
         census = Census(cluster)
@@ -58,7 +58,7 @@ def test_servers_keep_few_connections_while_commits_hang_and_serve_soon_after(
             assert ask(sock, PUT).startswith(b"INSERTED")
 
 
-def test_a_lock_on_the_list_of_standbys_does_not_hold_up_a_takeover(nodes: Nodes, cluster: Cluster) -> None:
+def test_lock_on_the_table_of_standbys_does_not_delay_a_takeover(nodes: Nodes, cluster: Cluster) -> None:
     active = nodes.wait_for_roles()
     (standby,) = [node for node in nodes.nodes if node is not active]
     with connect(active) as sock, psycopg.connect(cluster.url) as other:
@@ -68,7 +68,7 @@ def test_a_lock_on_the_list_of_standbys_does_not_hold_up_a_takeover(nodes: Nodes
         wait_until(lambda: standby.role == ACTIVE, lambda: standby.said)
 
 
-def test_a_renewal_that_fails_once_does_not_take_the_active_server_from_its_balancer(
+def test_one_failed_renewal_does_not_make_the_active_server_unready(
     cluster: Cluster, tmp_path: Path, flags: tuple[str, ...]
 ) -> None:
     with Nodes([Node("alone", cluster.url, tmp_path, *flags[:2], "--lease", "20")]) as nodes:
@@ -81,7 +81,7 @@ def test_a_renewal_that_fails_once_does_not_take_the_active_server_from_its_bala
                 time.sleep(0.05)
 
 
-def test_a_server_whose_epoch_was_raised_by_hand_begins_again_and_serves(
+def test_server_whose_epoch_was_raised_by_hand_restarts_and_serves(
     cluster: Cluster, tmp_path: Path, flags: tuple[str, ...]
 ) -> None:
     with Nodes([Node("alone", cluster.url, tmp_path, *flags)]) as nodes:
@@ -96,8 +96,8 @@ def test_a_server_whose_epoch_was_raised_by_hand_begins_again_and_serves(
             assert ask(sock, PUT).startswith(b"INSERTED")
 
 
-def test_a_standby_says_that_it_waits_for_the_database(nodes: Nodes) -> None:
-    """It has not read anything yet, and is not about to."""
+def test_standby_reports_that_it_waits_for_the_database(nodes: Nodes) -> None:
+    """It has read nothing yet, and will not for now."""
     second = nodes.nodes[1]
     nodes.wait_for_roles()
     for node in nodes.nodes:

@@ -1,4 +1,4 @@
-"""A short run of what `make failover-test` does at length; and PostgreSQL's own failover."""
+"""A short run of `make failover-test`, and PostgreSQL's own failover."""
 
 from __future__ import annotations
 
@@ -17,13 +17,11 @@ SELDOM_LOCKED: Final = ("greenstalk_standby", "greenstalk_schema")
 
 
 LONGEST: Final = 8.0
-"""Seconds without service that a round may take on a busy machine: PostgreSQL's own time-outs take longer."""
+"""Seconds without service that a round may take on a busy machine: PostgreSQL's own timeouts take longer."""
 
 
 @pytest.mark.parametrize("half", [0, 1])
-def test_the_lead_goes_from_server_to_server_and_nothing_acknowledged_is_lost(
-    cluster: Cluster, tmp_path: Path, half: int
-) -> None:
+def test_takeovers_lose_no_acknowledged_change(cluster: Cluster, tmp_path: Path, half: int) -> None:
     rounds = Rounds(cluster, tmp_path, SEED + half)
     try:
         rounds.begin()
@@ -38,8 +36,8 @@ def test_the_lead_goes_from_server_to_server_and_nothing_acknowledged_is_lost(
 
 
 @pytest.mark.parametrize("way", [KILLED, HANGS, WAKES])
-def test_a_standby_of_the_database_is_promoted_and_nothing_acknowledged_is_lost(tmp_path: Path, way: str) -> None:
-    """The old primary may go on later, beside the new one; without its standby it cannot commit."""
+def test_promotion_of_the_database_standby_loses_no_acknowledged_change(tmp_path: Path, way: str) -> None:
+    """The old primary may continue later, beside the new one; without its standby it cannot commit."""
     rounds = Promotions(tmp_path, SEED)
     try:
         rounds.begin()

@@ -1,4 +1,4 @@
-"""The audit finds what it is there to find."""
+"""The audit finds each error that it must find."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PUT_A = Step("p", PUT, b"a", 0, 1, is_done=True)
 
 
 def history(*steps: Step, disturbed: tuple[float, float] | None = None) -> History:
-    """What clients saw."""
+    """A history without errors."""
     made = History()
     for step in steps:
         made.add(step)
@@ -20,7 +20,7 @@ def history(*steps: Step, disturbed: tuple[float, float] | None = None) -> Histo
 
 
 def done(client: str, kind: str, begun: float) -> Step:
-    """A step with the job `a` that took a second, and was acknowledged."""
+    """Return a step with the job `a` that took a second, and was acknowledged."""
     return Step(client, kind, b"a", begun, begun + 1, is_done=True)
 
 
@@ -40,7 +40,7 @@ def unanswered(client: str, kind: str, begun: float) -> Step:
         ([], [b"a"], "was never put"),
     ],
 )
-def test_what_cannot_be_is_found(steps: list[Step], left: list[bytes], what: str) -> None:
+def test_impossible_history_is_reported(steps: list[Step], left: list[bytes], what: str) -> None:
     with pytest.raises(AssertionError, match=what):
         history(*steps).check(left)
 
@@ -57,18 +57,18 @@ def test_what_cannot_be_is_found(steps: list[Step], left: list[bytes], what: str
         ([PUT_A, done("w", RESERVE, 2), Step("w", HANG_UP, b"", 3), done("v", RESERVE, 4)], [b"a"]),
     ],
 )
-def test_what_can_be_is_let_pass(steps: list[Step], left: list[bytes]) -> None:
+def test_possible_history_is_accepted(steps: list[Step], left: list[bytes]) -> None:
     history(*steps).check(left)
 
 
-def test_a_takeover_gives_jobs_back_and_nothing_at_another_time_does() -> None:
+def test_jobs_come_back_at_takeovers_only() -> None:
     twice = [PUT_A, done("w", RESERVE, 2), done("v", RESERVE, 6)]
     history(*twice, disturbed=(4, 5)).check([b"a"])
     with pytest.raises(AssertionError, match="not given back"):
         history(*twice, disturbed=(8, 9)).check([b"a"])
 
 
-def test_an_id_is_one_jobs() -> None:
+def test_two_jobs_with_one_id_are_reported() -> None:
     made = history(PUT_A)
     made.name(1, b"a")
     made.name(1, b"a")
@@ -77,7 +77,7 @@ def test_an_id_is_one_jobs() -> None:
         made.check([b"a"])
 
 
-def test_the_longest_time_between_two_puts() -> None:
+def test_longest_gap_between_two_puts() -> None:
     made = history(*[Step("p", PUT, b"%d" % end, end - 1, end, is_done=True) for end in (10, 11, 14, 15)])
     assert made.longest_gap(11.5, 13) == 3
     assert made.longest_gap(10, 15) == 3

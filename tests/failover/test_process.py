@@ -1,4 +1,4 @@
-"""What a server with a journal in PostgreSQL does as a process: signals, sockets, options, and beginning anew."""
+"""The process of a server with a journal in PostgreSQL: signals, sockets, options, and executing the program again."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import gevent
 import pytest
 from gevent.event import Event
 
-from greenstalk_server.cluster.leadership import Candidate, seat
+from greenstalk_server.cluster.leadership import Candidate, make_seat
 from greenstalk_server.cluster.status import ClusterStatus
 from greenstalk_server.config.command_line import parse
 from greenstalk_server.config.options import Options
@@ -41,11 +41,11 @@ PUT = b"put 0 0 600 1\r\na\r\n"
 
 @pytest.fixture
 def flags(request: pytest.FixtureRequest) -> list[str]:
-    """What each server is started with."""
+    """The flags of each server."""
     return ["--journal-name", request.node.name]
 
 
-def test_a_standby_ends_soon_though_the_database_does_not_answer(
+def test_standby_exits_soon_while_the_database_does_not_answer(
     cluster: Cluster, tmp_path: Path, flags: list[str]
 ) -> None:
     with Nodes.behind_proxies(cluster, tmp_path, *flags) as nodes:
@@ -60,10 +60,10 @@ def test_a_standby_ends_soon_though_the_database_does_not_answer(
         assert took < 8, took
 
 
-def test_a_standby_that_cannot_read_the_journal_ends_and_never_leads(
+def test_standby_that_cannot_read_the_journal_exits_without_leading(
     cluster: Cluster, tmp_path: Path, flags: list[str]
 ) -> None:
-    """One that it leads meanwhile would be one that nobody serves."""
+    """A leader that cannot read the journal would serve nothing, and would keep others from serving."""
     later = bytearray(record.SegmentHeader(b"salt", 99, 1, 1).encode()[:-4])
     later[8:10] = (record.VERSION + 1).to_bytes(2, "little")
     later += crc32(later).to_bytes(4, "little")
@@ -80,7 +80,7 @@ def test_a_standby_that_cannot_read_the_journal_ends_and_never_leads(
 
 
 class Kept:
-    """A queue that is in a cycle, as one with a dashboard is."""
+    """A queue in a reference cycle, like one with a dashboard."""
 
     def __init__(self, rows: Rows, clock: Clock) -> None:
         self.rows: Rows = rows
@@ -93,13 +93,13 @@ class Kept:
 
 
 def wait_for(is_so: Callable[[], bool]) -> None:
-    """Let greenlets work until *is_so*."""
+    """Let greenlets run until *is_so*."""
     with gevent.Timeout(PATIENCE):
         while not is_so():
             gevent.sleep(0.01)
 
 
-def test_a_standby_that_reads_anew_keeps_nothing_of_what_it_had_read(cluster: Cluster, flags: list[str]) -> None:
+def test_standby_that_reads_from_the_start_frees_what_it_had_read(cluster: Cluster, flags: list[str]) -> None:
     leader = Member(cluster.url, flags[1], "leader")
     leader.lead()
     leader.put(b"a")
@@ -115,7 +115,7 @@ def test_a_standby_that_reads_anew_keeps_nothing_of_what_it_had_read(cluster: Cl
 
     candidate = Candidate(Seat(conninfo_of(cluster.url, "--journal"), flags[1], "standby", 60.0), make, is_strict=False)
     stopping, thresholds = Event(), gc.get_threshold()
-    gc.set_threshold(0)  # nothing is collected by the way
+    gc.set_threshold(0)  # no collection in between
     standby = gevent.spawn(candidate.run, stopping)
     try:
         wait_for(lambda: candidate.status().behind is not None)
@@ -134,24 +134,24 @@ def test_a_standby_that_reads_anew_keeps_nothing_of_what_it_had_read(cluster: Cl
 
 
 def tables() -> int:
-    """How many tables of jobs there are."""
+    """Return the number of job tables in memory."""
     return sum(isinstance(one, JobTable) for one in gc.get_objects())
 
 
-def test_a_server_is_known_by_a_name_that_a_database_takes() -> None:
+def test_server_name_contains_only_characters_that_a_database_accepts() -> None:
     options = parse(["--journal", "postgresql://db/jobs"], {})
     assert isinstance(options, Options)
-    assert seat(options, "unix:/run/\udcff\n").name == f"{socket.gethostname()}:unix:/run/??"
+    assert make_seat(options, "unix:/run/\udcff\n").name == f"{socket.gethostname()}:unix:/run/??"
 
 
-def test_a_server_that_cannot_begin_anew_ends(tmp_path: Path) -> None:
-    """Its program may have gone: it must not go on with what it has in memory."""
+def test_server_that_cannot_execute_its_program_again_exits(tmp_path: Path) -> None:
+    """Its executable may have been removed. It must not continue with stale jobs in memory."""
     script = """
 import sys
 from types import SimpleNamespace
-from greenstalk_server.cluster.leadership import Turn
+from greenstalk_server.cluster.leadership import ProcessLifetime
 sys.executable = "/nowhere/python"
-Turn(SimpleNamespace(lead=None, links=[], seat=SimpleNamespace(me="me"))).begin_anew()
+ProcessLifetime(SimpleNamespace(lead=None, links=[], seat=SimpleNamespace(me="me"))).execute_again()
 """
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=REPOSITORY, env=environment(), capture_output=True, text=True, check=False
@@ -160,10 +160,10 @@ Turn(SimpleNamespace(lead=None, links=[], seat=SimpleNamespace(me="me"))).begin_
     assert "/nowhere/python" in done.stderr and "Traceback" not in done.stderr
 
 
-def test_every_socket_is_there_again_after_each_handover_however_long_the_lease(
+def test_every_socket_works_after_each_handover_even_with_a_long_lease(
     cluster: Cluster, tmp_path: Path, flags: list[str]
 ) -> None:
-    """Two on TCP and a Unix socket of each server, of which those of a standby refuse."""
+    """Each server has two TCP sockets and a Unix socket; those of a standby refuse connections."""
     flags += ["-l", "127.0.0.2", "--lease", "3600"]
     servers = [Node(f"node-{number}", cluster.url, tmp_path, *flags, "-l", unix(tmp_path, number)) for number in (0, 1)]
     with Nodes(servers) as nodes:
@@ -180,7 +180,7 @@ def test_every_socket_is_there_again_after_each_handover_however_long_the_lease(
             if taken < 2:
                 wait_until(partial(is_known, standby, active), lambda: "the standby is not known")
                 assert run_command(active, "handover").returncode == 0
-                for _ in range(10):  # while it begins anew, it must not be what a signal does to a program as such
+                for _ in range(10):  # while the program starts again, a signal must not have its default action
                     active.signal(signal.SIGUSR2)
                     time.sleep(0.05)
 
@@ -190,20 +190,20 @@ def unix(directory: Path, number: int) -> str:
 
 
 def is_known(standby: Node, active: Node) -> bool:
-    """Whether the overview of *active* tells of *standby*."""
+    """Whether the overview of *active* lists *standby*."""
     return f"127.0.0.1:{standby.port}, " in active.ask("")[1]
 
 
 def addresses(node: Node, directory: Path, number: int) -> list[tuple[socket.AddressFamily, Any]]:
-    """All of *node*."""
+    """Return all addresses of *node*."""
     tcp = [(socket.AF_INET, (host, node.port)) for host in ("127.0.0.1", "127.0.0.2")]
     return [*tcp, (socket.AF_UNIX, unix(directory, number).removeprefix("unix:"))]
 
 
-def test_a_standby_that_reads_anew_has_as_much_memory_for_jobs_as_before(
+def test_standby_that_reads_from_the_start_keeps_its_memory_for_jobs(
     cluster: Cluster, tmp_path: Path, flags: list[str]
 ) -> None:
-    """It is stopped while all that it has read is removed, and what is new takes its place."""
+    """It is stopped while everything that it has read is removed and replaced."""
     jobs, body = 100, b"a" * 60_000
     put = b"put 0 0 600 %d\r\n%b\r\n" % (len(body), body)
     limit = ["--memory-limit", "200000000", "-s", "4096"]
@@ -220,8 +220,10 @@ def test_a_standby_that_reads_anew_has_as_much_memory_for_jobs_as_before(
         segments = f"SELECT segment FROM greenstalk_batch WHERE journal = {journal}"  # noqa: S608
         wait_until(lambda: (1,) not in cluster.ask(segments), lambda: active.said)
         standby.signal(signal.SIGCONT)
-        wait_until(lambda: "all is read from the start" in standby.said, lambda: standby.said)
+        wait_until(lambda: "reading the journal from the start" in standby.said, lambda: standby.said)
         before = active.gauge("memory_limit_bytes")
-        wait_until(lambda: run_command(active, "handover").returncode == 0, lambda: standby.said)  # it is up to date
+        wait_until(
+            lambda: run_command(active, "handover").returncode == 0, lambda: standby.said
+        )  # the standby is up to date
         wait_until(lambda: standby.role == ACTIVE, lambda: standby.said)
         assert standby.gauge("memory_limit_bytes") > before - jobs * len(body) / 2

@@ -1,4 +1,4 @@
-"""Two servers and a database: what each shows of its role, and what clients see while the database is away."""
+"""Two servers and a database: the role that each shows, and what clients see while the database is unavailable."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def nodes(cluster: Cluster, tmp_path: Path, request: pytest.FixtureRequest) -> I
 
 @pytest.fixture
 def alone(cluster: Cluster, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Node]:
-    """A server that shares its journal with nobody, and leads."""
+    """A server that leads a journal without standbys."""
     flags = ("--journal-name", request.node.name, "--lease", "2")
     with Nodes([Node("alone", cluster.url, tmp_path, *flags, GREENSTALK_METRICS_TOKEN=TOKEN)]) as nodes:
         yield nodes.wait_for_roles()
@@ -40,13 +40,13 @@ def connect(node: Node) -> socket.socket:
     return socket.create_connection(("127.0.0.1", node.port), 60)
 
 
-def test_a_standby_serves_nothing_and_says_so(nodes: Nodes) -> None:
+def test_standby_refuses_clients_and_shows_its_role(nodes: Nodes) -> None:
     active = nodes.wait_for_roles()
     (standby,) = [node for node in nodes.nodes if node is not active]
     assert active.listens() and not standby.listens()
     status, line = standby.ask("readyz")
     assert status == 503
-    assert line.startswith("standby of the journal test_a_standby_serves_nothing_and_says_so: ")
+    assert line.startswith("standby of the journal test_standby_refuses_clients_and_shows_its_role: ")
     assert re.search(rf": 127\.0\.0\.1:{active.port} is active, [0-9.]+ s behind$", line)
     assert standby.ask("healthz") == (200, "ok\n")
     assert standby.ask("api/v1/tubes")[0] == 503
@@ -62,7 +62,7 @@ def test_a_standby_serves_nothing_and_says_so(nodes: Nodes) -> None:
     wait_until(lambda: f"127.0.0.1:{standby.port}" not in active.ask("")[1], lambda: "it is still among the standbys")
 
 
-def test_metrics_of_a_standby_are_for_whoever_has_the_token() -> None:
+def test_metrics_of_a_standby_require_the_token() -> None:
     role = ClusterStatus(False, "default", "here", "there", 7, 0.25)
     app = create_standby_app(lambda: role, "here", steady_clock(), WebOptions(metrics_token=TOKEN, url_prefix="/queue"))
     client = app.test_client()
@@ -73,7 +73,7 @@ def test_metrics_of_a_standby_are_for_whoever_has_the_token() -> None:
         assert answer.text.splitlines()[2::3] == ["greenstalk_leader 0.0", "greenstalk_replication_lag_seconds 0.25"]
 
 
-def test_a_stop_in_order_lets_the_standby_lead_at_once(nodes: Nodes) -> None:
+def test_standby_leads_at_once_after_an_orderly_stop(nodes: Nodes) -> None:
     active = nodes.wait_for_roles()
     (standby,) = [node for node in nodes.nodes if node is not active]
     with connect(active) as sock:
@@ -83,14 +83,14 @@ def test_a_stop_in_order_lets_the_standby_lead_at_once(nodes: Nodes) -> None:
     with connect(standby) as sock:
         assert ask(sock, b"reserve-with-timeout 0\r\n") == b"RESERVED 1 1"
     assert run_command(standby, "handover").stderr == (
-        "greenstalk-server: handover: no standby is there, and up to date, to take over\n"
+        "greenstalk-server: handover: no standby is up to date, so none can take over\n"
     )
     assert standby.role == ACTIVE
     assert standby.stop() == 0
     assert run_command(standby, "handover").returncode == 10
 
 
-def test_an_active_server_drains_when_it_is_told_so(alone: Node) -> None:
+def test_active_server_drains_on_sigusr1(alone: Node) -> None:
     with connect(alone) as sock:
         assert ask(sock, PUT) == b"INSERTED 1"
         alone.signal(signal.SIGUSR1)
@@ -98,8 +98,8 @@ def test_an_active_server_drains_when_it_is_told_so(alone: Node) -> None:
         assert ask(sock, b"reserve-with-timeout 0\r\n") == b"RESERVED 1 1"
 
 
-def test_replies_wait_while_the_database_is_away_for_less_than_a_lease(alone: Node, cluster: Cluster) -> None:
-    """It ends in order and comes back, with clients that put, reserve and delete at that time: none of them notices."""
+def test_replies_wait_while_the_database_is_down_for_less_than_a_lease(alone: Node, cluster: Cluster) -> None:
+    """The database stops in order and restarts while clients put, reserve and delete: none of them notices."""
     with connect(alone) as sock, connect(alone) as other:
         assert ask(sock, PUT) == b"INSERTED 1"
         ours = "application_name LIKE 'greenstalk-server %'"
@@ -109,13 +109,13 @@ def test_replies_wait_while_the_database_is_away_for_less_than_a_lease(alone: No
             other.sendall(b"peek 1\r\n")
             assert ask(sock, PUT).startswith(b"INSERTED")
         assert ask(sock, b"reserve-with-timeout 0\r\n") == b"RESERVED 1 1"
-    assert "active no more" not in alone.said
+    assert "lost leadership" not in alone.said
 
 
-def test_clients_are_dropped_when_the_lease_is_over_and_service_resumes(alone: Node, cluster: Cluster) -> None:
+def test_clients_are_dropped_when_the_lease_ends_and_service_resumes(alone: Node, cluster: Cluster) -> None:
     with connect(alone) as sock, connect(alone) as other:
         assert [ask(sock, PUT), ask(sock, PUT)] == [b"INSERTED 1", b"INSERTED 2"]
-        cluster.ask("CHECKPOINT")  # else the stop writes what other tests have left, for longer than a lease
+        cluster.ask("CHECKPOINT")  # else the stop writes the data of other tests, for longer than a lease
         cluster.stop()
         try:
             sock.sendall(b"delete 1\r\n")
@@ -131,12 +131,12 @@ def test_clients_are_dropped_when_the_lease_is_over_and_service_resumes(alone: N
         assert ask(sock, PUT) == b"INSERTED 3"
     assert alone.ask("metrics", TOKEN)[0] == 200, "the environment has come through, secrets included"
     assert alone.ask("metrics", "*****")[0] == 401
-    assert "active no more: PostgreSQL: " in alone.said
+    assert "lost leadership: PostgreSQL: " in alone.said
     assert "standby: the database answers again" in alone.said
 
 
-def test_an_error_of_the_database_is_told_and_nothing_is_lost(nodes: Nodes, cluster: Cluster) -> None:
-    """It refuses rows for a while. What waited then is recorded anew, which the standby has to understand as well."""
+def test_database_error_is_logged_and_loses_nothing(nodes: Nodes, cluster: Cluster) -> None:
+    """It refuses rows for a while. The rewrite that follows must also be understood by the standby."""
     active = nodes.wait_for_roles()
     (standby,) = [node for node in nodes.nodes if node is not active]
     with connect(active) as sock, connect(active) as other:
@@ -161,8 +161,8 @@ def test_an_error_of_the_database_is_told_and_nothing_is_lost(nodes: Nodes, clus
     assert "WARNING journal" not in standby.said
 
 
-def test_a_server_that_was_stopped_acknowledges_nothing_after_a_takeover(nodes: Nodes) -> None:
-    """Commands that wait in its socket meanwhile are answered by a close, but for those that only look."""
+def test_suspended_server_acknowledges_nothing_after_a_takeover(nodes: Nodes) -> None:
+    """Commands in its socket buffer are answered by closing the connection, except for those that only read."""
     active = nodes.wait_for_roles()
     (standby,) = [node for node in nodes.nodes if node is not active]
     with connect(active) as sock:
@@ -181,7 +181,7 @@ def test_a_server_that_was_stopped_acknowledges_nothing_after_a_takeover(nodes: 
 
 
 def receive(sock: socket.socket) -> bytes:
-    """What comes next; nothing if the server has closed."""
+    """Return the next data; empty if the server has closed the connection."""
     try:
         return sock.recv(4096)
     except ConnectionResetError:

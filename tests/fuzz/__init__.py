@@ -1,1 +1,1 @@
-"""Coverage-guided fuzzing: the wire and the core, journals, beanstalkd's files, archives. See docs/testing.md."""
+"""Coverage-guided fuzzing of protocol, core, journals, beanstalkd's files and archives; see docs/testing.md."""

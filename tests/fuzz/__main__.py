@@ -1,10 +1,10 @@
-"""`make fuzz`: every target for a while, from what earlier runs have found worth keeping.
+"""`make fuzz`: run every target for a while, starting from the corpus of earlier runs.
 
     python -m tests.fuzz [--seconds N] [--seed N] [--directory DIR] [--keep] [TARGET...]
     python -m tests.fuzz --repeat FILE TARGET
 
-The first target has a processor to itself all the time, the others share another. What a run finds is left in DIR, by
-target; `--keep` adds it to the corpus, made as small as what it reaches allows. `--repeat` plays one input.
+The first target has one processor all the time, the others share another one. Inputs that a run finds are left in DIR,
+by target; `--keep` adds them to the corpus, and minimizes it. `--repeat` runs one input.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ LONGEST: Final = 1000
 """Bytes of an input."""
 
 HANGS_AFTER: Final = 60
-"""Seconds of one input. The slowest known takes a fifth of one, on a machine with nothing else to do."""
+"""Seconds per input. The slowest known input takes a fifth of a second on an idle machine."""
 
 MEMORY_MIB: Final = 256
-"""Of the whole process, which needs a quarter of it, and has no reason to grow from input to input."""
+"""Memory of the whole process, which needs a quarter of it, and has no reason to grow from input to input."""
 
 
 def main() -> int:
-    """Fuzz as the arguments say; return 1 if something was found."""
+    """Fuzz as the arguments describe; return 1 if a run has failed."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz")
     parser.add_argument("--seconds", type=float, default=1200.0)
     parser.add_argument("--seed", type=int, default=secrets.randbelow(2**31 - 1) + 1)
@@ -73,7 +73,7 @@ def _run_lane(targets: list[str], seconds: float, options: argparse.Namespace, f
 
 
 def _run(target: str, seconds: float, options: argparse.Namespace) -> bool:
-    """Fuzz *target*; return whether nothing was found."""
+    """Fuzz *target*; return whether no input failed."""
     inputs, findings = options.directory / target, options.directory / f"{target}-found"
     corpus.unpack(target, inputs)
     findings.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
-"""Archives, made up line by line; some with the checksum that they should have, whatever they hold.
+"""Fuzz archives, generated line by line; some have a correct checksum whatever their content.
 
-What is looked at: an import raises nothing but StartError, and then has left nothing; or a start on what it has made
-is sound, takes puts and commands, and an export of it tells the same jobs.
+Checked: an import raises nothing but StartError, and then leaves nothing behind; or a start on the imported journal
+keeps the invariants and accepts puts and other commands, and an export of it has the same jobs.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ RAW: Final = (
     b"\n", b"{}\n", b"[]\n", b"1\n", b"NaN\n", b'"', b"[" * 3000 + b"\n", b"9" * 5000 + b"\n", b"\xff\n", b"\0\n",
     b'{"type":"job","type":"end"}\n', b"", b'{"type":' + b"[" * 100_000 + b"\n",
 )  # fmt: skip
-LINES_AT_MOST: Final = 40
+MAX_LINES: Final = 40
 
 
 def one(data: bytes) -> None:
-    """Make an archive as *data* says, import it, and start on what that made."""
+    """Make an archive from *data*, import it, and start on the result."""
     archive = _archive(Source(data))
     file = scratch() / "archive"
     file.write_bytes(archive)
@@ -78,7 +78,7 @@ def _use(directory: Path, archive: bytes) -> None:
 
 
 def _command(broker: Broker) -> None:
-    """Do with each job what clients do, so that it is recorded once more."""
+    """Change each job as clients do, so that it is recorded again."""
     client, now = broker.connect(lambda: None), LATER + SECOND
     for id, job in list(broker.jobs.items()):
         if job.state in (READY, BURIED):
@@ -97,7 +97,7 @@ def _archive(source: Source) -> bytes:
     head = {"type": "head", "format": "greenstalk journal", "version": 1, "server": "0", "exported_at": 1}
     lines = [_line({**head, "next_id": source.pick((10, 300, 2**63 - 1, 2**64 - 1, 1))}, source, bool(oddity & 1))]
     pauses = jobs = 0
-    for _ in range(LINES_AT_MOST):
+    for _ in range(MAX_LINES):
         if not source:
             break
         kind, is_odd = source.byte() % 8, not source.byte() % 4
@@ -145,7 +145,7 @@ def _job(source: Source, id: int) -> dict[str, Any]:
 
 
 def _line(value: dict[str, Any], source: Source, is_odd: bool) -> bytes:
-    """*value* as a line; if odd, with one thing else, more or less in it."""
+    """Return *value* as a line; if *is_odd*, with one item changed, added or removed."""
     if is_odd:
         name, odd = source.pick(sorted(value)), source.pick((*ODD, "drop", "add"))
         if odd == "drop":

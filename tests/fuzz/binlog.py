@@ -1,7 +1,7 @@
-"""beanstalkd's files, made up and damaged. They have no checksum, so whatever holds together is a job.
+"""Fuzz beanstalkd's files, generated and damaged. They have no checksum, so every consistent record is a job.
 
-What is looked at: reading raises nothing and finds no more than there is; every body stands in a file; a start imports
-all of it or refuses with StartError; and what it has imported is sound, takes puts, and is there at the next start.
+Checked: reading raises nothing and finds no more than there is; every body is part of a file; a start imports all of it
+or refuses with StartError; and the imported journal is consistent, accepts puts, and is restored by the next start.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ CREATIONS: Final = (CREATED, CREATED + 1, 0, -1, 2**63 - 1, 10**18)
 NAMES: Final = (b"default", b"a", b"a" * 200, b"-a", b"\0", b"a" * 201)
 LENGTHS: Final = (0, 1, -1, 200, 201, 2**31 - 1, -(2**31))
 SIZES: Final = (0, 1, -1, 2**31 - 1, -(2**31), 100)
-STEPS_AT_MOST: Final = 60
+MAX_STEPS: Final = 60
 
 
 def one(data: bytes) -> None:
-    """Make files as *data* says, read them, and start on them."""
+    """Make files from *data*, read them, and start on them."""
     files = _files(Source(data))
     size = sum(map(len, files.values()))
     source = beanstalkd.Binlog()
@@ -56,7 +56,7 @@ def _files(source: Source) -> dict[str, bytes]:
     files: dict[str, bytes] = {}
     version = source.pick((7, 5))
     data = struct.pack("<i", version)
-    for _ in range(STEPS_AT_MOST):
+    for _ in range(MAX_STEPS):
         if not source:
             break
         kind = source.byte() % 8
@@ -80,7 +80,7 @@ def _files(source: Source) -> dict[str, bytes]:
 
 
 def _record(version: int, source: Source, *, is_full: bool) -> bytes:
-    """A record, mostly of a job that there may be."""
+    """Return a record, usually of a job that may exist."""
     version = 5 if version == 5 else 7
     oddity = source.byte()
     name = source.pick(NAMES) if is_full else b""

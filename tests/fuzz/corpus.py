@@ -1,4 +1,4 @@
-"""What earlier runs have found worth keeping: by target a file of inputs, a line each, in base64."""
+"""The corpus of inputs from earlier runs: one file per target, one input per line, in base64."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ DIRECTORY: Final = Path(__file__).parent / "corpus"
 PACKAGE: Final = str(Path(greenstalk_server.__file__).parent)
 
 TOO_LONG: Final = 0.3
-"""Seconds of an input, of which the tests play all."""
+"""Maximum seconds of an input: the tests run all of them."""
 
 Arc: TypeAlias = tuple[CodeType, int, int]
 
 
 def read(target: str) -> list[bytes]:
-    """All inputs of *target*."""
+    """Return all inputs of *target*."""
     return [b64decode(line, validate=True) for line in (DIRECTORY / f"{target}.txt").read_text().split()]
 
 
 def unpack(target: str, directory: Path) -> None:
-    """Put them into *directory*, a file each, as libFuzzer wants them."""
+    """Write the inputs to *directory*, one file each, as libFuzzer requires."""
     directory.mkdir(parents=True, exist_ok=True)
     for data in read(target):
         (directory / sha256(data).hexdigest()[:40]).write_bytes(data)
 
 
 def keep(target: str, directory: Path) -> int:
-    """Take of the files of *directory* those that together reach all that any does, small ones first; return the count.
+    """Keep the files of *directory* that together reach as much as all files, small ones first; return their number.
 
-    Reached are pairs of lines of the server that come one after the other. What takes too long is left out.
+    Reached are pairs of successive lines of the server. Slow inputs are left out.
     """
     play: Callable[[bytes], None] = import_module(f"tests.fuzz.{target}").one
     kept: list[bytes] = []
@@ -56,7 +56,7 @@ def keep(target: str, directory: Path) -> int:
 
 
 def write(target: str, inputs: list[bytes]) -> None:
-    """Have *inputs* be all of *target*."""
+    """Make *inputs* the corpus of *target*."""
     DIRECTORY.mkdir(exist_ok=True)
     (DIRECTORY / f"{target}.txt").write_text("".join([b64encode(data).decode() + "\n" for data in inputs]))
 

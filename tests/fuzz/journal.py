@@ -1,14 +1,14 @@
-"""Damage to the files of a journal: flipped, cut, spliced, repeated, renamed, lost; and lengths that lie.
+"""Fuzz the files of a journal: flipped, cut, spliced, repeated, renamed or lost parts, and wrong lengths.
 
-What is looked at, whatever was done to the files of a server that had worked:
+Checked, for any change to the files of a server that had jobs:
 
-- recovery, `journal check` and a start raise nothing but StartError, and go no further than the files;
-- every job that comes back is one that was recorded, byte for byte;
-- damage within an older segment is told;
-- what a start makes of it is sound: it takes puts, and the next start finds the same jobs.
+- recovery, `journal check` and a start raise nothing but StartError, and do not read beyond the files;
+- every restored job is one that was recorded, byte for byte;
+- damage within an older segment is reported;
+- a start on the files is consistent: it accepts puts, and the next start restores the same jobs.
 
-Some runs seal what they have changed with a good CRC, as no accident does. Then anything may come back, and the rest
-still holds.
+Some runs give what they have changed a correct CRC, which no accident does. Then any job may be restored, and
+everything else still holds.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ from tests.journal.workload import SMALL, Bench, Look
 SEEDS: Final = (1, 2, 3, 4)
 TURNS: Final = 40
 LATER: Final = START + 86400 * SECOND
-"""After all that the base servers did."""
+"""After every time in the journals of the base servers."""
 
 LENGTHS: Final = (0, 1, 20, 8, 2**31 - 1, 2**31, 2**32 - 1, 2**32 - 21)
 NUMBERS: Final = (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 2**32, 2**64 - 1)
-MUTATIONS_AT_MOST: Final = 24
+MAX_MUTATIONS: Final = 24
 
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """What a server has left: its files, where the records in them begin, and all that it ever recorded of each job."""
+    """The journal of a stopped server: its files, the offsets of their records, and each job as it was recorded."""
 
     files: dict[str, bytes]
     records: dict[str, list[int]]
@@ -59,7 +59,7 @@ class Base:
 
 @cache
 def base(seed: int) -> Base:
-    """The server of *seed*; always the same."""
+    """Return the journal of the server with *seed*; always the same."""
     bench = Bench(Disk(), seeded(seed))
     for _ in range(TURNS):
         bench.turn()
@@ -70,7 +70,7 @@ def base(seed: int) -> Base:
 
 
 def facts(job: Job | Look) -> tuple[bytes, bytes, int, int]:
-    """What of a job stands in its JOB record alone."""
+    """Return the facts of a job that only its JOB record has."""
     tube = job.tube.name if isinstance(job, Job) else job.tube
     return tube, job.body, job.ttr, job.created_at
 
@@ -85,11 +85,11 @@ def _records(data: bytes) -> list[int]:
 
 
 def one(data: bytes) -> None:
-    """Damage the files as *data* says, and see what is made of them."""
+    """Damage the files as *data* says, and recover from them."""
     source = Source(data)
     story = base(source.pick(SEEDS))
     damaged = Damaged(story)
-    for _ in range(MUTATIONS_AT_MOST):
+    for _ in range(MAX_MUTATIONS):
         if not source:
             break
         damaged.mutate(source)
@@ -97,8 +97,8 @@ def one(data: bytes) -> None:
     if not damaged.is_sealed:
         for id, job in recovery.jobs.items():
             assert facts(job) in story.looks.get(id, ()), f"job {id} was invented"
-        if damaged.must_be_told():
-            assert recovery.damage, "damage is not told"
+        if damaged.must_be_reported():
+            assert recovery.damage, "damage is not reported"
     _check_as_an_operator_does(damaged.files, recovery)
     _start(damaged.files, recovery)
 
@@ -113,17 +113,17 @@ class Damaged:
         self._is_in_place = True
 
     def mutate(self, source: Source) -> None:
-        """One change."""
+        """Make one change."""
         steps: tuple[Callable[[str, Source], None], ...] = (
             self._flip, self._flip, self._overwrite, self._zero, self._cut, self._extend, self._splice, self._copy,
-            self._drop, self._swap, self._lie_about_length, self._seal_record, self._seal_head, self._insert_record,
+            self._drop, self._swap, self._falsify_length, self._seal_record, self._seal_head, self._insert_record,
         )  # fmt: skip
         step = source.pick(steps)
         if self.files:
             step(source.pick(sorted(self.files)), source)
 
-    def must_be_told(self) -> bool:
-        """Whether a byte of a record is another one, in a file that is not the newest and otherwise as it was."""
+    def must_be_reported(self) -> bool:
+        """Whether a byte of a record was changed, in a file that is not the newest and is unchanged otherwise."""
         if not self._is_in_place:
             return False
         *older, _ = [name for name in self._story.files if self._story.files[name].strip(b"\0")]
@@ -133,7 +133,7 @@ class Damaged:
         )
 
     def _at(self, name: str, source: Source) -> int:
-        """A place in the file; near the begin of a record, every other time."""
+        """Return an offset in the file; every other time near the start of a record."""
         size = len(self.files[name])
         places = self._story.records.get(name)
         where = source.short()
@@ -166,7 +166,7 @@ class Damaged:
         self.files[name] += bytes(source.byte()) + source.take(source.byte())
 
     def _splice(self, name: str, source: Source) -> None:
-        """Put a piece of any file into this one."""
+        """Insert a part of any file into this one."""
         self._is_in_place = False
         other = source.pick(sorted(self.files))
         at, begin = self._at(name, source), self._at(other, source)
@@ -186,12 +186,12 @@ class Damaged:
         other = source.pick(sorted(self.files))
         self.files[name], self.files[other] = self.files[other], self.files[name]
 
-    def _lie_about_length(self, name: str, source: Source) -> None:
+    def _falsify_length(self, name: str, source: Source) -> None:
         if places := self._story.records.get(name):
             self._write(name, source.pick(places) + 8, struct.pack("<I", source.pick(LENGTHS)))
 
     def _seal_record(self, name: str, source: Source) -> None:
-        """Give a record, changed or not, the CRC that it should have."""
+        """Give a record, changed or not, a correct CRC."""
         data = self.files[name]
         at = source.pick(self._story.records.get(name) or [0])
         if at + record.HEADER_SIZE <= len(data):
@@ -200,7 +200,7 @@ class Damaged:
             self._write(name, at, _sealed(data[12:16], data[at + record.PREFIX_SIZE : stop]))
 
     def _seal_head(self, name: str, source: Source) -> None:
-        """Let the head tell another number, sequence, next id or version."""
+        """Change the number, sequence, next id or version in the header."""
         self.is_sealed = True
         field = source.pick((8, 16, 24, 32))
         value = struct.pack("<Q", source.pick(NUMBERS))
@@ -208,7 +208,7 @@ class Damaged:
         self._write(name, 40, crc32(self.files[name][:40]).to_bytes(4, "little"))
 
     def _insert_record(self, name: str, source: Source) -> None:
-        """Add a sound record behind the last one, of any kind and payload."""
+        """Append a valid record of any kind and payload."""
         self.is_sealed = True
         self._is_in_place = False
         data = self.files[name].rstrip(b"\0")
@@ -222,7 +222,7 @@ class Damaged:
 
 
 def _plausible(payload: bytes, source: Source) -> bytes:
-    """A job's record that stays one: a state that there is, and the name of a tube."""
+    """Return the payload of a JOB record with a valid state and tube name."""
     fields = list(record.JOB_FIELDS.unpack_from(payload))
     fields[0] = source.pick((fields[0], 1, 2, 500, 2**63, 2**64 - 1))
     fields[-2:] = [source.byte() % 6, 1]
@@ -258,7 +258,7 @@ def _check_as_an_operator_does(files: dict[str, bytes], recovery: Recovery) -> N
 
 
 def _start(files: dict[str, bytes], recovery: Recovery) -> None:
-    """Start on them, put a job, and start again: all is there."""
+    """Start on the files, put a job, and start again: all jobs are restored."""
     disk = Disk(files)
     try:
         broker, binlog = started(disk)
@@ -274,7 +274,7 @@ def _start(files: dict[str, bytes], recovery: Recovery) -> None:
 
 
 def started(disk: Disk) -> tuple[Broker, Binlog]:
-    """A server on *disk*, whose broker is sound."""
+    """Return a server on *disk*, whose broker keeps its invariants."""
     broker = make_broker()
     binlog = Binlog(disk, SMALL, 0, seeded(7).randbytes)
     broker.journal = binlog
@@ -299,7 +299,7 @@ def _scratch(process: int) -> tempfile.TemporaryDirectory[str]:
 
 
 def scratch() -> Path:
-    """A directory of this process's own, empty, in memory if there is such."""
+    """Return an empty directory of this process, in memory if possible."""
     directory = Path(_scratch(os.getpid()).name)
     for path in directory.iterdir():
         if path.is_file():

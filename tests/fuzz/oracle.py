@@ -1,8 +1,8 @@
-"""What each reply has to be: every client's bytes are read once more, plainly, and played to the model of the core.
+"""The oracle of replies: parses every client's bytes again, simply, and runs the commands on the model of the core.
 
-The model knows no slices. So the oracle goes by the replies: for each that leaves a session it takes the next command
-of that client, asks the model, and compares. Where nobody says which of two things due in one instant comes first,
-the model is given up. From then on a reply has only to be one that its command can get, and a body one that was put.
+The model has no slices. So the oracle follows the replies: for each reply of a session it takes the next command of
+that client, asks the model, and compares. If two things are due at the same instant and their order is not defined, the
+model is given up. From then on a reply must only be one that its command can get, and a body one that was put.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LONGEST: Final = 222
 """Bytes of a line without its end."""
 
 MODELLED: Final = 300
-"""Jobs, at most: the model looks at all of them for each command. A kick of more would be done by halves, too."""
+"""Maximum number of jobs: the model looks at all of them for each command. A kick of more would be done in slices."""
 
 LEGAL: Final = {
     b"put": (b"INSERTED", b"DRAINING", b"OUT_OF_MEMORY"),
@@ -48,16 +48,16 @@ LEGAL: Final = {
     b"list-tube-used": (b"USING",),
     b"list-tubes-watched": (b"OK",),
 }
-"""By verb, the words that its reply may begin with."""
+"""The words with which the reply of each verb may begin."""
 
 WITH_DATA: Final = re.compile(rb"(?:RESERVED [0-9]+|FOUND [0-9]+|OK) ([0-9]+)\r\n")
 RESERVES: Final = (b"reserve", b"reserve-with-timeout")
 PARKING: Final = (*RESERVES, b"reserve-job", b"peek", b"peek-ready", b"peek-delayed", b"peek-buried")
-"""What may have to wait: all but reserves for a body on disk alone, and only where there is no model."""
+"""Verbs that may have to wait: all but reserves for a body on disk only, and only without a model."""
 
 
 class Put:
-    """A put that has come whole; *refusal* is what it gets whatever the queue says, or empty."""
+    """A complete put; *refusal* is the reply that it gets whatever the queue contains, or empty."""
 
     def __init__(self, command: Command, body: bytes, refusal: bytes) -> None:
         self.command = command
@@ -66,7 +66,7 @@ class Put:
 
 
 class Reading:
-    """One client's bytes, cut into commands the slow way."""
+    """One client's bytes, parsed into commands the slow way."""
 
     def __init__(self, max_job_size: int) -> None:
         self._max_job_size = max_job_size
@@ -79,7 +79,7 @@ class Reading:
         self._data += data
 
     def peek(self) -> Command | Put | bytes | None:
-        """The next command, a put with its body, or the error that stands for it; None if none has come whole."""
+        """Return the next command, a put with its body, or the error in its place; None if it is not complete."""
         if self._next is None and not self.has_quit:
             self._next = next(self._commands)
         return self._next
@@ -124,10 +124,10 @@ class Reading:
 
 
 class Oracle:
-    """All clients, by a number of the caller's; `model` is None once given up.
+    """All clients, by a number that the caller chooses; `model` is None once given up.
 
-    `bodies` are of every job that is or was, and `former` those that were edited. Whoever was given a job, and is slow
-    to hear of it, gets the body that it had then.
+    `bodies` has the bodies of all jobs, past and present, and `former` those of edited jobs: a client that got a job
+    and reads slowly receives the body of that time.
     """
 
     def __init__(self, now: int, max_job_size: int) -> None:
@@ -165,7 +165,7 @@ class Oracle:
         self.bodies[id] = body
 
     def answered(self, number: int, out: bytes) -> int:
-        """Check that *out* is what that client's next commands get; return how many there were."""
+        """Check that *out* has the replies to the client's next commands; return their number."""
         count = 0
         for reply in replies(out):
             command = self._readings[number].take()
@@ -175,7 +175,7 @@ class Oracle:
         return count
 
     def rested(self, number: int, is_parked: bool, has_more: bool, is_closing: bool) -> None:
-        """Check that whoever has no more to say has answered all, and who is parked has asked for it."""
+        """Check that a client without further commands has all replies, and that a waiting client has reserved."""
         command = self._readings[number].peek()
         if is_closing:
             assert not self.model or number not in self.model.waiting
@@ -225,7 +225,7 @@ class Oracle:
             bodies = [self.bodies[id], *self.former.get(id, ())]
             assert reply in [b"%b %d %d\r\n%b\r\n" % (words[0], id, len(body), body) for body in bodies]
 
-    # What the model says
+    # The model's replies
 
     def _expected(self, number: int, command: Command, reply: bytes) -> bytes:
         model = self.model
@@ -317,7 +317,7 @@ class Oracle:
     def _on_list_tubes(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
         lines = reply.decode().split("\n")[2:-2]
         assert sorted(lines) == sorted(f"- {name}" for name in model.tubes())
-        return _ok("---\n" + "".join([f"{line}\n" for line in lines]))  # in which order is not said
+        return _ok("---\n" + "".join([f"{line}\n" for line in lines]))  # the order is not defined
 
     def _on_stats(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
         jobs = model.jobs.values()
@@ -354,7 +354,7 @@ assert DEFAULT == "default"
 
 
 def replies(out: bytes) -> Iterator[bytes]:
-    """The replies that *out*, which has whole ones alone, is made of."""
+    """Return the replies in *out*, all of which are complete."""
     at = 0
     while at < len(out):
         end = out.find(CRLF, at) + 2
@@ -371,7 +371,7 @@ def _ok(data: str) -> bytes:
 
 
 def _agreeing(reply: bytes, facts: dict[str, object]) -> bytes:
-    """*reply*, if it tells *facts*; else what it should have told."""
+    """Return *reply* if it has *facts*; else the reply that was expected."""
     told = dict(line.split(": ", 1) for line in reply.decode().split("\n") if ": " in line)
     wrong = {name: value for name, value in facts.items() if told.get(name) != str(value)}
     return repr(wrong).encode() if wrong else reply

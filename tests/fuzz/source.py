@@ -1,4 +1,4 @@
-"""A fuzzer's bytes, taken piece by piece as whatever is wanted next."""
+"""A source of choices: takes a fuzzer's bytes piece by piece."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ T = TypeVar("T")
 
 
 class Source:
-    """Reads *data* from its front; where it has ended there are zeros."""
+    """Reads *data* from its front, and zeros after its end."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
         self._at = 0
 
     def __bool__(self) -> bool:
-        """Whether something is left."""
+        """Whether bytes are left."""
         return self._at < len(self._data)
 
     def byte(self) -> int:
@@ -24,11 +24,11 @@ class Source:
         return self._data[self._at - 1] if self._at <= len(self._data) else 0
 
     def short(self) -> int:
-        """0 to 65535."""
+        """Return a number from 0 to 65535."""
         return self.byte() << 8 | self.byte()
 
     def take(self, size: int) -> bytes:
-        """The next *size* bytes, or as many as there are."""
+        """Return the next *size* bytes, or as many as are left."""
         self._at += size
         return self._data[self._at - size : self._at]
 
@@ -36,5 +36,5 @@ class Source:
         return self.take(len(self._data))
 
     def pick(self, choices: Sequence[T]) -> T:
-        """One of *choices*, by one byte."""
+        """Return one of *choices*, selected by one byte."""
         return choices[self.byte() % len(choices)]

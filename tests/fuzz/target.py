@@ -1,7 +1,7 @@
-"""Runs one target in this process until libFuzzer, whose arguments follow the target's name, has had enough.
+"""Run one target in this process with libFuzzer, whose arguments follow the target's name.
 
-Each input makes tables of jobs and drops them, so here the collector looks at jobs, too (see untracked): what grows
-then has been kept by somebody.
+Each input makes job tables and drops them, so the collector tracks jobs here (see core.gc_untrack): memory that grows
+is a leak.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the fuzzers have found worth keeping finds nothing any more, and a short run on from there nothing new."""
+"""The corpus of earlier runs finds no error, and neither does a short run of the fuzzers."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ SECONDS = 6
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_the_corpus(target: str) -> None:
-    """Without the fuzzer, which is much faster, and in whichever build the tests are about."""
+def test_corpus_finds_no_error(target: str) -> None:
+    """Runs without the fuzzer, which is much faster, on the build that is tested, compiled or not."""
     play = import_module(f"tests.fuzz.{target}").one
     for data in corpus.read(target):
         play(data)
 
 
 @pytest.mark.timeout(300)
-def test_a_short_run(tmp_path: Path) -> None:
-    """`make fuzz` is the long one. The seed is in what it says. Other tests come before it."""
+def test_short_run_finds_no_error(tmp_path: Path) -> None:
+    """A short `make fuzz`; its output has the seed. It runs last."""
     done = subprocess.run(
         ["nice", sys.executable, "-m", "tests.fuzz", "--seconds", str(SECONDS), "--directory", tmp_path],
         cwd=REPOSITORY,

@@ -1,12 +1,12 @@
-"""Clients on one broker: a schedule of lines, chunks, ends, time, disconnects and an admin's deeds, in bytes.
+"""Fuzz clients of one broker: a schedule of lines, chunks, ends, time, disconnects and an admin's changes, in bytes.
 
-Sessions, broker and, if the schedule says so, a journal on a disk that may fill up and fail are the real ones; there
-are no sockets and the time is made up, so that what a fuzzer finds once it finds again. What is looked at:
+Sessions, the broker and, in some schedules, a journal on a disk that may fill up and fail are real. There are no
+sockets, and time is simulated, so that a failure can be repeated. Checked:
 
-- each reply is the one that the oracle expects, and a body the one that was put;
-- what one call returns, serves and keeps is bounded, whatever was sent;
-- the broker's invariants hold after each step, and time never stands still;
-- when all have left, nothing of them stays; and a restart from the journal brings what it has to.
+- each reply is the one that the oracle expects, and each body the one that was put;
+- the size of what one call returns, serves and keeps is bounded, whatever was sent;
+- the broker's invariants hold after each step, and time always advances;
+- when all clients have left, nothing of them is left; and a restart from the journal restores what it must.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from tests.protocol.talk import kept, stream_of
 
 CLIENTS: Final = 4
 SMALL_REPLY: Final = 230
-"""Bytes, at most, of a reply that is not counted against OUTPUT_SLICE."""
+"""Maximum bytes of a reply that does not count towards OUTPUT_SLICE."""
 
-SENT_AT_MOST: Final = 300_000
-"""Bytes of a whole run, so that none takes long."""
+MAX_SENT: Final = 300_000
+"""Bytes of a whole run, so that no run takes long."""
 
 CHECKED_UP_TO: Final = 150
-"""Jobs; a check of more after each step would take too long."""
+"""Jobs; checking more of them after each step would take too long."""
 
 LATEST: Final = START + 2**33 * SECOND
-"""Two centuries on: with a delay of another the journal's 64 bits still hold the nanoseconds."""
+"""Two centuries ahead: with a delay of two more, the journal's 64 bits still hold the nanoseconds."""
 
-TICKS_AT_MOST: Final = 2000
-"""Between two moments: far more than there are things to fall due."""
+MAX_TICKS: Final = 2000
+"""Ticks between two moments: far more than the number of things that can become due."""
 
 IDS: Final = (
     b"0", b"1", b"2", b"3", b"4", b"5", b"6", b"7", b"8", b"9", b"10", b"300", b"9" * 19, b"18446744073709551615",
@@ -71,22 +71,22 @@ _KNOWN: Final = dict(codec.known)
 
 
 def one(data: bytes) -> None:
-    """Play the schedule *data*; raise AssertionError, or whatever the server raises, if something is wrong."""
-    codec.known.clear()  # it outlives a run, and two runs of one schedule are to be the same
+    """Run the schedule *data*; raise AssertionError, or an exception of the server, if there is an error."""
+    codec.known.clear()  # it outlives a run, and two runs of one schedule must be the same
     codec.known.update(_KNOWN)
     source = Source(data)
     Wire(source).play(source)
 
 
 class Queue(Bench):
-    """A broker with its journal, which nobody uses but the clients of the schedule."""
+    """A broker with its journal, used by the clients of the schedule only."""
 
     def work(self, commands: int) -> None:
-        """Do nothing, where a Bench would have clients of its own do something in between."""
+        """Do nothing, where a Bench would let clients of its own act in between."""
 
 
 class Talker:
-    """One client; `number` is its own among all that ever connected."""
+    """One client; `number` is unique among all clients of a run."""
 
     def __init__(self, broker: Broker, number: int) -> None:
         self.number = number
@@ -100,12 +100,12 @@ class Talker:
 
 
 class Wire(BrokerListener):
-    """One run. Its first byte says what kind of run: see `__init__`."""
+    """One run. Its first byte selects the kind of run: see `__init__`."""
 
     def __init__(self, source: Source) -> None:
         kind = source.byte()
-        self.is_lazy = bool(kind & 1)  # who has more to do, or was woken, waits until the schedule says go
-        self.is_late = bool(kind & 2)  # time passes, and nobody ticks until the schedule says so
+        self.is_lazy = bool(kind & 1)  # unfinished and woken sessions wait for the schedule
+        self.is_late = bool(kind & 2)  # time passes, and ticks wait for the schedule
         self.bench = Queue(Disk(), seeded(kind), is_memory_short=bool(kind & 16)) if kind & 4 else None
         self.broker = self.bench.broker if self.bench is not None else make_broker()
         self.broker.max_job_size = 20 if kind & 8 else 65535
@@ -119,7 +119,7 @@ class Wire(BrokerListener):
             self.broker.bodies.fetch = lambda job, deliver: self.fetched.append((job, deliver))
         self.oracle = Oracle(START, self.broker.max_job_size)
         if self.is_late or self.bench is not None:
-            self.oracle.model = None  # which knows neither lateness nor a disk
+            self.oracle.model = None  # the model knows neither late ticks nor a disk
         self.talkers = [self._connect() for _ in range(CLIENTS)]
 
     def play(self, source: Source) -> None:
@@ -170,11 +170,11 @@ class Wire(BrokerListener):
 
     def _append(self, talker: Talker, data: bytes, count: int = 1) -> None:
         self.sent += len(data) * count
-        if self.sent <= SENT_AT_MOST:
+        if self.sent <= MAX_SENT:
             talker.outbox += data * count
 
     def _send(self, talker: Talker, size: int) -> None:
-        """Let *size* bytes of the outbox arrive, 255 for all, as a connection does: it finishes before it reads on."""
+        """Deliver *size* bytes of the outbox, 255 for all, as a connection does: it finishes before it reads on."""
         size = min(size if size < 255 else RECEIVE_SIZE, len(talker.outbox))
         self._go_on(talker)
         while talker.session.has_more:
@@ -187,7 +187,7 @@ class Wire(BrokerListener):
         self._took(talker, session.receive(data, self.now))
 
     def _end(self, talker: Talker) -> None:
-        """The client has no more to send."""
+        """End the client's data."""
         self._go_on(talker)
         while talker.session.has_more:
             self._go_on(talker)
@@ -210,7 +210,7 @@ class Wire(BrokerListener):
             self._read_bodies()
 
     def _reconnect(self, slot: int) -> None:
-        """It breaks off, wherever it stands, and another comes."""
+        """Disconnect a client in any state, and connect another one."""
         self._disconnect(self.talkers[slot])
         self.talkers[slot] = self._connect()
 
@@ -225,7 +225,7 @@ class Wire(BrokerListener):
         self.oracle.disconnect(talker.number)
 
     def _took(self, talker: Talker, out: bytes) -> None:
-        """Look at what a call has returned, and at what the session keeps."""
+        """Check what a call has returned, and what the session keeps."""
         session = talker.session
         largest = min(max(self.broker.max_job_size, 300 * (len(self.broker.tubes) + 20), 20_000), OUTPUT_SLICE + 100)
         assert len(out) <= OUTPUT_SLICE + largest + SMALL_REPLY * len(COMMAND_SLICE)
@@ -252,8 +252,8 @@ class Wire(BrokerListener):
         self.now = until
 
     def _tick(self) -> None:
-        """Tick until nothing is due now. In time, that is where the schedule says so."""
-        for _ in range(TICKS_AT_MOST):
+        """Tick until nothing is due. In timed runs the schedule says when to tick."""
+        for _ in range(MAX_TICKS):
             self.due = self.broker.tick(self.now)
             if self.due is None or self.due > self.now:
                 return
@@ -263,31 +263,31 @@ class Wire(BrokerListener):
         if self.due is None or when < self.due:
             self.due = when
 
-    # The rest of the world
+    # The admin and the disk
 
     def _administer(self, source: Source) -> None:
-        """What the dashboard does."""
-        deed, is_forced, id = source.byte() % 7, bool(source.byte() & 1), source.byte() % 12
+        """Make a change as the dashboard does."""
+        change, is_forced, id = source.byte() % 7, bool(source.byte() & 1), source.byte() % 12
         broker, model, now = self.broker, self.oracle.model, self.now
         job = broker.jobs.get(id)
-        if deed == 0:
+        if change == 0:
             done = broker.delete_job(id, now, is_forced)
             assert model is None or model.delete_job(id, is_forced) == done
-        elif deed == 1:
+        elif change == 1:
             done = broker.bury_job(id, now, is_forced)
             assert model is None or model.bury_job(id, is_forced) == done
-        elif deed == 2:
+        elif change == 2:
             done = broker.release_job(id, now)
             assert model is None or model.release_job(id) == done
-        elif deed == 3:
+        elif change == 3:
             self._edit(source, id, is_forced)
-        elif deed == 4 and is_forced and source.byte() == 255:
+        elif change == 4 and is_forced and source.byte() == 255:
             broker.drain()
             self.oracle.is_draining = True
-        elif deed == 5 and job is not None:
+        elif change == 5 and job is not None:
             self.oracle.model = None
             broker.clear(job.tube, job.state, source.byte(), broker.next_id, now) if job.holder is None else None
-        elif deed == 6:
+        elif change == 6:
             self._put_by_admin(source)
 
     def _edit(self, source: Source, id: int, is_forced: bool) -> None:
@@ -295,7 +295,7 @@ class Wire(BrokerListener):
         delay, ttr = source.pick((None, 0, 3 * SECOND)), source.pick((None, 2 * SECOND))
         job = self.broker.jobs.get(id)
         if job is not None and job.body is None:
-            return  # it would be read back first
+            return  # the body would be read back first
         body = source.pick((None, None, b"edited", b"edited" * 1000)) if job is not None and not job.holder else None
         done = self.broker.edit_job(
             id, self.now, tube=tube, pri=pri, delay=delay, ttr=ttr, body=body, is_forced=is_forced
@@ -303,7 +303,7 @@ class Wire(BrokerListener):
         if EDITS[done] == "DONE" and body is not None:
             self.oracle.edited(id, body)
             if any(talker.session.is_woken for talker in self.talkers):
-                self.oracle.model = None  # it has no bodies, and one of these may get the former
+                self.oracle.model = None  # the broker has no bodies, and a client may get the former one
         if self.oracle.model is not None:
             named = tube.decode() if tube is not None else None
             assert self.oracle.model.edit_job(id, named, pri, delay, ttr, is_forced) == EDITS[done]
@@ -320,7 +320,7 @@ class Wire(BrokerListener):
     # The disk
 
     def _commit(self) -> None:
-        """What the committer does between two turns."""
+        """Commit as the committer does between two batches."""
         assert self.bench is not None
         self.bench.now = self.now
         if self.bench.commit():
@@ -328,7 +328,7 @@ class Wire(BrokerListener):
             self.bench.keep_up()
 
     def _read_bodies(self) -> None:
-        """What the loader does: read back what is waited for."""
+        """Load as the body loader does: read back the bodies that are waited for."""
         if not self.fetched:
             return
         assert self.bench is not None
@@ -355,7 +355,7 @@ class Wire(BrokerListener):
             disk.before = Fault(1 + (what >> 3), errno.EIO, is_lasting=False, calls=("write", "sync"))
 
     def _finish(self) -> None:
-        """All leave. What was served is in the journal, and nothing else is left of them."""
+        """Disconnect all clients. The journal has all changes, and nothing else is left of them."""
         self._go_on_all()
         for talker in self.talkers:
             self._disconnect(talker)
@@ -380,7 +380,7 @@ class Wire(BrokerListener):
 
 
 def line(source: Source) -> bytes:
-    """A command, whole and mostly well-formed."""
+    """Return a complete and usually well-formed command."""
     kind = source.byte()
     if kind < 80:
         return _put(source)

@@ -1,4 +1,4 @@
-"""docs/dependencies.md has a reason for each package that pyproject.toml names, and no other."""
+"""docs/dependencies.md has a reason for each package that pyproject.toml names, and for no other."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import tomllib
 from tests.daemon import REPOSITORY
 
 
-def test_each_dependency_has_its_reason() -> None:
+def test_each_dependency_has_a_reason() -> None:
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
     named = [*project["dependencies"], *(each for some in project["optional-dependencies"].values() for each in some)]
     page = (REPOSITORY / "docs" / "dependencies.md").read_text()

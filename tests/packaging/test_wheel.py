@@ -1,4 +1,4 @@
-"""The wheel, installed with its dependencies in an empty environment, serves from any directory."""
+"""The wheel: its files, and the commands that it installs with its dependencies in an empty environment."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SOURCES = {
     "templates": "greenstalk_server/web/templates",
     "static": "greenstalk_server/web/static",
 }
-"""Each directory that is installed, and where the wheel has it."""
+"""The directories that are installed, and their paths in the wheel."""
 
 NEEDED_TO_BUILD = ("pyproject.toml", "README.md", "LICENSE")
 
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.timeout(300)
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of what a build needs, and of setup.py, which it can do without: a build leaves files behind."""
+    """A copy of the files that a build needs, and setup.py: a build leaves files behind."""
     copy = tmp_path_factory.mktemp("source")
     for name in SOURCES:
         shutil.copytree(REPOSITORY / name, copy / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
@@ -41,7 +41,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def wheel(checkout: Path) -> Path:
-    """The wheel of a checkout that was built before, when it had one module and one template more."""
+    """The wheel of a checkout with an earlier build, which had one more module and one more template."""
     ghosts = [checkout / "greenstalk_server" / "ghost.py", checkout / "templates" / "ghost.html"]
     for ghost in ghosts:
         ghost.write_text("")
@@ -52,7 +52,7 @@ def wheel(checkout: Path) -> Path:
 
 
 def build(checkout: Path) -> Path:
-    """Build the wheel of *checkout*, and return its path."""
+    """Build the wheel of *checkout*; return its path."""
     shutil.rmtree(checkout / "dist", ignore_errors=True)
     succeed(sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", checkout / "dist", checkout)
     (built,) = (checkout / "dist").iterdir()
@@ -60,12 +60,21 @@ def build(checkout: Path) -> Path:
 
 
 def names(wheel: Path) -> set[str]:
-    """The files that *wheel* installs."""
+    """Return the files that *wheel* installs."""
     with zipfile.ZipFile(wheel) as archive:
         return {name for name in archive.namelist() if ".dist-info/" not in name}
 
 
-def test_the_wheel_holds_every_file(wheel: Path) -> None:
+@pytest.fixture(scope="module")
+def installation(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A virtual environment with the wheel and its dependencies."""
+    environment = tmp_path_factory.mktemp("installation")
+    succeed(sys.executable, "-m", "venv", "--without-pip", environment)
+    install(environment, wheel)
+    return environment
+
+
+def test_wheel_has_every_file(wheel: Path) -> None:
     expected = {
         f"{installed}/{path.relative_to(REPOSITORY / source)}"
         for source, installed in SOURCES.items()
@@ -75,7 +84,7 @@ def test_the_wheel_holds_every_file(wheel: Path) -> None:
     assert names(wheel) == expected
 
 
-def test_a_compiled_build_without_a_compiler_says_what_to_install(checkout: Path, tmp_path: Path) -> None:
+def test_compiled_build_without_a_compiler_says_what_to_install(checkout: Path, tmp_path: Path) -> None:
     only_python = tmp_path / "bin"
     only_python.mkdir()
     (only_python / "python3").symlink_to(sys.executable)
@@ -94,20 +103,46 @@ def test_a_compiled_build_without_a_compiler_says_what_to_install(checkout: Path
     assert "Traceback" not in done.stderr
 
 
-def test_the_installed_command_serves_outside_the_checkout(wheel: Path, tmp_path: Path) -> None:
-    installation, elsewhere = tmp_path / "installation", tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    succeed(sys.executable, "-m", "venv", "--without-pip", installation)
-    succeed(sys.executable, "-m", "pip", "--python", installation / "bin" / "python", "install", wheel)
-    command = (str(installation / "bin" / "greenstalk-server"),)
-    with Daemon("-l", "127.0.0.1", "-p", "0", "--web-port", "0", command=command, cwd=elsewhere) as daemon:
+def test_installed_commands_work_outside_the_checkout(installation: Path, tmp_path: Path) -> None:
+    with serving(installation, tmp_path) as daemon:
         assert daemon.ask(b"put 0 0 60 2\r\nhi\r\n") == b"INSERTED 1"
         succeed(installation / "bin" / "greenstalkctl", "--server", f"127.0.0.1:{daemon.port}", "peek", "1")
-        assert b"<html" in fetch(daemon.dashboard).lower()
-        for path in (REPOSITORY / "static").rglob("*"):
-            if path.is_file():
-                assert fetch(f"{daemon.dashboard}static/{path.relative_to(REPOSITORY / 'static')}") == path.read_bytes()
+        check_dashboard(daemon)
         assert daemon.stop()[0] == 0
+
+
+def test_web_py_in_the_same_environment_breaks_neither(installation: Path, tmp_path: Path) -> None:
+    """web.py installs the top-level package `web`: a file of the same name would overwrite it, or be overwritten."""
+    install(installation, "web.py")
+    python = installation / "bin" / "python"
+    imported = succeed(python, "-I", "-c", "import web; web.application((), {}); print(web.__file__)")
+    (site_packages,) = installation.glob("lib/python*/site-packages")
+    assert imported == f"{site_packages}/web/__init__.py\n"
+    with serving(installation, tmp_path) as daemon:
+        check_dashboard(daemon)
+        assert daemon.stop()[0] == 0
+    succeed(sys.executable, "-m", "pip", "--python", python, "uninstall", "--yes", "web.py")
+    with serving(installation, tmp_path) as daemon:
+        check_dashboard(daemon)
+        assert daemon.stop()[0] == 0
+
+
+def serving(installation: Path, directory: Path) -> Daemon:
+    """Start the installed server in *directory*."""
+    command = (str(installation / "bin" / "greenstalk-server"),)
+    return Daemon("-l", "127.0.0.1", "-p", "0", "--web-port", "0", command=command, cwd=directory)
+
+
+def check_dashboard(daemon: Daemon) -> None:
+    """Check that the dashboard serves its pages, and each static file unchanged."""
+    assert b"<html" in fetch(daemon.dashboard).lower()
+    for path in (REPOSITORY / "static").rglob("*"):
+        if path.is_file():
+            assert fetch(f"{daemon.dashboard}static/{path.relative_to(REPOSITORY / 'static')}") == path.read_bytes()
+
+
+def install(environment: Path, requirement: str | Path) -> None:
+    succeed(sys.executable, "-m", "pip", "--python", environment / "bin" / "python", "install", requirement)
 
 
 def fetch(url: str) -> bytes:
@@ -117,8 +152,9 @@ def fetch(url: str) -> bytes:
         return body
 
 
-def succeed(*command: str | Path) -> None:
-    """Run *command* without what would let it see this checkout; fail with all that it said."""
+def succeed(*command: str | Path) -> str:
+    """Run *command* without the variables that would let it see this checkout; return its stdout."""
     environ = {name: text for name, text in os.environ.items() if name not in {"PYTHONPATH", "VIRTUAL_ENV"}}
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout

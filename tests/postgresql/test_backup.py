@@ -84,7 +84,8 @@ def test_what_cannot_be_done_is_told_and_no_password(cluster: Cluster, tmp_path:
     done = run("journal", "check", secret)
     assert (done.returncode, done.stderr) == (
         5,
-        "greenstalk-server: journal check: it looks at directories alone; `journal export` reads all of a database\n",
+        "greenstalk-server: journal check: postgresql://ada:***@127.0.0.1/jobs: must be a directory; use `journal export`,"
+        " which reads all of a database's journal\n",
     )
     done = run("journal", "export", secret, GREENSTALK_JOURNAL_NAME="a\udcff")
     assert done.returncode == 5

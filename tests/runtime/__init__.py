@@ -1,1 +1,1 @@
-"""The process itself: its log."""
+"""The process itself: log and threads."""

@@ -1,4 +1,4 @@
-"""The log: what its lines look like, that nobody can forge one, and what changes its level."""
+"""The log: the format of its lines, which no client can forge, and the signals that change its level."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ QUIET = (*LOOPBACK, "--no-web")
 
 
 class Log:
-    """What a server writes to stderr, line by line as it comes."""
+    """The stderr of a server, line by line."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stderr is not None
@@ -43,17 +43,17 @@ class Log:
             yield line.decode()
 
     def find(self, text: str) -> str:
-        """The next line that has *text*."""
+        """Return the next line that contains *text*."""
         return next(line for line in self if text in line)
 
     def event(self, message: str) -> dict[str, Any]:
-        """The next event, as JSON, with *message*."""
+        """Return the next JSON event with *message*."""
         return next(event for event in map(json.loads, self) if event["message"] == message)
 
 
 @pytest.fixture
 def json_server() -> Iterator[subprocess.Popen[bytes]]:
-    """A server that logs all there is, as JSON."""
+    """A server that logs everything, as JSON."""
     command = [*COMMAND, *LOOPBACK, "--web-port", "0", "-V"]
     with subprocess.Popen(
         command,
@@ -69,7 +69,7 @@ def json_server() -> Iterator[subprocess.Popen[bytes]]:
             process.kill()
 
 
-def test_as_json_every_line_is_an_event(json_server: subprocess.Popen[bytes]) -> None:
+def test_every_line_of_the_json_log_is_an_event(json_server: subprocess.Popen[bytes]) -> None:
     log = Log(json_server)
     serving = log.event("serving")
     assert serving["pid"] == json_server.pid
@@ -119,7 +119,7 @@ def test_as_json_every_line_is_an_event(json_server: subprocess.Popen[bytes]) ->
     assert json_server.wait(PATIENCE) == 0
 
 
-def test_nobody_can_forge_a_line() -> None:
+def test_client_cannot_forge_a_line() -> None:
     with Daemon(*QUIET, "-V") as daemon:
         daemon.ask(b"x\n2026-01-01 00:00:00.000 ERROR forged\x1b[2J\r\n")
         _, said = daemon.stop()
@@ -129,24 +129,24 @@ def test_nobody_can_forge_a_line() -> None:
     assert "\x1b" not in said
 
 
-def test_at_info_no_client_is_in_the_log() -> None:
+def test_clients_are_not_logged_at_info() -> None:
     with Daemon(*LOOPBACK, "--web-port", "0") as daemon:
         daemon.ask(b"bogus\r\n")
         with urllib.request.urlopen(daemon.dashboard, timeout=PATIENCE):  # noqa: S310  our own, on loopback
             pass
         _, said = daemon.stop()
     assert [line.split(" ", 2)[2] for line in said.splitlines()] == [
-        "INFO stopping: no new connections, what is in hand is finished",
+        "INFO stopping: refusing new connections, finishing commands and requests",
         "INFO stopped",
     ]
 
 
-def test_from_error_on_a_start_and_a_stop_leave_no_line() -> None:
+def test_start_and_stop_are_not_logged_at_error() -> None:
     with Daemon(*QUIET, "-c", "--log-level", "error") as daemon:
         assert daemon.stop() == (0, "")
 
 
-def test_a_start_that_fails_is_an_event_too() -> None:
+def test_failed_start_is_an_event_of_the_json_log() -> None:
     done = run("--no-web", "-p0", "-b", "/no/such/directory", "--log-format=json")
     (line,) = done.stderr.splitlines()
     event = json.loads(line)
@@ -157,7 +157,7 @@ def test_a_start_that_fails_is_an_event_too() -> None:
 # Signals
 
 
-def test_sigusr2_logs_more_and_again_less() -> None:
+def test_sigusr2_switches_to_debug_and_back() -> None:
     with Daemon(*QUIET, "--log-level", "warning") as daemon:
         log = Log(daemon.process)
         daemon.process.send_signal(signal.SIGUSR2)
@@ -171,27 +171,27 @@ def test_sigusr2_logs_more_and_again_less() -> None:
         assert daemon.stop() == (0, "")
 
 
-def test_sigusr2_leaves_debug_for_info() -> None:
+def test_sigusr2_switches_from_debug_to_info() -> None:
     with Daemon(*QUIET, "-V") as daemon:
         log = Log(daemon.process)
         daemon.process.send_signal(signal.SIGUSR2)
         assert "INFO log level changed to info (SIGUSR2)\n" in log.find("SIGUSR2")
 
 
-def test_sighup_is_noted() -> None:
+def test_sighup_is_logged() -> None:
     with Daemon(*QUIET, command=(*MINDING_SIGNALS, *COMMAND)) as daemon:
         daemon.process.send_signal(signal.SIGHUP)
         assert "INFO SIGHUP is ignored" in Log(daemon.process).find("SIGHUP")
         assert daemon.ask(b"use a\r\n") == b"USING a"
 
 
-def test_sighup_says_nothing_under_nohup() -> None:
+def test_sighup_is_ignored_under_nohup() -> None:
     with Daemon(*QUIET, command=("nohup", *COMMAND)) as daemon:
         daemon.process.send_signal(signal.SIGHUP)
         assert "SIGHUP" not in daemon.stop()[1]
 
 
-def test_sighup_stops_it_in_a_terminal() -> None:
+def test_sighup_stops_the_server_in_a_terminal() -> None:
     terminal, stdin = pty.openpty()
     with open(terminal, "wb"), open(stdin, "rb") as end:  # noqa: PTH123  descriptors
         script = "import os, sys; os.dup2(int(sys.argv[1]), 0); os.execv(sys.argv[2], sys.argv[2:])"
@@ -202,7 +202,7 @@ def test_sighup_stops_it_in_a_terminal() -> None:
     assert "stopping" in said
 
 
-# What nobody caught
+# Uncaught exceptions
 
 UNCAUGHT = """\
 import sys, threading, warnings
@@ -231,7 +231,7 @@ def uncaught(log_format: str) -> list[str]:
     return done.stderr.splitlines()
 
 
-def test_what_nobody_caught_is_an_event() -> None:
+def test_uncaught_exception_is_an_event() -> None:
     events = [json.loads(line) for line in uncaught("json")]
     assert [(event["level"], event["logger"]) for event in events] == [
         ("error", "greenstalk_server.runtime.logs"),
@@ -246,7 +246,7 @@ def test_what_nobody_caught_is_an_event() -> None:
         assert f"ValueError: {what}\n" in event["exception"]
 
 
-def test_no_line_of_a_traceback_looks_like_an_event() -> None:
+def test_traceback_lines_do_not_look_like_events() -> None:
     lines = uncaught("text")
     events = [line for line in lines if not line.startswith("    ")]
     assert [line.split()[2] for line in events] == ["ERROR", "ERROR", "ERROR", "WARNING", "CRITICAL"]
@@ -284,7 +284,7 @@ server.stop()
 """
 
 
-def test_a_view_that_fails_is_one_event_and_a_bad_request_none() -> None:
+def test_failed_view_is_one_event_and_a_bad_request_none() -> None:
     done = subprocess.run(
         [sys.executable, "-c", VIEWS], cwd=REPOSITORY, capture_output=True, text=True, timeout=PATIENCE, check=True
     )
@@ -303,12 +303,12 @@ def record(message: str, *args: object, **extra: object) -> logging.LogRecord:
     return logging.getLogger("test").makeRecord("test", logging.INFO, "f", 1, message, args, None, extra=extra)
 
 
-def test_a_field_of_text_shows_its_ends() -> None:
+def test_text_field_is_quoted_where_needed() -> None:
     text = TextFormatter().format(record("said %s", "ä\u2028", a=1, b="", c="x y", d='"', e="k=v", f=[1, 2], g="plain"))
     assert text.endswith(""" INFO said ä\\u2028 a=1 b='' c='x y' d='"' e='k=v' f='[1, 2]' g=plain""")
 
 
-def test_json_takes_whatever_there_is() -> None:
+def test_json_log_accepts_any_field_value() -> None:
     text = JsonFormatter().format(record("\udc80 \x9b ä", a=b"\xff", b={1: object}, level="forged", c=None))
     event = json.loads(text)
     assert text.isascii()

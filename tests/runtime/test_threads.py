@@ -1,4 +1,4 @@
-"""Blocking calls in the thread pool: results, exceptions, and what the other greenlets do meanwhile."""
+"""Blocking calls in the thread pool: results, exceptions, and the greenlets that run in the meantime."""
 
 from __future__ import annotations
 

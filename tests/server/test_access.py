@@ -247,7 +247,7 @@ def test_rules_beside_a_dashboard_without_a_password_are_warned_of(tmp_path: Pat
     flags = ("--config", str(path), "-p", "0", "--web-port", "0")
     for password, is_warned in (("", True), ("secret", False)):
         with Daemon(*flags, environ=environment(GREENSTALK_WEB_PASSWORD=password)) as daemon:
-            assert daemon.stop()[1].count("the access rules do not bind the dashboard") == is_warned
+            assert daemon.stop()[1].count("the access rules do not apply to the dashboard") == is_warned
 
 
 # A real server with the example of docs/security.md, and a real client library

@@ -102,4 +102,4 @@ def test_a_secret_in_a_file_that_everybody_can_read_is_warned_of(tmp_path: Path)
         with contextlib.suppress(HTTPError):
             get(daemon.dashboard)
         _, said = daemon.stop()
-    assert f"everybody on this machine can read the password in {path}" in said and "open-sesame" not in said
+    assert f"every user of this machine can read the password in {path}" in said and "open-sesame" not in said

@@ -1,1 +1,1 @@
-"""A server under mixed load of real clients for long, and an audit of all jobs at its end. See docs/testing.md."""
+"""Soak test: a server under mixed load of real clients for hours, and an audit of all jobs. See docs/testing.md."""

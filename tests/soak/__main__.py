@@ -1,10 +1,10 @@
-"""`make soak`: a server under mixed load of real clients for as long as is wanted, and an account of every job.
+"""`make soak`: a server under mixed load of real clients for a long time, and an audit of every job.
 
     python -m tests.soak [--seconds N] [--seed N] [--directory DIR]
 
-What is left in DIR: `report.json`, `report.html` with a chart of every figure over time, and the server's log. The exit
-code is 1 if anything was wrong. After a quarter of the time the server is stopped in order and started again; the
-steady phase, over which memory and file descriptors are to be flat, is the second half.
+The results in DIR are `report.json`, `report.html` with a chart of every figure over time, and the server's log. The
+exit code is 1 if there was any error. After a quarter of the time the server is stopped in order and started again. The
+second half is the steady phase, in which memory and file descriptors must not grow.
 """
 
 from __future__ import annotations
@@ -38,33 +38,32 @@ PROCESSES: Final = (
     ("producer", "producer", "worker", "worker", "leaver", "bulk"),
     ("producer", "worker", "worker", "worker", "kicker", "pauser", "viewer", "stream", "stream"),
 )
-"""The roles, by process. Besides, one worker at a time is killed, and one client measures."""
+"""The roles of each process. In addition one worker at a time is killed, and one client measures."""
 
 KILL_EVERY: Final = 3.0
-"""Seconds a victim lives."""
+"""Seconds until a victim is killed."""
 
 SEGMENT_SIZE: Final = 262_144
-"""Bytes: small, so that segments come, are compacted and go all the time."""
+"""Bytes; small, so that segments are created, compacted and removed all the time."""
 
 MEMORY_MAY_GROW: Final = 8 * 2**20
-"""Bytes between the begin of the steady phase and its end, by the medians of its first and last third. What is kept by
-design still grows then: an hour of history for each tube, addresses of workers that have gone; and the number of jobs
-that there are at a time goes up and down."""
+"""Bytes by which the median of the last third of the steady phase may exceed that of the first third. Data that is kept
+by design still grows: an hour of history for each tube, and addresses of former workers. The number of jobs varies."""
 
 SETTLED_AFTER: Final = 600.0
-"""Seconds. In a shorter run what is kept by design is still being filled, so it may grow by three times as much."""
+"""Seconds. In a shorter run, data that is kept by design is still growing, so the bound is three times as much."""
 
 FILES_MAY_GROW: Final = 5
-"""File descriptors beyond those of connections: segments of the journal come and go."""
+"""File descriptors beyond those of connections: the number of journal segments varies."""
 
 PATIENCE: Final = 60.0
-"""Seconds for whatever has to come about at the start or the end."""
+"""Seconds to wait for a condition at the start or the end."""
 
 MIB: Final = 2**20
 
 
 class Server:
-    """The server, twice: `process` is the life that goes on. Both write to one log."""
+    """The server, started twice; `process` is the one that runs. Both write to one log."""
 
     def __init__(self, directory: Path) -> None:
         self.port, self.web_port = _free_ports(2)
@@ -74,12 +73,12 @@ class Server:
         self.process = self._start()
 
     def restart(self) -> None:
-        """Stop it in order, and start it on what it leaves."""
+        """Stop the server in order, and start it again on the same journal."""
         self.stop()
         self.process = self._start()
 
     def stop(self) -> None:
-        """Stop it in order; raise AssertionError if it does not end so, or its invariants do not hold."""
+        """Stop the server in order; raise AssertionError if its exit code or its invariants are wrong."""
         said = self.log.read_text()
         self.process.send_signal(signal.SIGTERM)
         code = self.process.wait(PATIENCE)
@@ -104,7 +103,7 @@ class Server:
 
 
 class Sampler(threading.Thread):
-    """Each second, how the server is; and how long a client of its own waits for it."""
+    """Samples the server's figures every second, and the time that a client of its own waits for a reply."""
 
     def __init__(self, server: Server) -> None:
         super().__init__(daemon=True)
@@ -120,10 +119,10 @@ class Sampler(threading.Thread):
                 with socket.create_connection(("127.0.0.1", self._server.port), PATIENCE) as sock:
                     self._watch(sock)
             except (OSError, psutil.NoSuchProcess, ValueError):
-                time.sleep(0.2)  # it restarts
+                time.sleep(0.2)  # the server restarts
 
     def now(self) -> float:
-        """Seconds since the beginning."""
+        """Seconds since the start."""
         return time.time() - self._began
 
     def _watch(self, sock: socket.socket) -> None:
@@ -172,7 +171,7 @@ class Sampler(threading.Thread):
 
 
 def main() -> int:
-    """Soak as the arguments say."""
+    """Run the soak test that the arguments describe."""
     parser = argparse.ArgumentParser(prog="python -m tests.soak")
     parser.add_argument("--seconds", type=float, default=3600.0)
     parser.add_argument("--seed", type=int, default=secrets.randbelow(2**31))
@@ -184,7 +183,7 @@ def main() -> int:
 
 
 def soak(seconds: float, seed: int, directory: Path) -> dict[str, object]:
-    """Have a server used for *seconds*; leave a report in *directory*, and return it."""
+    """Put load on a server for *seconds*; write a report to *directory*, and return it."""
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
     print(f"seed {seed}, {seconds:.0f} s, in {directory}", flush=True)
@@ -230,13 +229,13 @@ def _soak(seconds: float, seed: int, directory: Path, server: Server) -> dict[st
         "seed": seed,
         "jobs": sums,
         "workers killed": kills,
-        "deeds": dict(sorted(ledger.deeds.items())),
+        "actions": dict(sorted(ledger.actions.items())),
         "figures": figures,
         "wrong": wrong[:100],
         "samples": sampler.samples,
     }
     (directory / "report.json").write_text(json.dumps(report, indent=1))
-    facts = [f"{name}: {report[name]}" for name in ("seconds", "jobs", "workers killed", "deeds", "figures", "wrong")]
+    facts = [f"{name}: {report[name]}" for name in ("seconds", "jobs", "workers killed", "actions", "figures", "wrong")]
     (directory / "report.html").write_text(plot.page("A soak of Greenstalk Server", facts, sampler.samples, marks))
     return report
 
@@ -258,8 +257,8 @@ def _restart_at(when: float, server: Server, sampler: Sampler, marks: list[tuple
         server.restart()
 
 
-def _kill_workers(server: Server, until: float, meanwhile: Callable[[], None]) -> int:
-    """Until then, kill one worker after the other in whatever it does; return how many."""
+def _kill_workers(server: Server, until: float, on_poll: Callable[[], None]) -> int:
+    """Kill one worker after the other at random moments until *until*; return their number."""
     kills = 0
     while time.time() < until:
         with subprocess.Popen(
@@ -268,12 +267,12 @@ def _kill_workers(server: Server, until: float, meanwhile: Callable[[], None]) -
             time.sleep(min(KILL_EVERY, max(0.0, until - time.time())))
             victim.kill()
         kills += 1
-        meanwhile()
+        on_poll()
     return kills
 
 
 def _figures(samples: list[dict[str, float]], seconds: float, wrong: list[str]) -> dict[str, object]:
-    """Of the steady phase; what is not flat in it is wrong."""
+    """Return the figures of the steady phase, and record an error for each that has grown."""
     steady = [sample for sample in samples if sample["at"] > seconds / 2 and "puts" in sample]
     third = len(steady) // 3
     if not third:
@@ -303,7 +302,7 @@ def _figures(samples: list[dict[str, float]], seconds: float, wrong: list[str]) 
 
 
 def _files_at_the_end(server: Server, wrong: list[str]) -> int:
-    """When all clients have left no more are open than the server and its journal need by themselves."""
+    """Check that, without clients, no more descriptors are open than the server and its journal need."""
     process, needed = psutil.Process(server.process.pid), 30
     try:
         _eventually(lambda: process.num_fds() <= needed and not process.net_connections("tcp")[2:], "all are closed")
@@ -315,7 +314,7 @@ def _files_at_the_end(server: Server, wrong: list[str]) -> int:
 
 
 def _present(server: Server) -> dict[int, bytes]:
-    """Every job that there is, by looking at every id that may have been given."""
+    """Return every existing job, by peeking at every id that may have been given."""
     present: dict[int, bytes] = {}
     with socket.create_connection(("127.0.0.1", server.port), PATIENCE) as sock, sock.makefile("rb") as reader:
         sock.sendall(b"put 0 0 60 0\r\n\r\n")
@@ -346,7 +345,7 @@ def _look_at_what_is_left(server: Server, wrong: list[str]) -> None:
 
 
 def _probe(sock: socket.socket, reader: object) -> float:
-    """Seconds that putting, reserving and deleting a job take."""
+    """Return the seconds that putting, reserving and deleting a job take."""
     read = reader.readline  # type: ignore[attr-defined]
     began = time.perf_counter()
     sock.sendall(b"put 0 0 60 5\r\nprobe\r\n")
@@ -364,7 +363,7 @@ def _size(directory: Path) -> int:
     for path in directory.iterdir():
         try:
             total += path.stat().st_size
-        except FileNotFoundError:  # compaction is at work
+        except FileNotFoundError:  # compaction is running
             continue
     return total
 

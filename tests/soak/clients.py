@@ -1,7 +1,7 @@
-"""The load: what programs do with a queue all day, and what happens to them. Each role is a thread of its own.
+"""The load: typical programs that use a queue, and failures. Each role is a thread.
 
-Workers and producers use the greenstalk library; who breaks off in the middle of things, raw sockets. Every role lives
-through a restart of the server: it notes what was under way, and connects again.
+Workers and producers use the greenstalk library; clients that break off use raw sockets. Every role survives a restart
+of the server: it records the command whose reply is missing, and connects again.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from tests.soak.ledger import Ledger, body_of, token_of
 
 TUBES: Final = tuple(f"work-{number}" for number in range(8))
 BACKLOG: Final = 3000
-"""Ready jobs at which producers wait for the workers."""
+"""Ready jobs above which producers wait for the workers."""
 
 PATIENCE: Final = 30.0
-"""Seconds of any one answer, over HTTP; and until a server that restarts is there again."""
+"""Seconds to wait for an HTTP response, and for a server that restarts."""
 
 BULK: Final = 200
 """Jobs of one round of bulk changes."""
@@ -41,7 +41,7 @@ RETRY: Final = 0.2
 
 @dataclass(frozen=True)
 class Target:
-    """Where the server listens, and until when to use it."""
+    """The addresses of the server, and the time at which to stop."""
 
     port: int
     web_port: int
@@ -49,7 +49,7 @@ class Target:
 
 
 def run(process: int, roles: list[str], target: Target, seed: int, result: Path) -> None:
-    """Play *roles*, a thread each, until the time is up; leave the ledger in the file *result*."""
+    """Run *roles*, one thread each, until the time is up; write the ledger to the file *result*."""
     ledger = Ledger()
     threads = []
     for number, role in enumerate(roles):
@@ -73,7 +73,7 @@ class Player:
         self._serial = 0
 
     def play(self, role: str) -> None:
-        """Go on in spite of broken connections; whatever else goes wrong is for the report."""
+        """Continue after a broken connection; record any other exception in the report."""
         act: Callable[[], None] = getattr(self, f"_{role}")
         while self._is_time():
             try:
@@ -143,7 +143,7 @@ class Player:
             return
         chance = self._rng.random()
         if chance < 0.02:
-            time.sleep(1.1)  # some are late then, and get NOT_FOUND
+            time.sleep(1.1)  # some are too late, and get NOT_FOUND
         elif chance < 0.05:
             client.touch(job)
         if chance < 0.85:
@@ -162,7 +162,7 @@ class Player:
             self._ledger.deleted[id] = token
         finally:
             if not isinstance(sys.exception(), OSError):
-                self._ledger.perhaps_deleted.discard(id)  # it is gone, or another's by now: there was an answer
+                self._ledger.perhaps_deleted.discard(id)  # the job is deleted, or reserved by another worker
 
     def _kicker(self) -> None:
         with self._connect() as client:
@@ -183,10 +183,10 @@ class Player:
                     self._ledger.count("pauses")
                 time.sleep(1.0)
 
-    # Who breaks off
+    # Clients that break off
 
     def _leaver(self) -> None:
-        """Connect, begin something, and be gone, in order or not."""
+        """Connect, begin something, and disconnect, in order or not."""
         while self._is_time():
             begun = self._rng.choice(
                 (
@@ -219,13 +219,13 @@ class Player:
             connection.request(method, f"/api/v1{path}", body, {"Content-Type": "application/json"})
             response = connection.getresponse()
             data = response.read()
-        if response.status in (404, 503):  # tasks end with the server, and a server that ends refuses
+        if response.status in (404, 503):  # tasks end with the server, and a server that stops refuses
             raise ConnectionError(f"{method} {path}: {response.status}")
         assert response.status < 300, f"{method} {path}: {response.status} {data[:300]!r}"
         return json.loads(data)
 
     def _bulk(self) -> None:
-        """Rounds of bulk changes of jobs that nobody else touches; at the end of each none is left."""
+        """Make bulk changes to jobs that no other client touches; at the end of each round no job is left."""
         while self._is_time():
             tokens = [self._token() for _ in range(BULK)]
             mine, other = f"bulk-{tokens[0]}", f"bulk-{tokens[0]}-moved"
@@ -258,7 +258,7 @@ class Player:
         assert task["state"] == "done" and task["changed"] == expected, f"{fields}: {task}"
 
     def _viewer(self) -> None:
-        """Somebody who looks at the dashboard, page after page."""
+        """A user who looks at the dashboard, page after page."""
         pages = (
             "/", f"/tube?tube={TUBES[0]}", f"/api/v1/tubes/history?tube={TUBES[0]}", "/connections", "/metrics",
             "/api/v1/tubes", "/api/v1/server", "/api/v1/jobs?limit=100", "/api/v1/jobs?q=body%3A.9&bodies=false",
@@ -276,7 +276,7 @@ class Player:
             time.sleep(0.2)
 
     def _stream(self) -> None:
-        """A dashboard that stays open, for a while."""
+        """A dashboard that stays open for a while."""
         connection = http.client.HTTPConnection("127.0.0.1", self._target.web_port, timeout=PATIENCE)
         with contextlib.closing(connection):
             connection.request("GET", "/api/v1/events")

@@ -1,4 +1,4 @@
-"""What the clients know of every job: whether it was put, and whether it was deleted; and the audit at the end."""
+"""The clients' knowledge of every job: whether it was put and whether it was deleted; and the audit at the end."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Ledger:
-    """One process's part. Ids and tokens; a token is what a job's body begins with, and no other job's does.
+    """The ledger of one process, by id and token. A token is the start of a job's body, unique to the job.
 
     put             acknowledged, by id.
-    perhaps_put     sent, and the connection broke before the answer.
+    perhaps_put     sent, but the connection broke before the reply.
     deleted         acknowledged, by id.
-    perhaps_deleted sent, and the connection broke before the answer.
-    wrong           what should not be, a line each.
+    perhaps_deleted sent, but the connection broke before the reply.
+    wrong           errors, one line each.
     """
 
     put: dict[int, str] = field(default_factory=dict)
@@ -22,14 +22,14 @@ class Ledger:
     deleted: dict[int, str] = field(default_factory=dict)
     perhaps_deleted: set[int] = field(default_factory=set)
     wrong: list[str] = field(default_factory=list)
-    deeds: dict[str, int] = field(default_factory=dict)
+    actions: dict[str, int] = field(default_factory=dict)
 
-    def count(self, deed: str, times: int = 1) -> None:
-        """Note that something was done, for the report."""
-        self.deeds[deed] = self.deeds.get(deed, 0) + times
+    def count(self, action: str, times: int = 1) -> None:
+        """Count an action, for the report."""
+        self.actions[action] = self.actions.get(action, 0) + times
 
     def merge(self, other: Ledger) -> None:
-        """Add what another process knows."""
+        """Add the ledger of another process."""
         for id, token in other.put.items():
             if id in self.put:
                 self.wrong.append(f"id {id} was given to {token} and to {self.put[id]}")
@@ -41,18 +41,18 @@ class Ledger:
         self.perhaps_put |= other.perhaps_put
         self.perhaps_deleted |= other.perhaps_deleted
         self.wrong += other.wrong
-        for deed, times in other.deeds.items():
-            self.count(deed, times)
+        for action, times in other.actions.items():
+            self.count(action, times)
 
 
 def body_of(token: str, size: int) -> bytes:
-    """The body of the job *token*, about *size* bytes, from which token and size can be told."""
+    """Return the body of the job *token*: about *size* bytes, with the token and a way to check the size."""
     head = b"%b:%d:" % (token.encode(), size)
     return head + (head * (size // len(head) + 1))[:size]
 
 
 def token_of(body: bytes) -> str | None:
-    """Whose body this is; None if it is none that was ever put."""
+    """Return the token of *body*; None if no client has put it."""
     token, _, rest = body.partition(b":")
     size, _, _ = rest.partition(b":")
     try:
@@ -62,7 +62,7 @@ def token_of(body: bytes) -> str | None:
 
 
 def audit(ledger: Ledger, present: Mapping[int, bytes]) -> dict[str, int]:
-    """Hold *ledger*, of all processes, against the jobs that there are; add to `wrong`, and return the sums."""
+    """Compare *ledger*, of all processes, with the existing jobs; add errors to `wrong`, and return the sums."""
     tokens = {id: token_of(body) for id, body in present.items()}
     wrong = ledger.wrong
     for id, token in tokens.items():
@@ -84,7 +84,7 @@ def audit(ledger: Ledger, present: Mapping[int, bytes]) -> dict[str, int]:
 
 
 def _sums(ledger: Ledger, present: Iterable[int]) -> dict[str, int]:
-    """Jobs put = deleted + present: those whose put or delete nobody can tell of count as what became of them."""
+    """Return the terms of put = deleted + present; a put or delete without a reply counts as what became of the job."""
     there = set(present)
     unanswered = ledger.perhaps_deleted & ledger.put.keys() - ledger.deleted.keys() - there
     sums = {

@@ -1,4 +1,4 @@
-"""The samples of a soak as one page that needs nothing else: a chart a figure, in SVG."""
+"""The samples of a soak test as one self-contained page: one SVG chart per figure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CHARTS: Final = (
 def page(
     title: str, facts: Sequence[str], samples: Sequence[dict[str, float]], marks: Sequence[tuple[float, str]]
 ) -> str:
-    """HTML of all charts over *samples*, each with its time in seconds as `at`; *marks* are moments worth a line."""
+    """Return HTML with all charts of *samples*, whose `at` is in seconds; *marks* are times to mark with a line."""
     listed = "".join([f"<li>{html.escape(fact)}</li>" for fact in facts])
     charts = "".join([_chart(name, keys, samples, marks) for name, keys in CHARTS])
     style = "body{font:14px sans-serif;margin:2em;max-width:960px}text{font:11px sans-serif}h2{font-size:15px}"

@@ -1,4 +1,4 @@
-"""The real command, in a process whose broker has to hold its invariants when it stops."""
+"""The real command, in a process that checks the broker's invariants when it stops."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from greenstalk_server import cli
 from greenstalk_server.net.server import Server
 
 CHECKED: Final = "the broker's invariants hold"
-"""Said once the server has stopped, if they do."""
+"""Printed after the server has stopped, if the invariants hold."""
 
 _stop = Server.stop
 

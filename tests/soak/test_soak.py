@@ -1,4 +1,4 @@
-"""A short run of what `make soak` does for an hour."""
+"""A short run of `make soak`, and tests of its audit."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def put(*ids: int) -> Ledger:
     return Ledger(put={id: f"0.{id}" for id in ids})
 
 
-def test_a_body_tells_whose_it_is() -> None:
+def test_token_of_a_body() -> None:
     for size in (0, 1, 20, 1000):
         body = body_of("1.2.3", size)
         assert token_of(body) == "1.2.3"
@@ -38,7 +38,7 @@ def test_a_body_tells_whose_it_is() -> None:
     assert token_of(b"\xff:0:") is None
 
 
-def test_the_audit_agrees_where_put_is_deleted_and_present() -> None:
+def test_audit_accepts_deleted_and_present_jobs() -> None:
     ledger = put(1, 2, 3)
     ledger.deleted[1] = "0.1"
     ledger.perhaps_deleted.add(2)
@@ -47,7 +47,7 @@ def test_the_audit_agrees_where_put_is_deleted_and_present() -> None:
     assert sums == {"put": 3, "deleted": 1, "deleted, unanswered": 1, "present": 1}
 
 
-def test_the_audit_counts_a_put_without_an_answer_that_was_made() -> None:
+def test_audit_counts_a_put_without_a_reply_that_took_effect() -> None:
     ledger = Ledger(perhaps_put={"0.1", "0.2"})
     assert audit(ledger, {7: body_of("0.1", 5)})["put"] == 1
     assert not ledger.wrong
@@ -64,7 +64,7 @@ def test_the_audit_counts_a_put_without_an_answer_that_was_made() -> None:
         ({1: body_of("0.1", 5)}, {5: "0.5"}, "job 5 was 0.5 when it was deleted, and was put as None"),
     ],
 )
-def test_the_audit_sees_what_is_wrong(present: dict[int, bytes], deleted: dict[int, str], said: str) -> None:
+def test_audit_reports_errors(present: dict[int, bytes], deleted: dict[int, str], said: str) -> None:
     ledger = put(1)
     ledger.deleted = deleted
     audit(ledger, present)

@@ -1,4 +1,4 @@
-"""A worker that will be killed: it reserves, and keeps, buries, releases and touches jobs, but deletes none."""
+"""A worker that will be killed: it reserves, holds, buries, releases and touches jobs, but deletes none."""
 
 from __future__ import annotations
 

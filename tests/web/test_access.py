@@ -1,6 +1,6 @@
-"""Roles: admins change things, viewers look on; nobody changes anything where all is read-only, and bodies can hide.
+"""Roles: admins may change things, viewers may look; a read-only dashboard allows no changes; bodies can be hidden.
 
-Every rule of the app is gone through, so that a page or an action that is added is asked the same.
+The tests go through all rules of the app, so that a new page or action is checked too.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ OURS = {"Sec-Fetch-Site": "same-origin"}
 
 MARKER = b'{"marker":"tHe-mArKeR"}'
 TRACES = ("tHe-mArKeR", MARKER.hex(), MARKER.hex(" "), base64.b64encode(MARKER).decode(), "bWFya2Vy")
-"""How the body would show: as it is, in hexadecimal, in base64."""
+"""The body as it could appear: as text, in hexadecimal, in base64."""
 
-FOR_EVERYBODY = "/theme"
+OPEN_TO_VIEWERS = "/theme"
 
 
 def posts(app: Flask) -> list[str]:
-    """What pages ask for by POST; of the API the same is shown in tests/web/api."""
+    """Return the paths of pages with the method POST; tests/web/api does the same for the API."""
     return sorted(rules(app, "POST"))
 
 
@@ -46,7 +46,7 @@ def rules(app: Flask, method: str) -> set[str]:
 
 @pytest.fixture
 def ids(queue: Queue) -> dict[str, int]:
-    """A job in each state with the marker as its body."""
+    """A job in each state, with the marker as its body."""
     client, now = queue.connect(), queue.now
     queue.broker.use(client, b"mail")
     ids = {state: queue.broker.allocate_id() for state in ("ready", "reserved", "buried", "delayed")}
@@ -63,15 +63,15 @@ def states(queue: Queue) -> dict[int, tuple[int, bytes, int]]:
     return {job.id: (job.state, job.body, job.pri) for job in queue.broker.jobs.values()}
 
 
-# Who is who
+# Roles
 
 
 def status(client: FlaskClient, name: str, password: str, path: str = "/audit") -> int:
-    """200 for an admin and 403 for a viewer, since only admins see the audit log."""
+    """Return 200 for an admin and 403 for a viewer, since only admins see the audit log."""
     return client.get(path, headers=basic(name, password)).status_code
 
 
-def test_the_password_makes_the_role(queue: Queue) -> None:
+def test_password_determines_the_role(queue: Queue) -> None:
     client = queue.app(password=ADMIN, viewer_password=VIEWER).test_client()
     assert [status(client, name, ADMIN) for name in ("", "ada", "wörker")] == [200] * 3
     assert [status(client, name, VIEWER) for name in ("", "ada", "wörker")] == [403] * 3
@@ -80,7 +80,7 @@ def test_the_password_makes_the_role(queue: Queue) -> None:
     assert client.get("/").status_code == 401
 
 
-def test_the_user_goes_with_the_admins_password_alone(queue: Queue) -> None:
+def test_user_name_is_required_with_the_admin_password_only(queue: Queue) -> None:
     client = queue.app(user="ada", password=ADMIN, viewer_password=VIEWER).test_client()
     assert status(client, "ada", ADMIN) == 200
     assert [status(client, name, ADMIN) for name in ("", "Ada", "ada ", "bob")] == [401] * 4
@@ -89,14 +89,14 @@ def test_the_user_goes_with_the_admins_password_alone(queue: Queue) -> None:
     assert "The name or the password is wrong" not in client.get("/").text
 
 
-def test_a_wrong_name_is_not_told_from_a_wrong_password(queue: Queue) -> None:
+def test_wrong_name_and_wrong_password_look_the_same(queue: Queue) -> None:
     client = queue.app(user="ada", password=ADMIN).test_client()
-    wrong = [client.get("/", headers=basic(*said)).text for said in (("bob", ADMIN), ("ada", "x"), ("bob", "x"))]
+    wrong = [client.get("/", headers=basic(*message)).text for message in (("bob", ADMIN), ("ada", "x"), ("bob", "x"))]
     assert len(set(wrong)) == 1
     assert "The name or the password is wrong" in wrong[0]
 
 
-def test_who_is_logged_in_is_on_each_page(queue: Queue) -> None:
+def test_each_page_shows_the_login_name(queue: Queue) -> None:
     client = queue.app(password=ADMIN, viewer_password=VIEWER).test_client()
     admin, viewer = (Page(client.get("/", headers=basic("<ada>", password)).text).text for password in (ADMIN, VIEWER))
     assert "Logged in as <ada>" in admin
@@ -106,7 +106,7 @@ def test_who_is_logged_in_is_on_each_page(queue: Queue) -> None:
     assert "Logged in" not in client.get("/", headers=basic("<ada>", "wrong")).text
 
 
-# Viewers, and read-only
+# Viewers and read-only dashboards
 
 NOT_ADMINS = {
     "viewer": ({"password": ADMIN, "viewer_password": VIEWER}, VIEWER, "You are logged in as a viewer"),
@@ -119,12 +119,12 @@ NOT_ADMINS = {
 
 @pytest.fixture(params=NOT_ADMINS)
 def not_admin(request: pytest.FixtureRequest, queue: Queue) -> tuple[Flask, dict[str, str], str]:
-    """An app, the headers of somebody who may not change anything there, and why not."""
+    """An app, headers of a visitor who may not change anything, and the reason."""
     options, password, why = NOT_ADMINS[request.param]
     return queue.app(**options), basic("eve", password) if password else {}, why
 
 
-def test_nobody_but_an_admin_changes_anything(
+def test_only_an_admin_changes_anything(
     queue: Queue, ids: dict[str, int], not_admin: tuple[Flask, dict[str, str], str]
 ) -> None:
     app, headers, why = not_admin
@@ -132,7 +132,7 @@ def test_nobody_but_an_admin_changes_anything(
     form = {"tube": "mail", "id": str(ids["ready"]), "seconds": "9", "state": "ready", "confirm": "mail", "all": "1",
             "pri": "1", "ttr": "1", "delay": "0", "body": "x", "name": "n", "count": "1", "number": "1"}  # fmt: skip
     for rule in [*posts(app), "/nowhere"]:
-        if rule == FOR_EVERYBODY:
+        if rule == OPEN_TO_VIEWERS:
             continue
         response = app.test_client().post(rule, data=form, headers=OURS | headers)
         assert response.status_code == 403, rule
@@ -142,14 +142,14 @@ def test_nobody_but_an_admin_changes_anything(
     assert not queue.broker.tubes[b"mail"].paused_until
 
 
-def test_an_admin_is_refused_none_of_it(queue: Queue, ids: dict[str, int]) -> None:
+def test_admin_may_do_everything(queue: Queue, ids: dict[str, int]) -> None:
     app = queue.app(password=ADMIN, viewer_password=VIEWER)
     for rule in posts(app):
         response = app.test_client().post(rule, headers=OURS | basic("ada", ADMIN))
         assert response.status_code in (303, 400, 404), rule
 
 
-def test_who_may_not_change_anything_is_shown_no_form_for_it(
+def test_visitor_who_may_not_change_anything_sees_no_forms(
     queue: Queue, ids: dict[str, int], not_admin: tuple[Flask, dict[str, str], str]
 ) -> None:
     app, headers, _ = not_admin
@@ -159,11 +159,11 @@ def test_who_may_not_change_anything_is_shown_no_form_for_it(
             if tag == "form":
                 seen[attributes["action"], attributes.get("method")] = path
             assert "formaction" not in attributes, path
-    assert {action for action, method in seen if method == "post"} == {FOR_EVERYBODY}
+    assert {action for action, method in seen if method == "post"} == {OPEN_TO_VIEWERS}
 
 
-def test_an_admin_is_shown_forms(queue: Queue, ids: dict[str, int]) -> None:
-    """Else the test before this one shows nothing."""
+def test_admin_sees_forms(queue: Queue, ids: dict[str, int]) -> None:
+    """Shows that the test above can fail."""
     actions = set()
     for _, page in pages(queue.app().test_client(), ids, {}):
         actions |= {attributes["action"] for tag, attributes in Page(page).elements if tag == "form"}
@@ -177,7 +177,7 @@ def test_everybody_may_choose_a_theme(queue: Queue, options: dict[str, object]) 
     assert response.status_code == 303
 
 
-def test_an_admin_sees_the_audit_log_of_a_read_only_dashboard(queue: Queue) -> None:
+def test_admin_of_a_read_only_dashboard_sees_the_audit_log(queue: Queue) -> None:
     client = queue.app(is_read_only=True, password=ADMIN, viewer_password=VIEWER).test_client()
     assert [status(client, "", password) for password in (ADMIN, VIEWER)] == [200, 403]
     assert [status(client, "", password, "/audit/export?format=csv") for password in (ADMIN, VIEWER)] == [200, 403]
@@ -189,7 +189,7 @@ def test_an_admin_sees_the_audit_log_of_a_read_only_dashboard(queue: Queue) -> N
 
 
 def addresses(client: FlaskClient, ids: dict[str, int], headers: dict[str, str]) -> dict[str, list[str]]:
-    """Every rule for GET, and the addresses to look at."""
+    """Return the rules with GET, and addresses to request for each."""
     found = client.get("/search?q=pri:10&tube=mail", headers=headers)
     assert found.status_code in (200, 302, 303), found.text
     tasks = re.findall(r"task\?id=(\w+)", client.get("/task", headers=headers).text)
@@ -224,7 +224,7 @@ def addresses(client: FlaskClient, ids: dict[str, int], headers: dict[str, str])
 
 
 def pages(client: FlaskClient, ids: dict[str, int], headers: dict[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield the address and text of every page."""
+    """Yield address and text of every page."""
     for path in [path for paths in addresses(client, ids, headers).values() for path in paths]:
         response = client.get(path, headers=headers)
         if response.mimetype == "text/html" and response.status_code == 200:
@@ -233,7 +233,7 @@ def pages(client: FlaskClient, ids: dict[str, int], headers: dict[str, str]) -> 
 
 
 def shown(client: FlaskClient, ids: dict[str, int]) -> dict[str, int]:
-    """Look at everything; return in how many answers of each rule the marker was."""
+    """Request every address; return per rule how many responses contain the marker."""
     found = {}
     for rule, paths in addresses(client, ids, {}).items():
         found[rule] = 0
@@ -253,31 +253,31 @@ def save_sample(client: FlaskClient) -> None:
     assert client.post("/sample/save", data=form, headers=OURS).status_code == 303
 
 
-def test_every_page_is_looked_at(queue: Queue, ids: dict[str, int]) -> None:
+def test_addresses_cover_every_rule(queue: Queue, ids: dict[str, int]) -> None:
     app = queue.app()
     assert set(addresses(app.test_client(), ids, {})) == gets(app)
 
 
-def test_hidden_bodies_show_nowhere(queue: Queue, ids: dict[str, int]) -> None:
+def test_hidden_bodies_appear_nowhere(queue: Queue, ids: dict[str, int]) -> None:
     client = queue.app(hides_bodies=True).test_client()
     save_sample(client)
     assert {rule for rule, times in shown(client, ids).items() if times} == set()
 
 
-def test_bodies_show_where_they_are_not_hidden(queue: Queue, ids: dict[str, int]) -> None:
-    """Else the test before this one shows nothing."""
+def test_bodies_appear_where_they_are_not_hidden(queue: Queue, ids: dict[str, int]) -> None:
+    """Shows that the test above can fail."""
     client = queue.app().test_client()
     save_sample(client)
     places = {rule for rule, times in shown(client, ids).items() if times}
     assert places >= {"/job", "/job/body", "/job/form", "/export", "/tube"}
 
 
-def test_a_hidden_body_is_not_given_as_a_file(queue: Queue, ids: dict[str, int]) -> None:
+def test_hidden_body_cannot_be_downloaded(queue: Queue, ids: dict[str, int]) -> None:
     response = queue.app(hides_bodies=True).test_client().get(f"/job/body?id={ids['ready']}")
     assert response.status_code == 403
 
 
-def test_a_hidden_body_does_not_come_back_with_a_refused_change(queue: Queue, ids: dict[str, int]) -> None:
+def test_refused_change_does_not_show_a_hidden_body(queue: Queue, ids: dict[str, int]) -> None:
     client = queue.app(hides_bodies=True).test_client()
     for rule in posts(client.application):
         for state, id in ids.items():

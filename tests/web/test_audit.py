@@ -1,4 +1,4 @@
-"""The audit log: what is noted, how it is kept through crashes and failing disks, and what its page shows."""
+"""The audit log: its entries, how they survive crashes and failing disks, its page and its export."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def audit(queue: Queue, tmp_path: Path) -> Audit:
 
 @pytest.fixture(autouse=True)
 def context(queue: Queue) -> Iterator[None]:
-    """A request, for those who note without one."""
+    """A request context, for tests that log without a request."""
     with queue.app().test_request_context():
         yield
 
@@ -47,7 +47,7 @@ def numbers(audit: Audit, before: int = 0) -> list[int]:
 
 
 def fill(audit: Audit, count: int, **details: str | int) -> None:
-    """Note *count* entries, as many at a time as are kept in memory."""
+    """Log *count* entries, in batches of as many as are kept in memory."""
     for number in range(count):
         audit.note("tube/pause", tube=f"t{number}", **details)
         if number % 500 == 499:
@@ -57,7 +57,7 @@ def fill(audit: Audit, count: int, **details: str | int) -> None:
 
 @contextmanager
 def failing(monkeypatch: pytest.MonkeyPatch, name: str, error: Callable[..., Any]) -> Iterator[None]:
-    """Have `os.NAME` be *error* for the audit log's files."""
+    """Make `os.NAME` of the audit log's files call *error*."""
     with monkeypatch.context() as patch:
         patch.setattr(audit_files.os, name, error)
         yield
@@ -67,10 +67,10 @@ def no_space(*_: object) -> int:
     raise OSError(28, "No space left on device")
 
 
-# What is noted
+# Entries
 
 
-def test_a_change_is_noted_with_who_what_and_where_from(queue: Queue) -> None:
+def test_change_is_logged_with_name_operation_and_address(queue: Queue) -> None:
     queue.put("mail")
     app = queue.app(password="x")  # noqa: S106
     form = {"tube": "mail", "seconds": "90", "reason": " a  migration "}
@@ -81,7 +81,7 @@ def test_a_change_is_noted_with_who_what_and_where_from(queue: Queue) -> None:
     assert entry.details == {"tube": "mail", "seconds": 90, "reason": "a migration"}
 
 
-def test_refusals_are_noted(queue: Queue) -> None:
+def test_refusals_are_logged(queue: Queue) -> None:
     app = queue.app(password="x", viewer_password="y")  # noqa: S106
     client = app.test_client()
     client.post("/tube/put", headers={"Sec-Fetch-Site": "cross-site", "Origin": "http://evil.example"})
@@ -98,7 +98,7 @@ def test_refusals_are_noted(queue: Queue) -> None:
     ]
 
 
-def test_a_flood_of_refusals_is_counted_and_drives_no_change_out(queue: Queue) -> None:
+def test_flood_of_refusals_is_counted_and_evicts_no_changes(queue: Queue) -> None:
     audit = Audit(queue.clock)
     audit.note("tube/pause")
     for _ in range(5 * MAX_ENTRIES):
@@ -117,7 +117,7 @@ def test_long_texts_are_cut(queue: Queue) -> None:
     assert audit.entries[0].details == {"text": "a" * 300, "number": 7}
 
 
-def test_in_memory_the_latest_are_kept(queue: Queue) -> None:
+def test_latest_entries_are_kept_in_memory(queue: Queue) -> None:
     audit = Audit(queue.clock)
     fill(audit, MAX_ENTRIES + 5)
     assert numbers(audit) == list(range(MAX_ENTRIES + 5, 5, -1))
@@ -128,7 +128,7 @@ def test_in_memory_the_latest_are_kept(queue: Queue) -> None:
 # On disk
 
 
-def test_the_file_is_json_lines_for_its_owner_alone(queue: Queue, audit: Audit, tmp_path: Path) -> None:
+def test_file_is_json_lines_readable_by_its_owner_only(queue: Queue, audit: Audit, tmp_path: Path) -> None:
     audit.note("tube/pause", tube="mail", seconds=90)
     audit.note("tube/resume", tube="mäil")
     audit.flush()
@@ -142,20 +142,20 @@ def test_the_file_is_json_lines_for_its_owner_alone(queue: Queue, audit: Audit, 
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_to_note_does_not_wait_for_the_disk(audit: Audit, tmp_path: Path) -> None:
+def test_logging_does_not_wait_for_the_disk(audit: Audit, tmp_path: Path) -> None:
     audit.note("tube/pause")
     path = tmp_path / "audit.jsonl"
     assert not path.exists()
     until(lambda: path.exists() and path.read_text().count("\n") == 1)
 
 
-def test_nothing_noted_leaves_no_file(audit: Audit, tmp_path: Path) -> None:
+def test_no_entries_leave_no_file(audit: Audit, tmp_path: Path) -> None:
     audit.flush()
     assert numbers(audit) == []
     assert list(tmp_path.iterdir()) == []
 
 
-def test_it_goes_on_after_a_restart(queue: Queue, audit: Audit, tmp_path: Path) -> None:
+def test_numbers_continue_after_a_restart(queue: Queue, audit: Audit, tmp_path: Path) -> None:
     queue.now += 5_000
     audit.note("tube/pause", tube="mail", seconds=90)
     audit.flush()
@@ -165,8 +165,8 @@ def test_it_goes_on_after_a_restart(queue: Queue, audit: Audit, tmp_path: Path) 
     assert numbers(again) == [2, 1]
 
 
-def test_a_torn_last_line_is_passed_over(queue: Queue, audit: Audit, tmp_path: Path) -> None:
-    """Wherever a crash has torn it; and the next entry does not become part of it."""
+def test_torn_last_line_is_skipped(queue: Queue, audit: Audit, tmp_path: Path) -> None:
+    """Wherever a crash has torn it, and the next entry starts on a new line."""
     fill(audit, 3)
     path = tmp_path / "audit.jsonl"
     whole = path.read_bytes()
@@ -174,7 +174,7 @@ def test_a_torn_last_line_is_passed_over(queue: Queue, audit: Audit, tmp_path: P
     for end in range(last, len(whole)):
         path.write_bytes(whole[:end])
         again = Audit(queue.clock, str(tmp_path))
-        is_there = end == len(whole) - 1  # all but its line end
+        is_there = end == len(whole) - 1  # all but the newline
         assert numbers(again) == ([3, 2, 1] if is_there else [2, 1])
         again.note("tube/resume")
         again.flush()
@@ -186,7 +186,7 @@ def test_a_torn_last_line_is_passed_over(queue: Queue, audit: Audit, tmp_path: P
 @pytest.mark.parametrize(
     "line", [b"", b"{}", b"[]", b"\xff\xfe", b'{"n":true}', b'{"n":"1"}', b"[" * 50_000, b'{"n":9,"at":5}', b"\0" * 999]
 )
-def test_other_lines_are_passed_over(queue: Queue, audit: Audit, tmp_path: Path, line: bytes) -> None:
+def test_foreign_lines_are_skipped(queue: Queue, audit: Audit, tmp_path: Path, line: bytes) -> None:
     fill(audit, 2)
     path = tmp_path / "audit.jsonl"
     first, second = path.read_bytes().splitlines()
@@ -197,7 +197,7 @@ def test_other_lines_are_passed_over(queue: Queue, audit: Audit, tmp_path: Path,
 def test_every_entry_of_long_files_is_found_from_every_cursor(
     queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Through several files and blocks; each page goes on where the one before has ended."""
+    """Through several files and blocks. Each page starts where the previous one has ended."""
     monkeypatch.setattr(audit_files, "LARGEST_FILE", 8 * BLOCK)
     audit = Audit(queue.clock, str(tmp_path))
     fill(audit, 2500, note="x" * 290)
@@ -223,7 +223,7 @@ def test_three_old_files_are_kept(queue: Queue, tmp_path: Path, monkeypatch: pyt
     assert 20 < len(found) < 40
 
 
-def test_a_rotation_while_one_reads_loses_and_repeats_nothing(
+def test_rotation_during_a_read_loses_and_repeats_nothing(
     queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(audit_files, "LARGEST_FILE", 20_000)
@@ -238,7 +238,7 @@ def test_a_rotation_while_one_reads_loses_and_repeats_nothing(
     assert len(seen) > 200
 
 
-def test_a_full_disk_is_told_once_and_overcome(
+def test_full_disk_is_reported_once_and_recovers(
     audit: Audit,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -269,7 +269,7 @@ def test_a_full_disk_is_told_once_and_overcome(
     assert capfd.readouterr().err == ""
 
 
-def test_what_a_failing_disk_has_lost_is_told(
+def test_lost_entries_are_reported(
     audit: Audit, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with failing(monkeypatch, "fsync", no_space):
@@ -280,7 +280,7 @@ def test_what_a_failing_disk_has_lost_is_told(
     assert "audit log: 5 entries were lost while the disk failed" in [r.getMessage() for r in caplog.records]
 
 
-def test_a_half_written_line_is_taken_back(audit: Audit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_written_line_is_truncated(audit: Audit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(audit, 1)
     real, calls = os.write, iter((20, 0))
 
@@ -295,7 +295,7 @@ def test_a_half_written_line_is_taken_back(audit: Audit, tmp_path: Path, monkeyp
     assert (tmp_path / "audit.jsonl").read_text().count("\n") == 2
 
 
-def test_a_directory_in_the_place_of_the_file_is_told(queue: Queue, tmp_path: Path) -> None:
+def test_directory_in_place_of_the_file_is_reported(queue: Queue, tmp_path: Path) -> None:
     (tmp_path / "audit.jsonl").mkdir()
     audit = Audit(queue.clock, str(tmp_path))
     assert "it cannot be read: [Errno 21] Is a directory" in audit.trouble
@@ -304,13 +304,13 @@ def test_a_directory_in_the_place_of_the_file_is_told(queue: Queue, tmp_path: Pa
     assert [entry.what for entry in audit.newest_first()] == ["tube/pause"]
 
 
-def test_a_fifo_in_the_place_of_the_file_is_told(queue: Queue, tmp_path: Path) -> None:
-    """To open one waits for somebody who writes, and that would be before anybody is served."""
+def test_fifo_in_place_of_the_file_is_reported(queue: Queue, tmp_path: Path) -> None:
+    """Opening a FIFO would block the start until another process writes to it."""
     os.mkfifo(tmp_path / "audit.jsonl")
     assert "cannot be read" in Audit(queue.clock, str(tmp_path)).trouble
 
 
-def test_symbolic_link_in_the_place_of_the_file_is_not_written_through(queue: Queue, tmp_path: Path) -> None:
+def test_symbolic_link_in_place_of_the_file_is_not_written_through(queue: Queue, tmp_path: Path) -> None:
     target = tmp_path / "target"
     target.write_text("precious")
     (tmp_path / "audit.jsonl").symlink_to(target)
@@ -322,7 +322,7 @@ def test_symbolic_link_in_the_place_of_the_file_is_not_written_through(queue: Qu
     assert [entry.what for entry in audit.newest_first()] == ["tube/pause"]
 
 
-def test_the_end_comes_soon_though_the_disk_fails(
+def test_stop_is_quick_while_the_disk_fails(
     audit: Audit, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("greenstalk_server.web.operations.audit.FLUSH_TIMEOUT", 0.1)
@@ -336,7 +336,7 @@ def test_the_end_comes_soon_though_the_disk_fails(
 
 
 def rows(client: FlaskClient, path: str = "/audit", **headers: str) -> list[list[str]]:
-    """The cells of each row of the page, that it is in order."""
+    """Return the cells of each row, and check that the page is valid."""
     html = client.get(path, headers=headers).text
     Page(html)
     body = html.split("<tbody>", 1)[1].split("</tbody>", 1)[0] if "<tbody>" in html else ""
@@ -359,7 +359,7 @@ def do(client: FlaskClient, path: str, headers: dict[str, str] | None = None, **
     assert client.post(path, data=form, headers=OURS | (headers or {})).status_code == 303
 
 
-def test_the_page_shows_the_newest_first_and_leads_to_tube_and_job(queue: Queue) -> None:
+def test_page_shows_the_newest_first_with_links_to_tube_and_job(queue: Queue) -> None:
     client = queue.app().test_client()
     (id,) = queue.put("a+b")
     do(client, "/tube/pause", tube="a+b", seconds=90, reason="<b>")
@@ -373,7 +373,7 @@ def test_the_page_shows_the_newest_first_and_leads_to_tube_and_job(queue: Queue)
     assert (found["a+b"], found["job 1"]) == ("/tube?tube=a%2Bb", "/job?id=1")
 
 
-def test_pages_of_a_hundred(queue: Queue) -> None:
+def test_page_has_a_hundred_entries(queue: Queue) -> None:
     app = queue.app()
     fill(app.extensions["dashboard"].audit, 250)
     client, path, tubes, counts = app.test_client(), "/audit", [], []
@@ -386,7 +386,7 @@ def test_pages_of_a_hundred(queue: Queue) -> None:
     assert tubes == [f"t{number}" for number in range(249, -1, -1)]
 
 
-def test_a_page_that_is_just_full_has_no_next(queue: Queue) -> None:
+def test_exactly_full_page_has_no_next_link(queue: Queue) -> None:
     app = queue.app()
     fill(app.extensions["dashboard"].audit, 100)
     assert "Older" not in links(app.test_client(), "/audit")
@@ -407,7 +407,7 @@ def test_filters(queue: Queue) -> None:
     assert "Show every entry" in nothing
 
 
-def test_filter_by_action_finds_what_the_action_does(queue: Queue) -> None:
+def test_filter_by_action_finds_the_action(queue: Queue) -> None:
     queue.put("mail", count=5)
     (id,) = queue.put("mail")
     client = queue.app().test_client()
@@ -468,7 +468,7 @@ def test_invalid_filter_is_refused_by_its_name(client: FlaskClient, query: str) 
         assert f"“{query.partition('=')[0]}” must be" in Page(response.text).text
 
 
-def test_change_of_many_jobs_is_one_row_that_leads_to_its_task(queue: Queue) -> None:
+def test_bulk_change_is_one_row_with_a_link_to_its_task(queue: Queue) -> None:
     queue.put("mail", count=3)
     client = queue.app().test_client()
     path = bulk(client, tube="mail", action="pri", pri=7)
@@ -483,7 +483,7 @@ def test_change_of_many_jobs_is_one_row_that_leads_to_its_task(queue: Queue) -> 
     assert rows(client)[0][4:] == ["mail", f"task {id}, {details}"]
 
 
-def test_start_of_a_change_without_its_end_is_shown(queue: Queue) -> None:
+def test_unfinished_bulk_change_is_shown(queue: Queue) -> None:
     app = queue.app()
     app.extensions["dashboard"].audit.note("bulk/end", task="other", jobs=1)
     app.extensions["dashboard"].audit.note("bulk/run", task="one", jobs=3)
@@ -494,7 +494,7 @@ def test_start_of_a_change_without_its_end_is_shown(queue: Queue) -> None:
 
 
 def bulk(client: FlaskClient, confirm: str = "", **form: object) -> str:
-    """Change all jobs that match; return the address of the task, once that is done."""
+    """Change all matching jobs; return the address of the finished task."""
     preview = client.post("/bulk/preview", data={"scope": "all", "q": "", **form}, headers=OURS)
     id = preview.headers["Location"].removeprefix("/bulk?task=")
     path = client.post("/bulk/run", data={"task": id, "confirm": confirm}, headers=OURS).headers["Location"]
@@ -503,7 +503,7 @@ def bulk(client: FlaskClient, confirm: str = "", **form: object) -> str:
     return path
 
 
-def test_the_filter_goes_on_to_the_next_page_and_into_the_export(queue: Queue) -> None:
+def test_filter_applies_to_the_next_page_and_the_export(queue: Queue) -> None:
     app = queue.app()
     fill(app.extensions["dashboard"].audit, 101)
     found = links(app.test_client(), "/audit?what=tube%2Fp")
@@ -511,8 +511,8 @@ def test_the_filter_goes_on_to_the_next_page_and_into_the_export(queue: Queue) -
     assert found["Export CSV"] == "/audit/export?format=csv&what=tube/p"
 
 
-def test_a_long_search_ends_and_can_be_gone_on_with(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(audit_pages, "SCANNED_AT_MOST", 50)
+def test_long_search_stops_and_can_be_continued(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit_pages, "MAX_SCANNED", 50)
     app = queue.app()
     app.extensions["dashboard"].audit.note("tube/kick")
     fill(app.extensions["dashboard"].audit, 120)
@@ -525,13 +525,13 @@ def test_a_long_search_ends_and_can_be_gone_on_with(queue: Queue, monkeypatch: p
     assert [row[3] for row in rows(client, path)] == ["tube/kick"]
 
 
-def test_an_empty_log_says_so(client: FlaskClient) -> None:
+def test_empty_log_says_so(client: FlaskClient) -> None:
     text = Page(client.get("/audit").text).text
     assert "Nothing has been changed through the dashboard yet." in text
     assert "in memory only, and gone at a restart" in text
 
 
-def test_a_log_that_is_kept_does_not_say_that_it_is_not(queue: Queue, tmp_path: Path) -> None:
+def test_page_of_a_kept_log_does_not_warn_about_memory(queue: Queue, tmp_path: Path) -> None:
     assert "in memory only" not in queue.app(directory=str(tmp_path)).test_client().get("/audit").text
 
 
@@ -548,7 +548,7 @@ def test_trouble_is_on_the_page(queue: Queue, tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("query", ["before=0", "before=x", "before=-1", f"before={2**64}"])
-def test_a_cursor_that_is_none_is_refused(client: FlaskClient, query: str) -> None:
+def test_invalid_cursor_is_refused(client: FlaskClient, query: str) -> None:
     assert client.get(f"/audit?{query}").status_code == 400
 
 
@@ -569,7 +569,7 @@ def test_export_as_json_lines(queue: Queue) -> None:
     ]
 
 
-def test_export_as_csv_runs_no_formula(queue: Queue) -> None:
+def test_csv_export_contains_no_formula(queue: Queue) -> None:
     app = queue.app(password="x")  # noqa: S106
     client = app.test_client()
     for name in ("=1+1", "+1", "-1", "@SUM(A1)", "\tx", 'a"b,c', "plain"):
@@ -584,14 +584,14 @@ def test_export_as_csv_runs_no_formula(queue: Queue) -> None:
     assert {row[1] == row[2] for row in failed} == {True}
 
 
-def test_an_empty_export(client: FlaskClient) -> None:
+def test_empty_export(client: FlaskClient) -> None:
     assert client.get("/audit/export?format=jsonl").text == ""
     assert client.get("/audit/export?format=csv").text == "at,who,address,what,tube,id,details\r\n"
     assert client.get("/audit/export").status_code == 400
     assert client.get("/audit/export?format=xml").status_code == 400
 
 
-def test_an_export_is_streamed_and_lets_others_run(queue: Queue, tmp_path: Path, short_steps: None) -> None:
+def test_export_is_streamed_and_yields(queue: Queue, tmp_path: Path, short_steps: None) -> None:
     fill(Audit(queue.clock, str(tmp_path)), 3000)
     client = queue.app(directory=str(tmp_path)).test_client()
     with Turns() as turns:
@@ -602,7 +602,7 @@ def test_an_export_is_streamed_and_lets_others_run(queue: Queue, tmp_path: Path,
     assert turns.count >= 3000
 
 
-def test_notes_are_logged_nowhere_else(queue: Queue, caplog: pytest.LogCaptureFixture) -> None:
+def test_entries_are_not_logged_elsewhere(queue: Queue, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG):
         Audit(queue.clock).note("tube/pause", tube="mail")
     assert caplog.records == []

@@ -1,4 +1,4 @@
-"""Who may, what every response bears, and what is said to whoever may not."""
+"""The guard: access checks, the headers of every response, and the error pages of refused requests."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def basic(user: str, password: str) -> dict[str, str]:
 
 
 def responses(client: FlaskClient) -> Iterator[TestResponse]:
-    """One response of every kind that this dashboard gives."""
+    """Return one response of every kind."""
     paths = ("/", "/live?page=overview", "/healthz", "/readyz", STYLE, "/nowhere", "/static/nowhere", "/static/../web")
     for path in paths:
         yield client.get(path, buffered=True)
@@ -50,7 +50,7 @@ def responses(client: FlaskClient) -> Iterator[TestResponse]:
 
 
 @pytest.mark.parametrize("password", [None, PASSWORD])
-def test_every_response_bears_the_headers(visit: Callable[..., FlaskClient], password: str | None) -> None:
+def test_every_response_has_the_security_headers(visit: Callable[..., FlaskClient], password: str | None) -> None:
     seen = set()
     for response in responses(visit(password=password)):
         seen.add(response.status_code)
@@ -62,7 +62,7 @@ def test_every_response_bears_the_headers(visit: Callable[..., FlaskClient], pas
     assert seen == ({200, 401, 403, 404} if password else {200, 403, 404, 405, 421})
 
 
-def test_policy_is_strict(client: FlaskClient) -> None:
+def test_content_security_policy_is_strict(client: FlaskClient) -> None:
     policy = client.get("/").headers["Content-Security-Policy"]
     assert policy == (
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:;"
@@ -71,7 +71,7 @@ def test_policy_is_strict(client: FlaskClient) -> None:
 
 
 @pytest.mark.parametrize("path", ["/", "/nowhere"])
-def test_page_has_nothing_inline_and_nothing_from_elsewhere(client: FlaskClient, path: str) -> None:
+def test_page_has_no_inline_code_and_nothing_from_other_sites(client: FlaskClient, path: str) -> None:
     for tag, attributes in Page(client.get(path).text).elements:
         assert "style" not in attributes
         assert not any(name.startswith("on") for name in attributes)
@@ -81,7 +81,7 @@ def test_page_has_nothing_inline_and_nothing_from_elsewhere(client: FlaskClient,
         assert tag != "script" or attributes["src"]
 
 
-def test_static_files_load_nothing_from_elsewhere(client: FlaskClient) -> None:
+def test_static_files_load_nothing_from_other_sites(client: FlaskClient) -> None:
     for name in sorted(path.name for path in Path(static_folder()).iterdir() if path.is_file()):
         response = client.get(f"/static/{name}", buffered=True)
         assert response.status_code == 200
@@ -95,7 +95,7 @@ def test_static_files_load_nothing_from_elsewhere(client: FlaskClient) -> None:
     ["localhost", "localhost:8080", "LOCALHOST", "localhost.", "127.0.0.1:80", "10.1.2.3", "[::1]", "[::1]:8080",
      "[fe80::1]:8080", "queue-host:8080", "jobs.lan", "Jobs.LAN:1"],
 )  # fmt: skip
-def test_host_of_ours(visit: Callable[..., FlaskClient], host: str) -> None:
+def test_own_host_is_accepted(visit: Callable[..., FlaskClient], host: str) -> None:
     assert visit(hosts=["jobs.lan"]).get("/", headers={"Host": host}).status_code == 200
 
 
@@ -119,7 +119,7 @@ NO_NAMES = ["a..b", ".", ".a", "localhost..", "..localhost", "a" * 64, f"{'a' * 
 
 
 @pytest.mark.parametrize("host", NO_NAMES)
-def test_a_host_that_no_name_can_be_is_a_foreign_one(
+def test_invalid_host_name_is_refused_like_a_foreign_one(
     visit: Callable[..., FlaskClient], host: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     client = visit(hosts=["jobs.lan"])
@@ -134,14 +134,14 @@ def test_a_host_that_no_name_can_be_is_a_foreign_one(
     assert not [entry for entry in caplog.records if entry.levelno >= logging.ERROR]
 
 
-def test_with_a_password_a_host_that_no_name_can_be_will_do_too(visit: Callable[..., FlaskClient]) -> None:
+def test_invalid_host_name_is_accepted_with_a_password(visit: Callable[..., FlaskClient]) -> None:
     client = visit(password=PASSWORD)
     for host, path in product(NO_NAMES, ("/", "/api/v1/docs", "/api/v1/server", "/api/v1/openapi.json")):
         assert client.get(path, headers={"Host": host, **basic("me", PASSWORD)}).status_code == 200, path
         assert client.get(path, headers={"Host": host}).status_code == 401
 
 
-def test_a_standby_takes_a_host_that_no_name_can_be_for_a_foreign_one() -> None:
+def test_standby_refuses_an_invalid_host_name() -> None:
     role = ClusterStatus(False, "default", "here", "there", 7, 0.25)
     client = create_standby_app(lambda: role, "here", steady_clock(), WebOptions()).test_client()
     statuses = {"/": 421, "/metrics": 421, "/elsewhere": 421, "/healthz": 200, "/readyz": 503}
@@ -149,16 +149,16 @@ def test_a_standby_takes_a_host_that_no_name_can_be_for_a_foreign_one() -> None:
         assert client.get(path, headers={"Host": host}).status_code == statuses[path]
 
 
-def test_a_served_host_that_no_name_can_be_leaves_no_error_in_the_log() -> None:
+def test_invalid_host_name_logs_no_error_on_a_real_server() -> None:
     with Daemon(*FLAGS) as daemon:
         for path, status in (("/", 421), ("/api/v1/server", 421), ("/metrics", 421), ("/healthz", 200)):
             connection = HTTPConnection(urlsplit(daemon.dashboard).netloc, timeout=PATIENCE)
             connection.request("GET", path, headers={"Host": "a..b"})
             assert connection.getresponse().status == status
             connection.close()
-        code, said = daemon.stop()
+        code, message = daemon.stop()
     assert code == 0
-    assert "Traceback" not in said and "ERROR" not in said
+    assert "Traceback" not in message and "ERROR" not in message
 
 
 def test_refusal_of_a_host_says_what_to_do(client: FlaskClient) -> None:
@@ -167,14 +167,14 @@ def test_refusal_of_a_host_says_what_to_do(client: FlaskClient) -> None:
     assert "Visit it by its IP address" in text
 
 
-def test_with_a_password_any_host_will_do(visit: Callable[..., FlaskClient]) -> None:
+def test_every_host_is_accepted_with_a_password(visit: Callable[..., FlaskClient]) -> None:
     client = visit(password=PASSWORD)
     assert client.get("/", headers={"Host": "jobs.example", **basic("me", PASSWORD)}).status_code == 200
     assert client.get("/", headers={"Host": "jobs.example"}).status_code == 401
 
 
 @pytest.mark.parametrize("user", ["", "admin", "wörker"])
-def test_password(visit: Callable[..., FlaskClient], user: str) -> None:
+def test_password_opens_the_dashboard(visit: Callable[..., FlaskClient], user: str) -> None:
     assert visit(password=PASSWORD).get("/", headers=basic(user, PASSWORD)).status_code == 200
 
 
@@ -197,7 +197,9 @@ def test_password(visit: Callable[..., FlaskClient], user: str) -> None:
         {"Authorization": 'Digest username="admin"'},
     ],
 )
-def test_without_the_password_nothing_is_told(visit: Callable[..., FlaskClient], headers: dict[str, str]) -> None:
+def test_response_without_the_password_shows_nothing(
+    visit: Callable[..., FlaskClient], headers: dict[str, str]
+) -> None:
     client = visit(password=PASSWORD)
     for path in ("/", "/live?page=overview", "/nowhere"):
         response = client.get(path, headers=headers)
@@ -208,13 +210,13 @@ def test_without_the_password_nothing_is_told(visit: Callable[..., FlaskClient],
             assert secret not in response.text
 
 
-def test_wrong_password_is_told_from_none(visit: Callable[..., FlaskClient]) -> None:
+def test_wrong_password_gets_another_message_than_none(visit: Callable[..., FlaskClient]) -> None:
     client = visit(password=PASSWORD)
     assert "The password is wrong" in client.get("/", headers=basic("a", "b")).text
     assert "The password is wrong" not in client.get("/").text
 
 
-def test_health_and_looks_need_no_password(visit: Callable[..., FlaskClient]) -> None:
+def test_health_checks_and_static_files_need_no_password(visit: Callable[..., FlaskClient]) -> None:
     client = visit(password=PASSWORD)
     health = client.get("/healthz")
     assert (health.status_code, health.text, health.mimetype) == (200, "ok\n", "text/plain")
@@ -224,7 +226,7 @@ def test_health_and_looks_need_no_password(visit: Callable[..., FlaskClient]) ->
 
 
 def test_not_ready_while_the_journal_cannot_be_written(queue: Queue, visit: Callable[..., FlaskClient]) -> None:
-    """It is alive all the same, and ready again once the trouble is over."""
+    """It stays alive, and is ready again once the journal can be written."""
     client = visit(password=PASSWORD)
     queue.broker.journal.trouble = "[Errno 5] Input/output error"
     response = client.get("/readyz")
@@ -235,7 +237,7 @@ def test_not_ready_while_the_journal_cannot_be_written(queue: Queue, visit: Call
     assert client.get("/readyz").status_code == 200
 
 
-def test_empty_password_is_none(visit: Callable[..., FlaskClient]) -> None:
+def test_empty_password_means_none(visit: Callable[..., FlaskClient]) -> None:
     assert visit(password="").get("/").status_code == 200
 
 
@@ -248,7 +250,7 @@ def test_empty_password_is_none(visit: Callable[..., FlaskClient]) -> None:
         {"Origin": "https://localhost:8080"},
     ],
 )
-def test_change_from_our_own_page_passes_the_guard(client: FlaskClient, headers: dict[str, str]) -> None:
+def test_change_from_our_own_page_is_accepted(client: FlaskClient, headers: dict[str, str]) -> None:
     for method in ("POST", "PUT", "PATCH", "DELETE"):
         response = client.open("/", method=method, headers={"Host": "localhost:8080", **headers})
         assert response.status_code == 405
@@ -288,7 +290,7 @@ PAGES = ("/", "/search?q=pri:>1", "/export?format=csv", "/api/v1/server", "/api/
 
 @pytest.mark.parametrize("site", ["cross-site", "same-site"])
 @pytest.mark.parametrize("how", [IMAGE, FRAME, {}])
-def test_page_of_another_site_can_embed_nothing(
+def test_page_of_another_site_cannot_embed_anything(
     visit: Callable[..., FlaskClient], site: str, how: dict[str, str]
 ) -> None:
     headers = {"Sec-Fetch-Site": site, **how}
@@ -312,7 +314,7 @@ def test_page_of_another_site_can_embed_nothing(
         {},
     ],
 )
-def test_link_from_another_site_can_be_followed(client: FlaskClient, headers: dict[str, str]) -> None:
+def test_link_from_another_site_works(client: FlaskClient, headers: dict[str, str]) -> None:
     for path in PAGES[:-1]:
         assert client.get(path, headers=headers, buffered=True).status_code == 200, path
 
@@ -322,8 +324,8 @@ ORIGINS = (None, "", "null", "http://localhost:8080", "https://localhost:8080", 
 
 
 @pytest.mark.parametrize(("site", "origin"), list(product(SITES, ORIGINS)))
-def test_every_change_comes_from_our_own_pages(queue: Queue, site: str | None, origin: str | None) -> None:
-    """Every action there is, so one that is added is asked the same."""
+def test_every_change_must_come_from_our_own_pages(queue: Queue, site: str | None, origin: str | None) -> None:
+    """Goes through all rules, so that a new action is checked too."""
     app = queue.app()
     headers = {"Host": "localhost:8080"} | ({} if site is None else {"Sec-Fetch-Site": site})
     headers |= {} if origin is None else {"Origin": origin}
@@ -336,7 +338,7 @@ def test_every_change_comes_from_our_own_pages(queue: Queue, site: str | None, o
         assert is_refused != is_ours, rule
 
 
-def test_page_not_found_says_so(client: FlaskClient) -> None:
+def test_unknown_page_is_not_found(client: FlaskClient) -> None:
     response = client.get("/tube/<script>")
     assert response.status_code == 404
     shown = Page(response.text)
@@ -344,7 +346,7 @@ def test_page_not_found_says_so(client: FlaskClient) -> None:
     assert "Reload" not in shown.text
 
 
-def test_failure_of_a_view_is_a_page_and_a_log_entry(
+def test_failing_view_shows_an_error_page_and_is_logged(
     queue: Queue, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*_: object) -> None:

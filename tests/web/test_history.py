@@ -1,4 +1,4 @@
-"""The history in fake time: rates, rings, gaps, tubes that come and go, and what it takes of memory and of the loop."""
+"""The history in fake time: rates, rings, gaps, dropped tubes, memory and yielding to the event loop."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.job import BURIED, SECOND
-from greenstalk_server.web.metrics.history import ITEMS_A_STEP, TUBES_AT_MOST, History, Rates
+from greenstalk_server.web.metrics.history import MAX_TUBES, TUBE_BATCH, History, Rates
 from greenstalk_server.web.metrics.rings import DAY, DEPTHS, HOUR, RATES, SERIES, Calendar, Points, quantile
 
 from .conftest import Queue
@@ -23,21 +23,21 @@ from .turns import Turns, until
 CODE = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType)
 
 
-class Watched:
-    """A queue whose history ticks as time goes by."""
+class HistoryDriver:
+    """A queue, and a history that ticks as time advances."""
 
     def __init__(self, queue: Queue) -> None:
         self.queue = queue
         self.broker = queue.broker
         self.history = History(queue.broker, queue.clock)
 
-    def go_on(self, seconds: int, step: int = 1) -> None:
+    def advance(self, seconds: int, step: int = 1) -> None:
         for _ in range(0, seconds, step):
             self.queue.now += step * SECOND
             self.history.tick()
 
-    def pass_over(self, seconds: int) -> None:
-        """Let time go by without a look, which is a gap."""
+    def skip(self, seconds: int) -> None:
+        """Advance time without a sample, which is a gap."""
         self.queue.now += seconds * SECOND
         self.history.tick()
 
@@ -53,13 +53,13 @@ class Watched:
             assert self.broker.put(client, id, 0, 0, ttr * SECOND, b"", self.queue.now) > 0
 
     def delete(self, client: Client, count: int = 1) -> None:
-        """Reserve and delete."""
+        """Reserve and delete *count* jobs."""
         for _ in range(count):
             job = self.broker.reserve(client, self.queue.now)
             assert job is not None and self.broker.delete(client, job.id, self.queue.now)
 
     def size(self) -> int:
-        """Bytes of the history and its broker, and all that they refer to, code aside."""
+        """Return the bytes of the history, its broker and everything they refer to, without code."""
         seen: dict[int, object] = {}
         found: list[object] = [self.history]
         while found:
@@ -72,109 +72,109 @@ class Watched:
 
 
 @pytest.fixture
-def watched(queue: Queue) -> Watched:
-    return Watched(queue)
+def driver(queue: Queue) -> HistoryDriver:
+    return HistoryDriver(queue)
 
 
 def loose(values: list[float]) -> list[float | None]:
-    """Unknown as None, which equals itself."""
+    """Replace NaN by None, which equals itself."""
     return [None if isnan(value) else round(value, 4) for value in values]
 
 
 # Rates
 
 
-def test_rates_are_means_of_the_last_ten_seconds(watched: Watched) -> None:
-    mail = watched.worker("mail")
-    watched.go_on(20)
+def test_rates_are_means_of_the_last_ten_seconds(driver: HistoryDriver) -> None:
+    mail = driver.worker("mail")
+    driver.advance(20)
     for _ in range(10):
-        watched.put(mail, 3)
-        watched.delete(mail, 2)
-        watched.go_on(1)
-    assert watched.history.rates(b"mail") == Rates(put=3, reserve=2, delete=2)
-    assert watched.history.total_rates() == Rates(put=3, reserve=2, delete=2)
-    watched.go_on(5)
-    assert watched.history.rates(b"mail") == Rates(put=1.5, reserve=1, delete=1)
-    watched.go_on(5)
-    assert watched.history.rates(b"mail") == Rates()
-    watched.put(mail, 10)
-    watched.go_on(1)
-    assert watched.history.rates(b"mail") == Rates(put=1)
+        driver.put(mail, 3)
+        driver.delete(mail, 2)
+        driver.advance(1)
+    assert driver.history.rates(b"mail") == Rates(put=3, reserve=2, delete=2)
+    assert driver.history.total_rates() == Rates(put=3, reserve=2, delete=2)
+    driver.advance(5)
+    assert driver.history.rates(b"mail") == Rates(put=1.5, reserve=1, delete=1)
+    driver.advance(5)
+    assert driver.history.rates(b"mail") == Rates()
+    driver.put(mail, 10)
+    driver.advance(1)
+    assert driver.history.rates(b"mail") == Rates(put=1)
 
 
-def test_rates_of_a_server_that_has_just_started(watched: Watched) -> None:
-    mail = watched.worker("mail")
-    assert watched.history.rates(b"mail") == Rates()
-    watched.put(mail, 6)
-    watched.go_on(2)
-    assert watched.history.rates(b"mail").put == 3
+def test_rates_just_after_the_start(driver: HistoryDriver) -> None:
+    mail = driver.worker("mail")
+    assert driver.history.rates(b"mail") == Rates()
+    driver.put(mail, 6)
+    driver.advance(2)
+    assert driver.history.rates(b"mail").put == 3
 
 
-def test_rates_of_an_unknown_tube(watched: Watched) -> None:
-    assert watched.history.rates(b"nowhere") == Rates()
-    assert watched.history.spark(b"nowhere", "put") == []
+def test_rates_of_an_unknown_tube(driver: HistoryDriver) -> None:
+    assert driver.history.rates(b"nowhere") == Rates()
+    assert driver.history.spark(b"nowhere", "put") == []
 
 
-def test_what_was_before_does_not_count(queue: Queue) -> None:
+def test_events_before_the_history_do_not_count(queue: Queue) -> None:
     queue.put("mail", count=500)
-    watched = Watched(queue)
+    driver = HistoryDriver(queue)
     queue.put("mail", count=10)
-    watched.go_on(10)
-    assert watched.history.rates(b"mail").put == 1
-    assert watched.last("mail", "ready") == [510]
+    driver.advance(10)
+    assert driver.history.rates(b"mail").put == 1
+    assert driver.last("mail", "ready") == [510]
 
 
-def test_every_kind_counts(watched: Watched) -> None:
-    mail, broker = watched.worker("mail"), watched.broker
-    watched.go_on(10)
-    watched.put(mail, 7, ttr=1)
-    jobs = [broker.reserve(mail, watched.queue.now) for _ in range(7)]
-    now = watched.queue.now
+def test_every_kind_of_event_counts(driver: HistoryDriver) -> None:
+    mail, broker = driver.worker("mail"), driver.broker
+    driver.advance(10)
+    driver.put(mail, 7, ttr=1)
+    jobs = [broker.reserve(mail, driver.queue.now) for _ in range(7)]
+    now = driver.queue.now
     ids = [job.id for job in jobs if job is not None]
     assert broker.delete(mail, ids[0], now)
     assert all(broker.bury(mail, id, 0, now) for id in ids[1:3])
     assert all(broker.release(mail, id, 0, 0, now) for id in ids[3:6])
     assert broker.kick(broker.tubes[b"mail"], BURIED, 1, now) == 1
     broker.tick(now + SECOND)  # the last one times out
-    watched.go_on(10)
+    driver.advance(10)
     expected = Rates(put=0.7, reserve=0.7, delete=0.1, bury=0.2, timeout=0.1, release=0.3, kick=0.1)
-    assert watched.history.rates(b"mail") == pytest.approx(expected)
-    assert [watched.last("mail", kind)[0] for kind in RATES] == pytest.approx(expected)
-    assert [watched.last("mail", state) for state in DEPTHS] == [[5], [0], [0], [1], [0]]
+    assert driver.history.rates(b"mail") == pytest.approx(expected)
+    assert [driver.last("mail", kind)[0] for kind in RATES] == pytest.approx(expected)
+    assert [driver.last("mail", state) for state in DEPTHS] == [[5], [0], [0], [1], [0]]
 
 
 # Points
 
 
-def test_points_of_the_hour(watched: Watched) -> None:
-    mail = watched.worker("mail")
-    watched.put(mail, 20)
-    watched.go_on(10)
-    watched.put(mail, 5)
-    watched.go_on(9)
-    assert loose(watched.last("mail", "put", 3)) == [None, None, 2]
-    watched.go_on(1)
-    assert loose(watched.last("mail", "put", 3)) == [None, 2, 0.5]
-    assert loose(watched.last("mail", "ready", 3)) == [None, 20, 25]
-    watched.go_on(10)
-    assert loose(watched.last("mail", "put", 3)) == [2, 0.5, 0]
-    columns = watched.history.columns(b"mail", HOUR)
-    assert columns.end == watched.queue.now // SECOND
+def test_points_of_the_hour(driver: HistoryDriver) -> None:
+    mail = driver.worker("mail")
+    driver.put(mail, 20)
+    driver.advance(10)
+    driver.put(mail, 5)
+    driver.advance(9)
+    assert loose(driver.last("mail", "put", 3)) == [None, None, 2]
+    driver.advance(1)
+    assert loose(driver.last("mail", "put", 3)) == [None, 2, 0.5]
+    assert loose(driver.last("mail", "ready", 3)) == [None, 20, 25]
+    driver.advance(10)
+    assert loose(driver.last("mail", "put", 3)) == [2, 0.5, 0]
+    columns = driver.history.columns(b"mail", HOUR)
+    assert columns.end == driver.queue.now // SECOND
     assert list(columns.series) == list(SERIES)
     assert {key for key, values in columns.series.items() if any(loose(values))} == {"put", "ready"}
 
 
-def test_points_of_the_day(watched: Watched) -> None:
-    mail = watched.worker("mail")
-    watched.put(mail, 600)
-    watched.go_on(300)
-    watched.delete(mail, 300)
-    watched.go_on(299)
-    assert loose(watched.history.columns(b"mail", DAY).series["put"][-2:]) == [None, 2]
-    watched.go_on(1)
-    columns = watched.history.columns(b"mail", DAY)
+def test_points_of_the_day(driver: HistoryDriver) -> None:
+    mail = driver.worker("mail")
+    driver.put(mail, 600)
+    driver.advance(300)
+    driver.delete(mail, 300)
+    driver.advance(299)
+    assert loose(driver.history.columns(b"mail", DAY).series["put"][-2:]) == [None, 2]
+    driver.advance(1)
+    columns = driver.history.columns(b"mail", DAY)
     assert columns.step == 300
-    assert columns.end == watched.queue.now // SECOND
+    assert columns.end == driver.queue.now // SECOND
     last = {key: loose(values[-3:]) for key, values in columns.series.items()}
     assert last["put"] == [None, 2, 0]
     assert last["delete"] == [None, 0, 1]
@@ -183,50 +183,50 @@ def test_points_of_the_day(watched: Watched) -> None:
     assert last["wait_p50"][2] == pytest.approx(300, rel=1)
 
 
-def test_rings_turn(watched: Watched) -> None:
-    """After a day and more, each ring holds its last points and nothing older."""
-    mail = watched.worker("mail")
-    watched.put(mail, 1000)
-    watched.go_on(DAY.step * DAY.points, step=2)
-    assert watched.history.columns(b"mail", DAY).series["put"][0] == pytest.approx(1000 / 300)
+def test_rings_wrap_around(driver: HistoryDriver) -> None:
+    """After more than a day, each ring holds its last points and nothing older."""
+    mail = driver.worker("mail")
+    driver.put(mail, 1000)
+    driver.advance(DAY.step * DAY.points, step=2)
+    assert driver.history.columns(b"mail", DAY).series["put"][0] == pytest.approx(1000 / 300)
     for at in range(HOUR.points):
-        watched.put(mail, at)
-        watched.go_on(10, step=2)
-    hour = watched.history.columns(b"mail", HOUR)
+        driver.put(mail, at)
+        driver.advance(10, step=2)
+    hour = driver.history.columns(b"mail", HOUR)
     assert hour.series["put"] == pytest.approx([at / 10 for at in range(HOUR.points)])
-    watched.go_on(10, step=2)
-    assert watched.history.columns(b"mail", HOUR).series["put"][0] == pytest.approx(0.1)
-    day = watched.history.columns(b"mail", DAY).series["put"]
+    driver.advance(10, step=2)
+    assert driver.history.columns(b"mail", HOUR).series["put"][0] == pytest.approx(0.1)
+    day = driver.history.columns(b"mail", DAY).series["put"]
     assert len(day) == DAY.points
     assert not any(day[:-12]), "the first five minutes of the day before are gone"
     assert day[-12:] == pytest.approx([(30 * at + 14.5) / 10 for at in range(12)])
 
 
-def test_memory_stays_when_the_rings_are_full(watched: Watched) -> None:
-    mail = watched.worker("mail")
+def test_memory_is_constant_once_the_rings_are_full(driver: HistoryDriver) -> None:
+    mail = driver.worker("mail")
 
     def day() -> int:
         for _ in range(DAY.points):
-            watched.put(mail, 2)
-            watched.go_on(100, step=2)
-            watched.delete(mail, 2)
-            watched.go_on(200, step=2)
-        return watched.size()
+            driver.put(mail, 2)
+            driver.advance(100, step=2)
+            driver.delete(mail, 2)
+            driver.advance(200, step=2)
+        return driver.size()
 
     first, second, third = day(), day(), day()
     assert first > 20_000
     assert abs(second - first) < 200 and abs(third - second) < 200, (first, second, third)
 
 
-def test_tube_used_once_takes_little_memory(watched: Watched) -> None:
+def test_tube_used_once_takes_little_memory(driver: HistoryDriver) -> None:
     def use_once(names: range) -> int:
         for number in names:
-            client = watched.worker(f"once-{number}")
-            watched.put(client)
-            watched.delete(client)
-            watched.broker.disconnect(client, watched.queue.now)
-        watched.go_on(DAY.step, step=2)
-        return watched.size()
+            client = driver.worker(f"once-{number}")
+            driver.put(client)
+            driver.delete(client)
+            driver.broker.disconnect(client, driver.queue.now)
+        driver.advance(DAY.step, step=2)
+        return driver.size()
 
     before = use_once(range(100))
     assert use_once(range(100, 200)) - before < 100 * 3000
@@ -248,156 +248,156 @@ def test_points_kept_as_rows_read_like_rings() -> None:
             assert loose(read[-len(known) :]) == loose(known)
 
 
-def test_a_gap_is_unknown(watched: Watched) -> None:
-    mail = watched.worker("mail")
-    watched.put(mail, 10)
-    watched.go_on(25)
-    watched.put(mail, 1000)
-    watched.pass_over(40)
-    assert watched.history.rates(b"mail") == Rates()
-    watched.put(mail, 20)
-    watched.go_on(5)
-    assert watched.history.rates(b"mail").put == 4, "over the five seconds that are known"
-    watched.go_on(10)
-    # The first two points are known, the next four are not, and of the one after its last five seconds are.
+def test_gap_is_unknown(driver: HistoryDriver) -> None:
+    mail = driver.worker("mail")
+    driver.put(mail, 10)
+    driver.advance(25)
+    driver.put(mail, 1000)
+    driver.skip(40)
+    assert driver.history.rates(b"mail") == Rates()
+    driver.put(mail, 20)
+    driver.advance(5)
+    assert driver.history.rates(b"mail").put == 4, "over the five seconds that are known"
+    driver.advance(10)
+    # The first two points are known, the next four are not, and the last five seconds of the point after them are.
     for name in ("mail", None):
-        assert loose(watched.last(name, "put", 8)) == [1, 0, None, None, None, None, 4, 0]
-    assert loose(watched.last("mail", "ready", 3)) == [None, 1030, 1030]
+        assert loose(driver.last(name, "put", 8)) == [1, 0, None, None, None, None, 4, 0]
+    assert loose(driver.last("mail", "ready", 3)) == [None, 1030, 1030]
 
 
-def test_a_gap_longer_than_the_ring(watched: Watched) -> None:
-    mail = watched.worker("mail")
-    watched.put(mail, 10)
-    watched.go_on(600)
-    watched.pass_over(3 * 86400)
-    watched.go_on(310)
+def test_gap_longer_than_the_ring(driver: HistoryDriver) -> None:
+    mail = driver.worker("mail")
+    driver.put(mail, 10)
+    driver.advance(600)
+    driver.skip(3 * 86400)
+    driver.advance(310)
     for span, known in ((HOUR, 31), (DAY, 1)):
-        columns = watched.history.columns(b"mail", span)
-        assert columns.end == watched.queue.now // SECOND // span.step * span.step
+        columns = driver.history.columns(b"mail", span)
+        assert columns.end == driver.queue.now // SECOND // span.step * span.step
         series = columns.series["ready"]
         assert [isnan(value) for value in series] == [True] * (span.points - known) + [False] * known
 
 
-def test_a_late_look_is_no_gap(watched: Watched) -> None:
-    mail = watched.worker("mail")
-    watched.go_on(10)
-    watched.put(mail, 30)
-    watched.queue.now += 3 * SECOND
-    watched.history.tick()
-    assert watched.history.rates(b"mail").put == 3
+def test_late_sample_is_not_a_gap(driver: HistoryDriver) -> None:
+    mail = driver.worker("mail")
+    driver.advance(10)
+    driver.put(mail, 30)
+    driver.queue.now += 3 * SECOND
+    driver.history.tick()
+    assert driver.history.rates(b"mail").put == 3
 
 
-# Tubes that come and go
+# Dropped tubes
 
 
-def test_a_tube_of_a_moment_is_remembered(watched: Watched) -> None:
-    """It is made, used and dropped between two looks."""
-    watched.go_on(10)
-    client = watched.worker("moment")
-    watched.put(client)
-    watched.delete(client)
-    watched.broker.disconnect(client, watched.queue.now)
-    assert b"moment" not in watched.broker.tubes
-    watched.go_on(10)
-    assert watched.history.rates(b"moment") == Rates(put=0.1, reserve=0.1, delete=0.1)
+def test_tube_dropped_between_two_samples_is_recorded(driver: HistoryDriver) -> None:
+    """The tube is created, used and dropped between two samples."""
+    driver.advance(10)
+    client = driver.worker("moment")
+    driver.put(client)
+    driver.delete(client)
+    driver.broker.disconnect(client, driver.queue.now)
+    assert b"moment" not in driver.broker.tubes
+    driver.advance(10)
+    assert driver.history.rates(b"moment") == Rates(put=0.1, reserve=0.1, delete=0.1)
     for name in ("moment", None):
-        assert [watched.last(name, key)[0] for key in ("put", "reserve", "delete")] == pytest.approx([0.1] * 3)
-        assert watched.last(name, "run_p50") == [0]
+        assert [driver.last(name, key)[0] for key in ("put", "reserve", "delete")] == pytest.approx([0.1] * 3)
+        assert driver.last(name, "run_p50") == [0]
 
 
-def test_a_tube_that_comes_back_goes_on(watched: Watched) -> None:
+def test_recreated_tube_continues_its_series(driver: HistoryDriver) -> None:
     """Its counters start at zero each time, several times in a second."""
-    watched.go_on(10)
+    driver.advance(10)
     for _ in range(10):
         for _ in range(3):
-            client = watched.worker("mail")
-            watched.put(client, 2)
-            watched.delete(client, 2)
-            watched.broker.disconnect(client, watched.queue.now)
-        watched.go_on(1)
-    assert watched.history.rates(b"mail") == Rates(put=6, reserve=6, delete=6)
-    assert watched.history.total_rates() == Rates(put=6, reserve=6, delete=6)
-    assert watched.last("mail", "put") == [6]
-    assert watched.last(None, "put") == [6]
+            client = driver.worker("mail")
+            driver.put(client, 2)
+            driver.delete(client, 2)
+            driver.broker.disconnect(client, driver.queue.now)
+        driver.advance(1)
+    assert driver.history.rates(b"mail") == Rates(put=6, reserve=6, delete=6)
+    assert driver.history.total_rates() == Rates(put=6, reserve=6, delete=6)
+    assert driver.last("mail", "put") == [6]
+    assert driver.last(None, "put") == [6]
 
 
-def test_a_tube_that_is_only_used_leaves_nothing(watched: Watched) -> None:
-    client = watched.worker("idle")
-    watched.broker.disconnect(client, watched.queue.now)
-    watched.go_on(10)
-    assert not watched.history.has(b"idle")
+def test_idle_tube_leaves_nothing(driver: HistoryDriver) -> None:
+    client = driver.worker("idle")
+    driver.broker.disconnect(client, driver.queue.now)
+    driver.advance(10)
+    assert not driver.history.has(b"idle")
 
 
-def test_a_history_outlives_its_tube(watched: Watched) -> None:
-    client = watched.worker("mail")
-    watched.put(client, 10)
-    watched.go_on(10)
-    watched.delete(client, 10)
-    watched.broker.disconnect(client, watched.queue.now)
-    watched.go_on(50)
-    assert loose(watched.last("mail", "delete", 6)) == [0, 1, 0, 0, 0, 0]
-    assert loose(watched.last("mail", "ready", 6)) == [10, 0, 0, 0, 0, 0]
+def test_series_outlive_their_tube(driver: HistoryDriver) -> None:
+    client = driver.worker("mail")
+    driver.put(client, 10)
+    driver.advance(10)
+    driver.delete(client, 10)
+    driver.broker.disconnect(client, driver.queue.now)
+    driver.advance(50)
+    assert loose(driver.last("mail", "delete", 6)) == [0, 1, 0, 0, 0, 0]
+    assert loose(driver.last("mail", "ready", 6)) == [10, 0, 0, 0, 0, 0]
 
 
-def test_a_flood_of_tubes_is_bounded(watched: Watched) -> None:
-    """Tubes of one job each, ten times as many as may have a history; one that is worked with stays."""
-    mail, count = watched.worker("mail"), 0
+def test_flood_of_tubes_is_bounded(driver: HistoryDriver) -> None:
+    """Ten times MAX_TUBES tubes of one job each; a tube in use keeps its series."""
+    mail, count = driver.worker("mail"), 0
 
     def flood(tubes: int) -> int:
         nonlocal count
         for _ in range(tubes // 500):
-            watched.put(mail)
+            driver.put(mail)
             for _ in range(500):
-                client = watched.worker(f"reply.{count}")
-                watched.put(client)
-                watched.delete(client)
-                watched.broker.disconnect(client, watched.queue.now)
+                client = driver.worker(f"reply.{count}")
+                driver.put(client)
+                driver.delete(client)
+                driver.broker.disconnect(client, driver.queue.now)
                 count += 1
-            watched.go_on(1)
-        return watched.size()
+            driver.advance(1)
+        return driver.size()
 
-    watched.go_on(9)
+    driver.advance(9)
     full, later = flood(5000), flood(5000)
     assert later < full * 1.02, (full, later)
-    assert watched.history.total_rates() == Rates(put=501, reserve=500, delete=500)
-    assert sum(watched.history.has(b"reply.%d" % at) for at in range(count)) == TUBES_AT_MOST - 1
-    watched.go_on(11)
-    assert loose(watched.last("mail", "put", 4)) == [0.1, 1, 0.9, 0]
+    assert driver.history.total_rates() == Rates(put=501, reserve=500, delete=500)
+    assert sum(driver.history.has(b"reply.%d" % at) for at in range(count)) == MAX_TUBES - 1
+    driver.advance(11)
+    assert loose(driver.last("mail", "put", 4)) == [0.1, 1, 0.9, 0]
 
 
-def test_who_gives_way(watched: Watched) -> None:
-    """Those in use are kept; an hour after its last activity a tube gives way, the one that is quiet for longest."""
-    clients = [watched.worker(f"t{at}") for at in range(TUBES_AT_MOST)]
+def test_order_of_eviction(driver: HistoryDriver) -> None:
+    """Tubes in use are kept. An hour after its last activity a tube may be evicted, the longest idle one first."""
+    clients = [driver.worker(f"t{at}") for at in range(MAX_TUBES)]
     for _ in range(2):
         for client in clients:
-            watched.put(client)
-        watched.go_on(10, step=2)
-    new = watched.worker("new")
-    watched.put(new)
-    watched.go_on(1)
-    assert not watched.history.has(b"new")
-    watched.pass_over(1800)
+            driver.put(client)
+        driver.advance(10, step=2)
+    new = driver.worker("new")
+    driver.put(new)
+    driver.advance(1)
+    assert not driver.history.has(b"new")
+    driver.skip(1800)
     for client in clients[1:]:
-        watched.put(client)
-    watched.go_on(1)
-    watched.pass_over(1800)
-    watched.put(new)
-    watched.go_on(1)
-    assert watched.history.has(b"new")
-    assert not watched.history.has(b"t0")
-    assert all(watched.history.has(b"t%d" % at) for at in range(1, TUBES_AT_MOST))
+        driver.put(client)
+    driver.advance(1)
+    driver.skip(1800)
+    driver.put(new)
+    driver.advance(1)
+    assert driver.history.has(b"new")
+    assert not driver.history.has(b"t0")
+    assert all(driver.history.has(b"t%d" % at) for at in range(1, MAX_TUBES))
 
 
-def test_rates_of_a_tube_without_history(watched: Watched) -> None:
-    clients = [watched.worker(f"t{at}") for at in range(TUBES_AT_MOST + 5)]
+def test_rates_of_a_tube_without_series(driver: HistoryDriver) -> None:
+    clients = [driver.worker(f"t{at}") for at in range(MAX_TUBES + 5)]
     for _ in range(10):
         for client in clients:
-            watched.put(client, 2)
-        watched.go_on(1)
-    names = [b"t%d" % at for at in range(TUBES_AT_MOST + 5)]
-    assert sum(watched.history.has(name) for name in names) == TUBES_AT_MOST
-    assert all(watched.history.rates(name).put == 2 for name in names)
-    assert watched.last(None, "put") == [2 * len(names)]
+            driver.put(client, 2)
+        driver.advance(1)
+    names = [b"t%d" % at for at in range(MAX_TUBES + 5)]
+    assert sum(driver.history.has(name) for name in names) == MAX_TUBES
+    assert all(driver.history.rates(name).put == 2 for name in names)
+    assert driver.last(None, "put") == [2 * len(names)]
 
 
 # Times
@@ -416,53 +416,53 @@ def test_quantiles_are_right_within_a_factor_of_two(part: float) -> None:
         assert exact / 2 <= quantile(lengths, part) <= exact * 2
 
 
-def test_quantile_of_nothing_and_of_no_time() -> None:
+def test_quantile_of_nothing_and_of_zero_time() -> None:
     assert isnan(quantile({}, 0.5))
     assert quantile({0: 7}, 0.95) == 0
 
 
-def test_wait_and_run_times(watched: Watched) -> None:
-    mail = watched.worker("mail")
-    watched.go_on(10)
-    watched.put(mail, 4)
-    watched.go_on(4)
-    jobs = [watched.broker.reserve(mail, watched.queue.now) for _ in range(4)]
-    watched.queue.now += SECOND // 4
-    assert all(job is not None and watched.broker.delete(mail, job.id, watched.queue.now) for job in jobs)
-    watched.queue.now += SECOND - SECOND // 4
-    watched.history.tick()
-    watched.go_on(5)
+def test_wait_and_run_times(driver: HistoryDriver) -> None:
+    mail = driver.worker("mail")
+    driver.advance(10)
+    driver.put(mail, 4)
+    driver.advance(4)
+    jobs = [driver.broker.reserve(mail, driver.queue.now) for _ in range(4)]
+    driver.queue.now += SECOND // 4
+    assert all(job is not None and driver.broker.delete(mail, job.id, driver.queue.now) for job in jobs)
+    driver.queue.now += SECOND - SECOND // 4
+    driver.history.tick()
+    driver.advance(5)
     for name in ("mail", None):
         for key, exact in (("wait_p50", 4), ("wait_p95", 4), ("run_p50", 0.25), ("run_p95", 0.25)):
-            [value] = watched.last(name, key)
+            [value] = driver.last(name, key)
             assert exact / 2 <= value <= exact * 2, key
-    watched.go_on(10)
-    assert isnan(watched.last("mail", "wait_p50")[0])
+    driver.advance(10)
+    assert isnan(driver.last("mail", "wait_p50")[0])
 
 
-# The loop
+# Yielding
 
 
-def test_a_look_at_many_tubes_lets_others_run(watched: Watched, short_steps: None) -> None:
-    clients = [watched.worker(f"t{at}") for at in range(10_000)]
+def test_sample_of_many_tubes_yields(driver: HistoryDriver, short_steps: None) -> None:
+    clients = [driver.worker(f"t{at}") for at in range(10_000)]
     for client in clients:
-        watched.put(client)
+        driver.put(client)
     with Turns() as turns:
-        watched.go_on(10, step=2)
-    assert turns.count >= 5 * 10_000 // ITEMS_A_STEP
-    assert watched.last(None, "put") == [1000]
-    assert watched.last(None, "ready") == [10_000]
+        driver.advance(10, step=2)
+    assert turns.count >= 5 * 10_000 // TUBE_BATCH
+    assert driver.last(None, "put") == [1000]
+    assert driver.last(None, "ready") == [10_000]
 
 
-def test_the_sampler_ticks_by_itself_and_ends_with_its_history() -> None:
+def test_sampler_runs_and_ends_with_its_history() -> None:
     queue = Queue()
-    queue.now += SECOND * 9 // 10  # it sleeps until the next second
+    queue.now += SECOND * 9 // 10  # the greenlet sleeps until the next second
     history = History(queue.broker, queue.clock)
     history.start()
     queue.put("mail", count=4)
     gevent.sleep(0.01)
     queue.now += SECOND * 9 // 10
-    until(lambda watched=history: watched.rates(b"mail").put == 4)
+    until(lambda driver=history: driver.rates(b"mail").put == 4)
     kept = weakref.ref(history)
     del history, queue
     gc.collect()

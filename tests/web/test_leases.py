@@ -1,4 +1,4 @@
-"""Leases over a broker at a known time: who gets which job, what ends a lease, and that nothing of it stays."""
+"""Leases over a broker in fake time: which jobs a reserve gets, what ends a lease, and that nothing is left behind."""
 
 from __future__ import annotations
 
@@ -36,32 +36,32 @@ from tests.daemon import PATIENCE
 from .conftest import Queue
 
 TTR = 60
-"""Of the jobs that a Queue puts."""
+"""The ttr in seconds of the jobs that a Queue puts."""
 
-NOBODY_GONE = Peer(None)
+NEVER_GONE = Peer(None)
 
 TUBES = st.sampled_from(["default", "mail", "post"])
 
 
-class Desk:
-    """Leases of a queue, and words for what tests ask of them. Each word ends in `Broker.check`."""
+class LeaseDriver:
+    """Leases of a queue, with short methods for tests. Every method ends with `Broker.check`."""
 
     def __init__(self, queue: Queue, commit: Callable[[], bool] = lambda: True) -> None:
         self.queue = queue
         self.broker = queue.broker
         self.leases = Leases(queue.broker, queue.clock, commit)
 
-    def reserve(self, *tubes: str, count: int = 1, wait: int = 0, peer: Peer = NOBODY_GONE) -> list[Lease]:
+    def reserve(self, *tubes: str, count: int = 1, wait: int = 0, peer: Peer = NEVER_GONE) -> list[Lease]:
         try:
             names = tuple(tube.encode() for tube in tubes or ("default",))
             return self.leases.reserve(ReserveRequest(names, count, wait * SECOND, "mailer", "192.0.2.7"), peer)
         finally:
             self.broker.check()
 
-    def begin(self, *tubes: str, **asked: Any) -> gevent.Greenlet:
-        """Have another greenlet reserve, and return once it waits."""
+    def begin(self, *tubes: str, **options: Any) -> gevent.Greenlet:
+        """Reserve in another greenlet; return once it waits."""
         before = self.broker.waiting_count
-        greenlet = gevent.spawn(self.reserve, *tubes, **{"wait": 30} | asked)
+        greenlet = gevent.spawn(self.reserve, *tubes, **{"wait": 30} | options)
         with gevent.Timeout(PATIENCE):
             while self.broker.waiting_count == before:
                 gevent.sleep(0)
@@ -71,39 +71,39 @@ class Desk:
         (lease,) = self.reserve(*tubes)
         return lease
 
-    def pass_by(self, seconds: float) -> None:
-        """Let time pass, and what falls due happen."""
+    def advance(self, seconds: float) -> None:
+        """Advance time, and tick."""
         self.queue.now += round(seconds * SECOND)
         self.broker.tick(self.queue.now)
         self.settle()
 
     def settle(self) -> None:
-        """Let the loop come round."""
+        """Let the event loop run once."""
         gevent.sleep(0)
         gevent.sleep(0)
         self.broker.check()
 
     def holds(self, lease: Lease) -> bool:
-        """Whether the token is still good."""
+        """Return whether the token is still valid."""
         try:
             return self.leases.job(lease.token) is self.broker.jobs[lease.job.id]
         except LeaseEnded:
             return False
 
     def is_empty(self) -> bool:
-        """Whether nothing is left of any lease."""
+        """Return whether nothing is left of any lease."""
         self.settle()
         return not (self.broker.clients or self.leases._clients or self.leases._waiting or self.leases._emptied)
 
 
 @pytest.fixture
-def desk(queue: Queue) -> Desk:
-    return Desk(queue)
+def driver(queue: Queue) -> LeaseDriver:
+    return LeaseDriver(queue)
 
 
 @pytest.fixture
 def line() -> Iterator[tuple[socket.socket, Peer]]:
-    """The client's end of a socket, and the Peer that a server sees of it."""
+    """The client's end of a socket, and the Peer for the server's end."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         yield theirs, Peer(ours.fileno())
@@ -114,14 +114,14 @@ def ids(leases: list[Lease]) -> list[int]:
 
 
 def counted(queue: Queue) -> dict[str, int]:
-    """What the server counts of its connections, now and so far, and of commands."""
+    """Return the server's counts of connections, current and total, and of commands."""
     broker = queue.broker
     now = {"connections": len(broker.clients), "workers": broker.worker_count, "waiting": broker.waiting_count}
     return now | {name: getattr(broker.counters, name) for name in COUNTERS}
 
 
 def waiting(queue: Queue, *tubes: str) -> Client:
-    """A client of the protocol that waits for a job of *tubes*."""
+    """Return a client of the protocol that waits for a job of *tubes*."""
     client = queue.connect()
     for tube in tubes:
         queue.broker.watch(client, tube.encode())
@@ -130,91 +130,91 @@ def waiting(queue: Queue, *tubes: str) -> Client:
     return client
 
 
-# Which jobs
+# Selection of jobs
 
 
-def test_reserves_in_the_order_of_priority_over_several_tubes(queue: Queue, desk: Desk) -> None:
+def test_jobs_of_several_tubes_come_in_order_of_priority(queue: Queue, driver: LeaseDriver) -> None:
     late, soon = queue.put("a", pri=9)[0], queue.put("b", pri=1)[0]
     queue.put("c", pri=0)
-    assert ids(desk.reserve("a", "b")) == [soon]
-    assert ids(desk.reserve("a", "b")) == [late]
-    assert desk.reserve("a", "b") == []
+    assert ids(driver.reserve("a", "b")) == [soon]
+    assert ids(driver.reserve("a", "b")) == [late]
+    assert driver.reserve("a", "b") == []
 
 
-def test_default_is_watched_only_if_asked_for(queue: Queue, desk: Desk) -> None:
+def test_default_tube_is_watched_only_if_requested(queue: Queue, driver: LeaseDriver) -> None:
     (id,) = queue.put("default")
-    assert desk.reserve("mail") == []
-    assert ids(desk.reserve("mail", "default")) == [id]
+    assert driver.reserve("mail") == []
+    assert ids(driver.reserve("mail", "default")) == [id]
 
 
-def test_reserves_several_at_once_as_far_as_there_are_some(queue: Queue, desk: Desk) -> None:
+def test_reserve_returns_up_to_count_ready_jobs(queue: Queue, driver: LeaseDriver) -> None:
     all = queue.put("mail", count=5)
-    assert ids(desk.reserve("mail", count=3)) == all[:3]
-    assert ids(desk.reserve("mail", count=3)) == all[3:]
-    assert len(desk.broker.clients) == 2
+    assert ids(driver.reserve("mail", count=3)) == all[:3]
+    assert ids(driver.reserve("mail", count=3)) == all[3:]
+    assert len(driver.broker.clients) == 2
 
 
-def test_stops_at_a_mebibyte_of_bodies_but_gives_a_larger_one(queue: Queue, desk: Desk) -> None:
+def test_reserve_stops_at_a_mebibyte_of_bodies_but_returns_a_larger_one(queue: Queue, driver: LeaseDriver) -> None:
     body = b"x" * (module.MAX_BYTES // 2)
-    all = [desk.broker.put_into(b"mail", 5, 0, 60 * SECOND, body * times, queue.now) for times in (1, 1, 1, 3, 1)]
-    assert ids(desk.reserve("mail", count=9)) == all[:2]
-    assert ids(desk.reserve("mail", count=9)) == all[2:4]
-    assert ids(desk.reserve("mail", count=9)) == all[4:]
+    all = [driver.broker.put_into(b"mail", 5, 0, 60 * SECOND, body * times, queue.now) for times in (1, 1, 1, 3, 1)]
+    assert ids(driver.reserve("mail", count=9)) == all[:2]
+    assert ids(driver.reserve("mail", count=9)) == all[2:4]
+    assert ids(driver.reserve("mail", count=9)) == all[4:]
 
 
-def test_paused_tube_gives_nothing(queue: Queue, desk: Desk) -> None:
+def test_paused_tube_yields_no_jobs(queue: Queue, driver: LeaseDriver) -> None:
     queue.put("mail")
-    desk.broker.pause_tube(b"mail", 5 * SECOND, queue.now)
-    assert desk.reserve("mail") == []
-    waiting = desk.begin("mail")
-    desk.pass_by(5)
+    driver.broker.pause_tube(b"mail", 5 * SECOND, queue.now)
+    assert driver.reserve("mail") == []
+    waiting = driver.begin("mail")
+    driver.advance(5)
     assert len(waiting.get(timeout=PATIENCE)) == 1
 
 
-# What it counts as
+# Counts
 
 
-def test_a_lease_counts_as_a_connection_of_a_worker_and_leaves_no_more_than_that(queue: Queue, desk: Desk) -> None:
+def test_lease_counts_as_one_connection_of_a_worker(queue: Queue, driver: LeaseDriver) -> None:
     queue.put("mail", count=2)
     before = counted(queue)
-    leases = desk.reserve("mail", "other", count=2)
-    (client,) = desk.broker.clients
+    leases = driver.reserve("mail", "other", count=2)
+    (client,) = driver.broker.clients
     assert (client.name, client.address, client.is_http) == ("mailer", "192.0.2.7", True)
     assert list(client.watched) == [b"mail", b"other"]
     now = before | {"connections": 1, "workers": 1, "total_connections": before["total_connections"] + 1}
     assert counted(queue) == now
-    assert desk.broker.tubes[b"mail"].watching == desk.broker.tubes[b"default"].using == 1
-    assert desk.broker.tubes[b"default"].watching == 0
-    desk.leases.delete(leases[0].token)
-    desk.settle()
+    assert driver.broker.tubes[b"mail"].watching == driver.broker.tubes[b"default"].using == 1
+    assert driver.broker.tubes[b"default"].watching == 0
+    driver.leases.delete(leases[0].token)
+    driver.settle()
     assert counted(queue) == now
-    desk.leases.delete(leases[1].token)
-    assert desk.is_empty()
+    driver.leases.delete(leases[1].token)
+    assert driver.is_empty()
     assert counted(queue) == now | {"connections": 0, "workers": 0}
-    assert list(desk.broker.tubes) == [b"default"]
-    assert desk.broker.parted[client.number] == "192.0.2.7"
+    assert list(driver.broker.tubes) == [b"default"]
+    assert driver.broker.parted[client.number] == "192.0.2.7"
 
 
-def test_one_that_waits_counts_as_waiting_and_then_not(queue: Queue, desk: Desk) -> None:
+def test_waiting_reserve_counts_as_waiting_until_it_ends(queue: Queue, driver: LeaseDriver) -> None:
     before = counted(queue)
-    greenlet = desk.begin("mail", wait=30)
+    greenlet = driver.begin("mail", wait=30)
     assert counted(queue).items() >= {"connections": 1, "workers": 1, "waiting": 1}.items()
-    assert len(desk.broker.tubes[b"mail"].waiters) == 1
-    desk.pass_by(30)
+    assert len(driver.broker.tubes[b"mail"].waiters) == 1
+    driver.advance(30)
     assert greenlet.get(timeout=PATIENCE) == []
-    assert desk.is_empty()
+    assert driver.is_empty()
     assert counted(queue) == before | {"total_connections": before["total_connections"] + 1}
-    assert list(desk.broker.tubes) == [b"default"]
+    assert list(driver.broker.tubes) == [b"default"]
 
 
 # Waiting
 
 
-def test_waits_in_line_with_all_others(queue: Queue, desk: Desk) -> None:
+def test_reserves_wait_in_line_with_other_clients(queue: Queue, driver: LeaseDriver) -> None:
     first = waiting(queue, "mail")
-    second = desk.begin("mail")
+    second = driver.begin("mail")
     third = waiting(queue, "mail")
-    fourth = desk.begin("other", "mail")
+    fourth = driver.begin("other", "mail")
     all = [queue.put("mail")[0] for _ in range(4)]
     assert list(first.reserved) == all[:1]
     assert ids(second.get(timeout=PATIENCE)) == all[1:2]
@@ -222,76 +222,82 @@ def test_waits_in_line_with_all_others(queue: Queue, desk: Desk) -> None:
     assert ids(fourth.get(timeout=PATIENCE)) == all[3:]
 
 
-def test_wakes_with_the_first_job_and_takes_what_else_is_ready_by_then(queue: Queue, desk: Desk) -> None:
-    greenlet = desk.begin("mail", count=3)
+def test_reserve_wakes_with_the_first_job_and_takes_the_other_ready_jobs(queue: Queue, driver: LeaseDriver) -> None:
+    greenlet = driver.begin("mail", count=3)
     all = queue.put("mail", count=5)
     assert ids(greenlet.get(timeout=PATIENCE)) == all[:3]
 
 
-def test_takes_no_more_than_it_may_from_those_that_wait_behind_it(queue: Queue, desk: Desk) -> None:
-    greedy, next_one = desk.begin("mail", count=9), waiting(queue, "mail")
+def test_reserve_leaves_jobs_for_clients_behind_it(queue: Queue, driver: LeaseDriver) -> None:
+    greedy, next_one = driver.begin("mail", count=9), waiting(queue, "mail")
     all = queue.put("mail", count=3)
     assert list(next_one.reserved) == all[1:2]
     assert ids(greedy.get(timeout=PATIENCE)) == [all[0], all[2]]
 
 
-def test_a_job_that_is_gone_before_it_can_be_told_of_is_waited_on_from(queue: Queue, desk: Desk) -> None:
-    greenlet = desk.begin("mail")
+def test_reserve_waits_again_if_its_job_is_deleted_first(queue: Queue, driver: LeaseDriver) -> None:
+    greenlet = driver.begin("mail")
     (gone,) = queue.put("mail")
-    assert desk.broker.delete_job(gone, queue.now, is_forced=True)
-    desk.settle()
-    assert desk.broker.waiting_count == 1
+    assert driver.broker.delete_job(gone, queue.now, is_forced=True)
+    driver.settle()
+    assert driver.broker.waiting_count == 1
     (id,) = queue.put("mail")
     assert ids(greenlet.get(timeout=PATIENCE)) == [id]
-    assert len(desk.broker.clients) == 1
+    assert len(driver.broker.clients) == 1
 
 
-# A client that goes
+# Clients that close the connection
 
 
-def test_who_goes_in_mid_wait_takes_no_job_along(queue: Queue, desk: Desk, line: tuple[socket.socket, Peer]) -> None:
+def test_client_that_closes_during_the_wait_takes_no_job(
+    queue: Queue, driver: LeaseDriver, line: tuple[socket.socket, Peer]
+) -> None:
     theirs, peer = line
-    greenlet = desk.begin("mail", peer=peer)
+    greenlet = driver.begin("mail", peer=peer)
     theirs.close()
     assert greenlet.get(timeout=PATIENCE) == []
-    assert desk.is_empty()
+    assert driver.is_empty()
     (id,) = queue.put("mail")
-    assert desk.broker.jobs[id].state == READY
+    assert driver.broker.jobs[id].state == READY
 
 
-def test_who_closes_only_its_own_side_is_gone_too(desk: Desk, line: tuple[socket.socket, Peer]) -> None:
+def test_client_that_shuts_down_its_sending_side_is_gone_too(
+    driver: LeaseDriver, line: tuple[socket.socket, Peer]
+) -> None:
     theirs, peer = line
-    greenlet = desk.begin("mail", peer=peer)
+    greenlet = driver.begin("mail", peer=peer)
     theirs.shutdown(socket.SHUT_WR)
     assert greenlet.get(timeout=PATIENCE) == []
 
 
-def test_who_goes_when_the_job_has_just_come_gives_it_back(
-    queue: Queue, desk: Desk, line: tuple[socket.socket, Peer]
+def test_client_that_closes_when_its_job_arrives_returns_the_job(
+    queue: Queue, driver: LeaseDriver, line: tuple[socket.socket, Peer]
 ) -> None:
     theirs, peer = line
-    greenlet = desk.begin("mail", peer=peer)
+    greenlet = driver.begin("mail", peer=peer)
     (id,) = queue.put("mail")
-    job = desk.broker.jobs[id]
+    job = driver.broker.jobs[id]
     assert job.state == RESERVED
     theirs.close()
     assert greenlet.get(timeout=PATIENCE) == []
     assert job.state == READY
     assert [event.kind for event in job_history.unpack(job.events)] == [job_history.RESERVED, job_history.RETURNED]
-    assert desk.is_empty()
+    assert driver.is_empty()
 
 
-def test_who_is_gone_from_the_first_gets_nothing(queue: Queue, desk: Desk, line: tuple[socket.socket, Peer]) -> None:
+def test_client_that_closed_before_the_wait_gets_nothing(
+    queue: Queue, driver: LeaseDriver, line: tuple[socket.socket, Peer]
+) -> None:
     theirs, peer = line
     (id,) = queue.put("mail")
     theirs.close()
-    assert desk.reserve("mail", peer=peer) == []
-    assert desk.broker.jobs[id].reserves == 0
-    assert desk.is_empty()
+    assert driver.reserve("mail", peer=peer) == []
+    assert driver.broker.jobs[id].reserves == 0
+    assert driver.is_empty()
 
 
-class Counting(Peer):
-    """Counts how often it is looked at."""
+class CountingPeer(Peer):
+    """Counts the calls of `is_gone`."""
 
     looks = 0
 
@@ -301,46 +307,54 @@ class Counting(Peer):
         return super().is_gone
 
 
-def test_who_sends_more_meanwhile_is_still_there(queue: Queue, desk: Desk, line: tuple[socket.socket, Peer]) -> None:
+def test_client_that_sends_data_during_the_wait_stays(
+    queue: Queue, driver: LeaseDriver, line: tuple[socket.socket, Peer]
+) -> None:
     theirs, peer = line
-    counting = Counting(peer._descriptor)
-    greenlet, behind = desk.begin("mail", peer=counting), waiting(queue, "mail")
+    counting = CountingPeer(peer._descriptor)
+    greenlet, behind = driver.begin("mail", peer=counting), waiting(queue, "mail")
     theirs.sendall(b"GET / HTTP/1.1\r\n")
     with gevent.Timeout(PATIENCE):
         while counting.looks < 2:
             gevent.sleep(0.001)
     for _ in range(20):
         gevent.sleep(0.001)
-        desk.broker.check()
+        driver.broker.check()
     assert counting.looks == 2, "it is not looked at again and again"
     all = [queue.put("mail")[0] for _ in range(2)]
     assert ids(greenlet.get(timeout=PATIENCE)) == all[:1]
     assert list(behind.reserved) == all[1:]
 
 
-def test_killed_greenlet_leaves_nothing(queue: Queue, desk: Desk, line: tuple[socket.socket, Peer]) -> None:
-    greenlet = desk.begin("mail", peer=line[1])
+def test_killed_greenlet_leaves_nothing(queue: Queue, driver: LeaseDriver, line: tuple[socket.socket, Peer]) -> None:
+    greenlet = driver.begin("mail", peer=line[1])
     greenlet.kill()
-    assert desk.is_empty()
+    assert driver.is_empty()
     (id,) = queue.put("mail")
-    assert desk.broker.jobs[id].state == READY
+    assert driver.broker.jobs[id].state == READY
 
 
 # The ends of a lease
 
-Ending = Callable[[Desk, Lease], object]
+Ending = Callable[[LeaseDriver, Lease], object]
 
 ENDINGS: dict[str, tuple[Ending, int]] = {
-    "delete": (lambda desk, lease: desk.leases.delete(lease.token), 0),
-    "release": (lambda desk, lease: desk.leases.release(lease.token, None, 0), READY),
-    "release with delay": (lambda desk, lease: desk.leases.release(lease.token, 1, SECOND), DELAYED),
-    "bury": (lambda desk, lease: desk.leases.bury(lease.token, None), BURIED),
-    "ttr": (lambda desk, _: desk.pass_by(TTR), READY),
-    "admin deletes": (lambda desk, lease: desk.broker.delete_job(lease.job.id, desk.queue.now, is_forced=True), 0),
-    "admin releases": (lambda desk, lease: desk.broker.release_job(lease.job.id, desk.queue.now), READY),
-    "admin buries": (lambda desk, lease: desk.broker.bury_job(lease.job.id, desk.queue.now, is_forced=True), BURIED),
+    "delete": (lambda driver, lease: driver.leases.delete(lease.token), 0),
+    "release": (lambda driver, lease: driver.leases.release(lease.token, None, 0), READY),
+    "release with delay": (lambda driver, lease: driver.leases.release(lease.token, 1, SECOND), DELAYED),
+    "bury": (lambda driver, lease: driver.leases.bury(lease.token, None), BURIED),
+    "ttr": (lambda driver, _: driver.advance(TTR), READY),
+    "admin deletes": (
+        lambda driver, lease: driver.broker.delete_job(lease.job.id, driver.queue.now, is_forced=True),
+        0,
+    ),
+    "admin releases": (lambda driver, lease: driver.broker.release_job(lease.job.id, driver.queue.now), READY),
+    "admin buries": (
+        lambda driver, lease: driver.broker.bury_job(lease.job.id, driver.queue.now, is_forced=True),
+        BURIED,
+    ),
     "admin hangs up": (lambda _, lease: holder(lease.job).hang_up(), READY),
-    "stop": (lambda desk, _: desk.leases.stop(), READY),
+    "stop": (lambda driver, _: driver.leases.stop(), READY),
 }
 
 
@@ -350,203 +364,207 @@ def holder(job: Job) -> Client:
 
 
 @pytest.mark.parametrize("how", ENDINGS)
-def test_a_lease_that_has_ended_leaves_nothing_and_its_token_is_void(queue: Queue, desk: Desk, how: str) -> None:
+def test_ended_lease_leaves_nothing_and_its_token_is_invalid(queue: Queue, driver: LeaseDriver, how: str) -> None:
     (id,) = queue.put("mail")
-    lease = desk.one("mail")
-    assert desk.holds(lease)
+    lease = driver.one("mail")
+    assert driver.holds(lease)
     end, state = ENDINGS[how]
-    end(desk, lease)
-    assert desk.is_empty()
-    assert (desk.broker.jobs[id].state if state else id not in desk.broker.jobs) == (state or True)
-    said = "deleted" if not state else "now"
-    with pytest.raises(LeaseEnded, match=said):
-        desk.leases.job(lease.token)
+    end(driver, lease)
+    assert driver.is_empty()
+    assert (driver.broker.jobs[id].state if state else id not in driver.broker.jobs) == (state or True)
+    message = "deleted" if not state else "now"
+    with pytest.raises(LeaseEnded, match=message):
+        driver.leases.job(lease.token)
 
 
 @pytest.mark.parametrize("how", ENDINGS)
-def test_one_lease_of_two_ends_and_the_other_stays(queue: Queue, desk: Desk, how: str) -> None:
+def test_one_of_two_leases_ends_and_the_other_stays(queue: Queue, driver: LeaseDriver, how: str) -> None:
     queue.put("mail", count=2)
-    first, second = desk.reserve("mail", count=2)
+    first, second = driver.reserve("mail", count=2)
     if how == "ttr":
         queue.now += SECOND
-        desk.leases.touch(second.token)
+        driver.leases.touch(second.token)
         queue.now -= SECOND
-    ENDINGS[how][0](desk, first)
-    desk.settle()
-    assert not desk.holds(first)
-    assert desk.holds(second) == (how not in ("admin hangs up", "stop"))
+    ENDINGS[how][0](driver, first)
+    driver.settle()
+    assert not driver.holds(first)
+    assert driver.holds(second) == (how not in ("admin hangs up", "stop"))
 
 
-DEEDS: dict[str, Ending] = {
-    "job": lambda desk, lease: desk.leases.job(lease.token),
+FINISHERS: dict[str, Ending] = {
+    "job": lambda driver, lease: driver.leases.job(lease.token),
     "delete": ENDINGS["delete"][0],
     "release": ENDINGS["release"][0],
     "bury": ENDINGS["bury"][0],
-    "touch": lambda desk, lease: desk.leases.touch(lease.token),
+    "touch": lambda driver, lease: driver.leases.touch(lease.token),
 }
 
 
-@pytest.mark.parametrize("deed", DEEDS)
+@pytest.mark.parametrize("operation", FINISHERS)
 @pytest.mark.parametrize("is_http", [True, False])
-def test_an_old_token_does_nothing_to_the_next_holder(queue: Queue, desk: Desk, deed: str, is_http: bool) -> None:
+def test_old_token_does_nothing_to_the_next_holder(
+    queue: Queue, driver: LeaseDriver, operation: str, is_http: bool
+) -> None:
     queue.put("mail")
-    old = desk.one("mail")
-    desk.pass_by(TTR)
+    old = driver.one("mail")
+    driver.advance(TTR)
     if is_http:
-        new = desk.one("mail")
+        new = driver.one("mail")
         assert new.token != old.token
     else:
-        desk.broker.reserve_job(queue.connect(), old.job.id, queue.now)
-    job = desk.broker.jobs[old.job.id]
+        driver.broker.reserve_job(queue.connect(), old.job.id, queue.now)
+    job = driver.broker.jobs[old.job.id]
     before = (job.holder, job.state, job.deadline, job.pri)
     queue.now += SECOND
     with pytest.raises(LeaseEnded, match="The job is reserved by another worker now"):
-        DEEDS[deed](desk, old)
+        FINISHERS[operation](driver, old)
     assert (job.holder, job.state, job.deadline, job.pri) == before
 
 
-@pytest.mark.parametrize("deed", DEEDS)
-def test_what_is_no_token_opens_nothing(queue: Queue, desk: Desk, deed: str) -> None:
+@pytest.mark.parametrize("operation", FINISHERS)
+def test_invalid_token_is_refused(queue: Queue, driver: LeaseDriver, operation: str) -> None:
     queue.put("mail", count=2)
-    first, second = desk.reserve("mail", count=2)
+    first, second = driver.reserve("mail", count=2)
     token = first.token
     half = TOKEN_LENGTH // 2
-    foreign = Desk(queue).leases._tokens.make(first.job)
+    foreign = LeaseDriver(queue).leases._tokens.make(first.job)
     tokens = ["", "x", "A" * TOKEN_LENGTH, "é" * TOKEN_LENGTH, "=" * TOKEN_LENGTH, "A===" * (TOKEN_LENGTH // 4),
               "\0" * TOKEN_LENGTH, token + "A", token + "\n", token[1:], token[:half] + second.token[half:],
               foreign]  # fmt: skip
     tokens += [token[:at] + ("A" if token[at] != "A" else "B") + token[at + 1 :] for at in range(TOKEN_LENGTH)]
     for one in tokens:
         with pytest.raises(NoLease) as refusal:
-            DEEDS[deed](desk, Lease(first.job, first.body, one))
+            FINISHERS[operation](driver, Lease(first.job, first.body, one))
         assert not isinstance(refusal.value, LeaseEnded), one
-    assert desk.holds(first)
-    assert desk.holds(second)
+    assert driver.holds(first)
+    assert driver.holds(second)
 
 
-def test_the_token_shows_in_no_repr(queue: Queue, desk: Desk) -> None:
+def test_token_is_not_in_the_repr(queue: Queue, driver: LeaseDriver) -> None:
     queue.put("mail")
-    lease = desk.one("mail")
+    lease = driver.one("mail")
     assert len(lease.token) == TOKEN_LENGTH
     assert lease.token not in repr(lease)
 
 
-def test_touch_begins_the_ttr_anew(queue: Queue, desk: Desk) -> None:
+def test_touch_restarts_the_ttr(queue: Queue, driver: LeaseDriver) -> None:
     queue.put("mail")
-    lease = desk.one("mail")
+    lease = driver.one("mail")
     for _ in range(3):
-        desk.pass_by(TTR - 1)
-        assert desk.leases.touch(lease.token).deadline == queue.now + TTR * SECOND
-    desk.pass_by(TTR - 1)
-    assert desk.holds(lease)
-    desk.pass_by(1)
-    assert not desk.holds(lease)
-    assert desk.broker.jobs[lease.job.id].timeouts == 1
+        driver.advance(TTR - 1)
+        assert driver.leases.touch(lease.token).deadline == queue.now + TTR * SECOND
+    driver.advance(TTR - 1)
+    assert driver.holds(lease)
+    driver.advance(1)
+    assert not driver.holds(lease)
+    assert driver.broker.jobs[lease.job.id].timeouts == 1
 
 
-def test_release_and_bury_leave_the_priority_unless_told(queue: Queue, desk: Desk) -> None:
+def test_release_and_bury_keep_the_priority_by_default(queue: Queue, driver: LeaseDriver) -> None:
     (id,) = queue.put("mail", pri=7)
-    job = desk.broker.jobs[id]
-    lease = desk.one("mail")
-    desk.leases.release(lease.token, None, 0)
+    job = driver.broker.jobs[id]
+    lease = driver.one("mail")
+    driver.leases.release(lease.token, None, 0)
     assert job.pri == 7
-    lease = desk.one("mail")
-    desk.leases.release(lease.token, 0, 0)
+    lease = driver.one("mail")
+    driver.leases.release(lease.token, 0, 0)
     assert job.pri == 0
-    lease = desk.one("mail")
-    desk.leases.bury(lease.token, 5)
+    lease = driver.one("mail")
+    driver.leases.bury(lease.token, 5)
     assert (job.pri, job.state) == (5, BURIED)
 
 
-def test_an_edit_by_force_leaves_the_lease(queue: Queue, desk: Desk) -> None:
+def test_forced_edit_keeps_the_lease(queue: Queue, driver: LeaseDriver) -> None:
     (id,) = queue.put("mail")
-    lease = desk.one("mail")
-    desk.broker.edit_job(id, queue.now, tube=b"post", body=b"other", is_forced=True)
-    assert desk.leases.job(lease.token).body == b"other"
-    desk.leases.delete(lease.token)
-    assert desk.is_empty()
-    assert list(desk.broker.tubes) == [b"default"]
+    lease = driver.one("mail")
+    driver.broker.edit_job(id, queue.now, tube=b"post", body=b"other", is_forced=True)
+    assert driver.leases.job(lease.token).body == b"other"
+    driver.leases.delete(lease.token)
+    assert driver.is_empty()
+    assert list(driver.broker.tubes) == [b"default"]
 
 
-def test_hang_up_ends_a_wait(desk: Desk) -> None:
-    greenlet = desk.begin("mail")
-    (client,) = desk.broker.clients
+def test_hang_up_ends_a_wait(driver: LeaseDriver) -> None:
+    greenlet = driver.begin("mail")
+    (client,) = driver.broker.clients
     client.hang_up()
     assert greenlet.get(timeout=PATIENCE) == []
-    assert desk.is_empty()
+    assert driver.is_empty()
 
 
 # Bounds
 
 
-def test_no_more_wait_than_may(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_waiting_reserves_is_bounded(driver: LeaseDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_WAITING", 2)
-    greenlets = [desk.begin("mail") for _ in range(2)]
+    greenlets = [driver.begin("mail") for _ in range(2)]
     with pytest.raises(ReserveRefused, match="2 requests to reserve are waiting"):
-        desk.reserve("mail", wait=1)
-    assert desk.reserve("mail", wait=0) == [], "it does not wait"
-    desk.pass_by(30)
+        driver.reserve("mail", wait=1)
+    assert driver.reserve("mail", wait=0) == [], "a reserve without a wait is accepted"
+    driver.advance(30)
     gevent.joinall(greenlets, timeout=PATIENCE)
-    assert desk.is_empty()
+    assert driver.is_empty()
 
 
-def test_no_more_have_jobs_out_than_may(queue: Queue, desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_clients_with_jobs_is_bounded(
+    queue: Queue, driver: LeaseDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "MAX_CLIENTS", 2)
     queue.put("mail", count=3)
-    leases = [desk.one("mail") for _ in range(2)]
+    leases = [driver.one("mail") for _ in range(2)]
     with pytest.raises(ReserveRefused, match="2 requests hold reserved jobs"):
-        desk.reserve("mail")
-    desk.leases.delete(leases[0].token)
-    desk.settle()
-    assert len(desk.reserve("mail")) == 1
+        driver.reserve("mail")
+    driver.leases.delete(leases[0].token)
+    driver.settle()
+    assert len(driver.reserve("mail")) == 1
 
 
-def test_stop_ends_all_and_begins_no_more(queue: Queue, desk: Desk) -> None:
+def test_stop_ends_all_leases_and_refuses_new_ones(queue: Queue, driver: LeaseDriver) -> None:
     (id,) = queue.put("mail")
-    desk.one("mail")
-    greenlet = desk.begin("mail")
-    desk.leases.stop()
+    driver.one("mail")
+    greenlet = driver.begin("mail")
+    driver.leases.stop()
     with pytest.raises(ReserveRefused, match="stopping"):
         greenlet.get(timeout=PATIENCE)
-    assert desk.is_empty()
-    assert [event.kind for event in job_history.unpack(desk.broker.jobs[id].events)] == [
+    assert driver.is_empty()
+    assert [event.kind for event in job_history.unpack(driver.broker.jobs[id].events)] == [
         job_history.RESERVED,
         job_history.RETURNED,
     ]
     with pytest.raises(ReserveRefused, match="stopping"):
-        desk.reserve("mail")
+        driver.reserve("mail")
 
 
-def test_nothing_is_left_of_those_that_were(queue: Queue, desk: Desk) -> None:
-    def come_and_go(times: int) -> None:
+def test_ended_leases_use_no_memory(queue: Queue, driver: LeaseDriver) -> None:
+    def reserve_and_finish(times: int) -> None:
         for at in range(times):
             queue.put("default")
-            lease = desk.one("default")
+            lease = driver.one("default")
             if at % 2:
-                desk.leases.delete(lease.token)
+                driver.leases.delete(lease.token)
             else:
-                desk.broker.delete_job(lease.job.id, queue.now, is_forced=True)
-            assert desk.reserve("default") == []
+                driver.broker.delete_job(lease.job.id, queue.now, is_forced=True)
+            assert driver.reserve("default") == []
             gevent.sleep(0)
 
-    come_and_go(PARTED_AT_MOST)  # whose addresses are kept
+    reserve_and_finish(PARTED_AT_MOST)  # the broker keeps the addresses of so many
     gc.collect()
     gc.disable()
     blocks = sys.getallocatedblocks()
     try:
-        come_and_go(2000)
-        assert gc.collect() < 200  # in cycles, which may stay for long
+        reserve_and_finish(2000)
+        assert gc.collect() < 200  # garbage in cycles could stay for long
         assert sys.getallocatedblocks() - blocks < 1000
     finally:
         gc.enable()
-    assert desk.is_empty()
+    assert driver.is_empty()
 
 
-# A journal
+# Durability
 
 
-class Slow(NullJournal):
-    """A journal that has each put safe when it is committed, as a Binlog under `-f 0`."""
+class SlowJournal(NullJournal):
+    """A journal that makes a put safe only when it is committed, as a Binlog under `-f 0`."""
 
     def put(self, job: Job) -> bool:
         self.promised += 1
@@ -554,76 +572,78 @@ class Slow(NullJournal):
 
 
 @pytest.fixture
-def slow(queue: Queue) -> Slow:
-    journal = queue.broker.journal = Slow()
+def slow_journal(queue: Queue) -> SlowJournal:
+    journal = queue.broker.journal = SlowJournal()
     return journal
 
 
-def test_nobody_hears_of_a_job_that_a_crash_could_take_back(queue: Queue, slow: Slow) -> None:
-    may_go_on = gevent.event.Event()
+def test_job_that_a_crash_could_undo_is_not_returned_early(queue: Queue, slow_journal: SlowJournal) -> None:
+    may_continue = gevent.event.Event()
 
     def commit() -> bool:
-        may_go_on.wait()
-        slow.safe = slow.promised
+        may_continue.wait()
+        slow_journal.safe = slow_journal.promised
         return True
 
-    desk = Desk(queue, commit)
-    greenlet = desk.begin("mail")
+    driver = LeaseDriver(queue, commit)
+    greenlet = driver.begin("mail")
     (id,) = queue.put("mail")
-    desk.settle()
-    assert desk.broker.jobs[id].state == RESERVED
+    driver.settle()
+    assert driver.broker.jobs[id].state == RESERVED
     assert not greenlet.ready()
-    may_go_on.set()
+    may_continue.set()
     assert ids(greenlet.get(timeout=PATIENCE)) == [id]
 
 
-def test_what_is_safe_waits_for_nothing(queue: Queue, slow: Slow) -> None:
-    desk = Desk(queue, lambda: pytest.fail("nothing is to be waited for"))
+def test_safe_jobs_are_returned_without_a_commit(queue: Queue, slow_journal: SlowJournal) -> None:
+    driver = LeaseDriver(queue, lambda: pytest.fail("the journal was waited for"))
     queue.put("mail")
-    slow.safe = slow.promised
-    assert len(desk.reserve("mail")) == 1
+    slow_journal.safe = slow_journal.promised
+    assert len(driver.reserve("mail")) == 1
 
 
-def test_jobs_are_given_back_if_the_journal_is_late(queue: Queue, slow: Slow) -> None:
-    slow.trouble = "no space left"
-    desk = Desk(queue, lambda: False)
-    greenlet = desk.begin("mail")
+def test_jobs_are_released_if_the_journal_is_late(queue: Queue, slow_journal: SlowJournal) -> None:
+    slow_journal.trouble = "no space left"
+    driver = LeaseDriver(queue, lambda: False)
+    greenlet = driver.begin("mail")
     (id,) = queue.put("mail")
     with pytest.raises(ReserveRefused, match=r"The journal is late \(no space left\)"):
         greenlet.get(timeout=PATIENCE)
-    assert desk.broker.jobs[id].state == READY
-    assert desk.is_empty()
+    assert driver.broker.jobs[id].state == READY
+    assert driver.is_empty()
 
 
 @pytest.mark.parametrize("is_later", [True, False])
-def test_a_ttr_that_ends_while_the_journal_is_waited_for_is_no_lease(queue: Queue, slow: Slow, is_later: bool) -> None:
+def test_job_whose_ttr_ends_during_the_commit_is_not_leased(
+    queue: Queue, slow_journal: SlowJournal, is_later: bool
+) -> None:
     def commit() -> bool:
-        slow.safe = slow.promised
+        slow_journal.safe = slow_journal.promised
         queue.now += TTR * SECOND
-        desk.broker.tick(queue.now)
+        driver.broker.tick(queue.now)
         if is_later:
-            desk.settle()
+            driver.settle()
         return True
 
-    desk = Desk(queue, commit)
-    greenlet = desk.begin("mail", wait=2 * TTR)
+    driver = LeaseDriver(queue, commit)
+    greenlet = driver.begin("mail", wait=2 * TTR)
     (id,) = queue.put("mail")
     (lease,) = greenlet.get(timeout=PATIENCE)
     assert (lease.job.id, lease.job.timeouts, lease.job.reserves) == (id, 1, 2)
-    desk.settle()
-    assert desk.holds(lease)
+    driver.settle()
+    assert driver.holds(lease)
 
 
-# Anything, in any order
+# Random operations
 
 
-class Crowd(RuleBasedStateMachine):
-    """Workers over HTTP among those that speak the protocol, and an admin, all in each other's way."""
+class LeaseMachine(RuleBasedStateMachine):
+    """Workers over HTTP, clients of the protocol, and an admin, all interleaved."""
 
     def __init__(self) -> None:
         super().__init__()
         self.queue = Queue()
-        self.desk = Desk(self.queue)
+        self.driver = LeaseDriver(self.queue)
         self.broker = self.queue.broker
         self.leases: list[Lease] = []
         self.others: list[Client] = []
@@ -632,23 +652,23 @@ class Crowd(RuleBasedStateMachine):
     def teardown(self) -> None:
         for client in self.others:
             self.broker.disconnect(client, self.queue.now)
-        self.desk.leases.stop()
-        self.come_to_rest()
-        assert self.desk.is_empty()
+        self.driver.leases.stop()
+        self.settle()
+        assert self.driver.is_empty()
         for greenlet, *sockets in self.waiting:
             assert greenlet.get() == []
             for sock in sockets:
                 sock.close()
 
-    def begin(self, *tubes: str, **asked: Any) -> list[Lease]:
+    def begin(self, *tubes: str, **options: Any) -> list[Lease]:
         try:
-            return self.desk.reserve(*tubes, **asked)
+            return self.driver.reserve(*tubes, **options)
         except ReserveRefused:
             return []
 
-    def come_to_rest(self) -> None:
-        """Return when all who are under way are parked."""
-        leases = self.desk.leases
+    def settle(self) -> None:
+        """Return when every reserve has ended or is parked."""
+        leases = self.driver.leases
         gevent.sleep(0)
         with gevent.Timeout(PATIENCE):
             while leases._emptied or not all(
@@ -663,24 +683,24 @@ class Crowd(RuleBasedStateMachine):
 
     @rule(tubes=st.sets(TUBES, min_size=1), count=st.integers(1, 3))
     def reserve(self, tubes: set[str], count: int) -> None:
-        self.leases += self.desk.reserve(*sorted(tubes), count=count)
+        self.leases += self.driver.reserve(*sorted(tubes), count=count)
 
     @rule(tubes=st.sets(TUBES, min_size=1), count=st.integers(1, 3), wait=st.sampled_from([1, 100]))
     def reserve_and_wait(self, tubes: set[str], count: int, wait: int) -> None:
         ours, theirs = socket.socketpair()
-        asked = {"count": count, "wait": wait, "peer": Peer(ours.fileno())}
-        self.waiting.append((gevent.spawn(self.begin, *sorted(tubes), **asked), ours, theirs))
+        options = {"count": count, "wait": wait, "peer": Peer(ours.fileno())}
+        self.waiting.append((gevent.spawn(self.begin, *sorted(tubes), **options), ours, theirs))
 
     @precondition(lambda self: self.waiting)
     @rule(at=st.integers(0))
-    def go_away(self, at: int) -> None:
+    def close_waiting_request(self, at: int) -> None:
         greenlet, _, theirs = self.waiting[at % len(self.waiting)]
         theirs.close()
         greenlet.join(PATIENCE)
         assert greenlet.get() == []
 
     @rule(tube=TUBES)
-    def another_waits(self, tube: str) -> None:
+    def start_waiting_client(self, tube: str) -> None:
         client = self.queue.connect()
         self.broker.watch(client, tube.encode())
         if self.broker.reserve(client, self.queue.now) is None:
@@ -689,16 +709,16 @@ class Crowd(RuleBasedStateMachine):
 
     @precondition(lambda self: self.others)
     @rule(at=st.integers(0))
-    def another_goes(self, at: int) -> None:
+    def close_waiting_client(self, at: int) -> None:
         self.broker.disconnect(self.others.pop(at % len(self.others)), self.queue.now)
 
     @precondition(lambda self: self.leases)
-    @rule(at=st.integers(0), deed=st.sampled_from(sorted(DEEDS)))
-    def use_a_token(self, at: int, deed: str) -> None:
+    @rule(at=st.integers(0), operation=st.sampled_from(sorted(FINISHERS)))
+    def use_a_token(self, at: int, operation: str) -> None:
         lease = self.leases[at % len(self.leases)]
-        is_held = self.desk.holds(lease)
+        is_held = self.driver.holds(lease)
         try:
-            DEEDS[deed](self.desk, lease)
+            FINISHERS[operation](self.driver, lease)
         except LeaseEnded:
             assert not is_held
         else:
@@ -707,7 +727,7 @@ class Crowd(RuleBasedStateMachine):
     @precondition(lambda self: self.leases)
     @rule(at=st.integers(0), how=st.sampled_from(["admin deletes", "admin releases", "admin buries"]))
     def force(self, at: int, how: str) -> None:
-        ENDINGS[how][0](self.desk, self.leases[at % len(self.leases)])
+        ENDINGS[how][0](self.driver, self.leases[at % len(self.leases)])
 
     @precondition(lambda self: self.broker.clients)
     @rule(at=st.integers(0))
@@ -721,18 +741,18 @@ class Crowd(RuleBasedStateMachine):
         self.broker.pause_tube(tube.encode(), seconds * SECOND, self.queue.now)
 
     @rule(seconds=st.sampled_from([0.5, 2, 30, TTR]))
-    def pass_by(self, seconds: float) -> None:
-        self.desk.pass_by(seconds)
+    def advance(self, seconds: float) -> None:
+        self.driver.advance(seconds)
 
     @invariant()
-    def all_is_well(self) -> None:
-        self.come_to_rest()
+    def check_leases(self) -> None:
+        self.settle()
         for one in [one for one in self.waiting if one[0].ready()]:
             self.waiting.remove(one)
             self.leases += one[0].get()
             for sock in one[1:]:
                 sock.close()
-        leases = self.desk.leases
+        leases = self.driver.leases
         assert [client for client in self.broker.clients if client.is_http] == list(leases._clients.values())
         assert len(leases._waiting) == len(self.waiting)
         for number, client in leases._clients.items():
@@ -741,8 +761,8 @@ class Crowd(RuleBasedStateMachine):
         held = {(job.id, job.reserves) for client in leases._clients.values() for job in client.reserved.values()}
         named = [leases._tokens.read(lease.token) for lease in self.leases]
         assert len(set(named)) == len(named), "no two reservations have one token"
-        assert {name for name, lease in zip(named, self.leases, strict=True) if self.desk.holds(lease)} == held
+        assert {name for name, lease in zip(named, self.leases, strict=True) if self.driver.holds(lease)} == held
 
 
-class TestCrowd(Crowd.TestCase):  # type: ignore[misc, valid-type]
+class TestLeaseMachine(LeaseMachine.TestCase):  # type: ignore[misc, valid-type]
     settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -1,4 +1,4 @@
-"""Live pages: what changes is told, by real streams over real sockets, and nobody who looks on costs too much."""
+"""Live pages: changes arrive, over real streams and real sockets, and the cost of watching is bounded."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from .conftest import Queue
 from .turns import until
 
 TICK = 0.02
-"""Seconds between two looks here."""
+"""Seconds between two renderings in these tests."""
 
 State = dict[str, Any]
 
 
-# What is sent
+# Differences
 
 
 def applied(changes: State, state: State) -> State:
-    """What a page shows that showed *state*, as static/live.js does it."""
+    """Return *state* after *changes*, as static/live.js applies them."""
     result = {kind: dict(values) for kind, values in state.items()}
     for kind, values in changes.items():
         for name, value in values.items():
@@ -79,7 +79,7 @@ FULL: State = {
         (FULL | {"series": {"put": [1, 2]}}, {"series": {"put": [1, 2]}}),
     ],
 )
-def test_only_what_has_changed_is_sent(new: State, changes: State) -> None:
+def test_only_changes_are_sent(new: State, changes: State) -> None:
     assert difference(FULL, new) == changes
 
 
@@ -93,7 +93,7 @@ states = st.fixed_dictionaries(
 
 
 @given(states, states)
-def test_changes_lead_from_any_state_to_any_other(old: State, new: State) -> None:
+def test_difference_leads_from_any_state_to_any_other(old: State, new: State) -> None:
     assert applied(difference(old, new), old) == new
 
 
@@ -101,7 +101,7 @@ def test_changes_lead_from_any_state_to_any_other(old: State, new: State) -> Non
 
 
 class Stream:
-    """A reader of `/events`, with no more than it has read so far."""
+    """A reader of `/events`; it reads only when asked to."""
 
     def __init__(self, address: tuple[str, int], query: str, headers: Mapping[str, str], prefix: str = "") -> None:
         self.sock = socket.create_connection(address, PATIENCE)
@@ -116,14 +116,14 @@ class Stream:
             self.headers[name] = value
 
     def block(self) -> list[str]:
-        """The lines up to the next empty one; none at the end."""
+        """Return the lines up to the next empty one; empty at the end of the stream."""
         lines = []
         while line := self._file.readline().decode().rstrip("\n"):
             lines.append(line)
         return lines
 
     def event(self) -> tuple[str, State]:
-        """The next event that has data: its name, and the data."""
+        """Return name and data of the next event with data."""
         fields = dict[str, str]()
         while "data" not in fields:
             lines = self.block()
@@ -132,7 +132,7 @@ class Stream:
         return fields.get("event", "message"), json.loads(fields["data"])
 
     def changes(self) -> State:
-        """The next event that changes something."""
+        """Return the data of the next event that is not empty."""
         while True:
             name, data = self.event()
             assert name == "message"
@@ -145,7 +145,7 @@ class Stream:
 
 
 class Dashboard:
-    """A dashboard that is served, and its streams."""
+    """A served dashboard, and its streams."""
 
     def __init__(self, queue: Queue, **options: Any) -> None:
         self.app = queue.app(**options)
@@ -170,7 +170,7 @@ class Dashboard:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub, "EVERY", TICK)
+    monkeypatch.setattr(hub, "REFRESH_INTERVAL", TICK)
 
 
 @pytest.fixture
@@ -185,7 +185,7 @@ def serve(queue: Queue) -> Iterator[Callable[..., Dashboard]]:
         yield make
 
 
-def test_stream_tells_all_and_then_what_changes(queue: Queue, serve: Callable[..., Dashboard]) -> None:
+def test_stream_sends_the_state_and_then_changes(queue: Queue, serve: Callable[..., Dashboard]) -> None:
     dashboard = serve()
     queue.put("mail", count=2)
     stream = dashboard.open("tube", tube="mail")
@@ -205,11 +205,11 @@ def test_stream_tells_all_and_then_what_changes(queue: Queue, serve: Callable[..
     assert [row[0] for row in changes["rows"]["jobs"]["changed"]] == ["3"]
 
 
-def test_stream_begins_with_what_is_so_now_and_not_with_what_others_were_sent(
+def test_new_stream_begins_with_the_current_state(
     queue: Queue, serve: Callable[..., Dashboard], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dashboard = serve()
-    monkeypatch.setattr(hub, "EVERY", PATIENCE)
+    monkeypatch.setattr(hub, "REFRESH_INTERVAL", PATIENCE)
     queue.put("mail")
     first = dashboard.open("tube", tube="mail")
     first.block()
@@ -236,7 +236,7 @@ def test_overview_and_its_stream_agree(queue: Queue, serve: Callable[..., Dashbo
     assert [row[0] for row in state["rows"]["tubes"]] == ["mail"]
 
 
-def test_page_whose_matter_is_gone_is_told_so(queue: Queue, serve: Callable[..., Dashboard]) -> None:
+def test_stream_ends_when_its_subject_is_gone(queue: Queue, serve: Callable[..., Dashboard]) -> None:
     dashboard = serve()
     (id,) = queue.put("mail")
     stream = dashboard.open("job", id=id)
@@ -244,13 +244,13 @@ def test_page_whose_matter_is_gone_is_told_so(queue: Queue, serve: Callable[...,
     stream.changes()
     queue.broker.delete(None, id, queue.now)
     assert stream.event() == ("gone", {})
-    assert stream.block() == []  # and it ends
+    assert stream.block() == []  # the end of the stream
     dashboard.wait_for_streams(0)
     assert dashboard.open("job", id=id).status == 404
     assert dashboard.app.test_client().get(f"/live?page=job&id={id}").status_code == 404
 
 
-def test_silent_stream_says_that_it_is_there(
+def test_idle_stream_sends_heartbeats(
     queue: Queue, serve: Callable[..., Dashboard], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hub, "HEARTBEAT", 0.05)
@@ -263,17 +263,17 @@ def test_silent_stream_says_that_it_is_there(
 
 
 @pytest.mark.parametrize("path", ["/live", "/events", "/live?page=nothing", "/events?page=", "/events?page=tube&tube="])
-def test_question_that_makes_no_sense_is_refused(client: FlaskClient, path: str) -> None:
+def test_invalid_request_is_refused(client: FlaskClient, path: str) -> None:
     assert client.get(path).status_code == 400
 
 
-def test_head_begins_no_stream(queue: Queue, client: FlaskClient) -> None:
+def test_head_request_opens_no_stream(queue: Queue, client: FlaskClient) -> None:
     response = client.head("/events?page=overview")
     assert (response.status_code, response.mimetype) == (200, "text/event-stream")
     assert client.application.extensions["dashboard"].live.stream_count == 0
 
 
-def test_streams_are_guarded_like_all_else(queue: Queue, serve: Callable[..., Dashboard]) -> None:
+def test_streams_are_guarded(queue: Queue, serve: Callable[..., Dashboard]) -> None:
     dashboard = serve(password="sesame")  # noqa: S106
     assert dashboard.open("overview").status == 401
     assert dashboard.app.test_client().get("/live?page=overview").status_code == 401
@@ -283,8 +283,10 @@ def test_streams_are_guarded_like_all_else(queue: Queue, serve: Callable[..., Da
     assert foreign.app.test_client().get("/events?page=overview", headers={"Host": "evil.example"}).status_code == 421
 
 
-def test_what_a_stream_renders_later_is_for_who_asked(queue: Queue, serve: Callable[..., Dashboard]) -> None:
-    """A part that comes of the hub's own greenlet has the prefix and the rights of the request."""
+def test_stream_is_rendered_with_the_rights_and_prefix_of_its_request(
+    queue: Queue, serve: Callable[..., Dashboard]
+) -> None:
+    """Parts rendered by the hub's own greenlet have the prefix and the rights of the request."""
     dashboard = serve(url_prefix="/queue", password="sesame", viewer_password="look")  # noqa: S106
     queue.put("mail")
     streams = {}
@@ -295,12 +297,12 @@ def test_what_a_stream_renders_later_is_for_who_asked(queue: Queue, serve: Calla
         assert "Resume now" not in streams[password].changes()["parts"]["pause"]
     queue.broker.pause_tube(b"mail", 60 * SECOND, queue.now)
     assert 'action="/queue/tube/resume"' in streams["sesame"].changes()["parts"]["pause"]
-    said = streams["look"].changes()["parts"]["pause"]
-    assert "left" in said
-    assert "form" not in said
+    part = streams["look"].changes()["parts"]["pause"]
+    assert "left" in part
+    assert "form" not in part
 
 
-def test_those_who_look_at_the_same_share_the_work(queue: Queue, serve: Callable[..., Dashboard]) -> None:
+def test_streams_of_the_same_page_share_the_rendering(queue: Queue, serve: Callable[..., Dashboard]) -> None:
     dashboard = serve()
     calls = []
 
@@ -323,7 +325,7 @@ def test_those_who_look_at_the_same_share_the_work(queue: Queue, serve: Callable
     assert set(calls) == {"x", "y"}
 
 
-def test_nobody_looks_when_nobody_is_shown(queue: Queue, serve: Callable[..., Dashboard]) -> None:
+def test_no_page_is_rendered_without_streams(queue: Queue, serve: Callable[..., Dashboard]) -> None:
     dashboard = serve()
     calls = []
     dashboard.hub.register("counted", lambda _args, _now: calls.append(1) or {"fields": {"n": str(len(calls))}})
@@ -343,7 +345,7 @@ def test_nobody_looks_when_nobody_is_shown(queue: Queue, serve: Callable[..., Da
     assert again.changes()
 
 
-def test_page_that_fails_ends_its_streams_and_is_logged(
+def test_failing_page_ends_its_streams_and_is_logged(
     queue: Queue, serve: Callable[..., Dashboard], caplog: pytest.LogCaptureFixture
 ) -> None:
     dashboard = serve()
@@ -366,7 +368,7 @@ def test_page_that_fails_ends_its_streams_and_is_logged(
     assert sound.changes()["fields"]["count-ready"] == "1"
 
 
-def test_one_stream_too_many_is_refused(
+def test_too_many_streams_are_refused(
     queue: Queue, serve: Callable[..., Dashboard], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert hub.MAX_STREAMS == 100
@@ -382,7 +384,7 @@ def test_one_stream_too_many_is_refused(
     assert dashboard.open("tube", tube="default").status == 200
 
 
-def test_client_that_goes_leaves_nothing_behind(queue: Queue, serve: Callable[..., Dashboard]) -> None:
+def test_closed_client_leaves_nothing_behind(queue: Queue, serve: Callable[..., Dashboard]) -> None:
     dashboard = serve()
     (id,) = queue.put("mail")
     gevent.sleep(0.01)
@@ -424,10 +426,10 @@ def test_a_thousand_streams_come_and_go(queue: Queue, serve: Callable[..., Dashb
     come_and_go(900)
     gc.collect()
     assert dashboard.hub.stream_count == 0
-    assert sys.getallocatedblocks() - blocks < 900  # less than one for each
+    assert sys.getallocatedblocks() - blocks < 900  # less than one block per stream
 
 
-def test_slow_reader_holds_up_nobody_and_costs_no_more_with_time(queue: Queue, serve: Callable[..., Dashboard]) -> None:
+def test_slow_reader_delays_nobody_and_uses_constant_memory(queue: Queue, serve: Callable[..., Dashboard]) -> None:
     dashboard = serve()
     size, newest, changes = 2_000_000, 0, True
 
@@ -451,7 +453,7 @@ def test_slow_reader_holds_up_nobody_and_costs_no_more_with_time(queue: Queue, s
         _, most = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert most < 12 * size  # of 30 sizes that a queue would hold
+    assert most < 12 * size  # a queue would hold 30 times the size
     assert dashboard.hub.stream_count == 2
     changes = False
     while last < newest:
@@ -464,7 +466,7 @@ def test_slow_reader_holds_up_nobody_and_costs_no_more_with_time(queue: Queue, s
     slow.close()
 
 
-def test_stop_ends_every_stream_and_begins_no_more(queue: Queue, serve: Callable[..., Dashboard]) -> None:
+def test_stop_ends_every_stream_and_refuses_new_ones(queue: Queue, serve: Callable[..., Dashboard]) -> None:
     dashboard = serve()
     streams = [dashboard.open("tube", tube="default") for _ in range(3)]
     for stream in streams:
@@ -477,7 +479,7 @@ def test_stop_ends_every_stream_and_begins_no_more(queue: Queue, serve: Callable
     assert dashboard.open("tube", tube="default").status == 503
 
 
-def test_daemon_stops_in_order_while_streams_are_open() -> None:
+def test_daemon_stops_cleanly_with_open_streams() -> None:
     with Daemon("-l", "127.0.0.1", "-p", "0", "--web-port", "0") as daemon:
         connections = []
         for _ in range(3):
@@ -487,9 +489,9 @@ def test_daemon_stops_in_order_while_streams_are_open() -> None:
             assert response.status == 200
             assert response.readline() == b"retry: 2000\n"
             connections.append((connection, response))
-        code, said = daemon.stop()
+        code, output = daemon.stop()
         assert code == 0
-        assert "Traceback" not in said
+        assert "Traceback" not in output
         for connection, response in connections:
-            response.read()  # to an end in order: an incomplete one raises
+            response.read()  # read to a clean end: an incomplete response raises
             connection.close()

@@ -1,4 +1,4 @@
-"""Guessing a password: an address that fails too often is locked out for a minute, and no other one is."""
+"""Password guessing: an address with too many failed logins is locked out for a minute, and no other address is."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def lock(client: FlaskClient, address: str = "192.0.2.1") -> None:
     assert [attempt(client, "wrong", address) for _ in range(FAILURES)] == [401] * FAILURES
 
 
-def test_after_ten_failures_right_and_wrong_alike_are_refused_for_a_minute(queue: Queue, client: FlaskClient) -> None:
+def test_every_login_is_refused_for_a_minute_after_ten_failures(queue: Queue, client: FlaskClient) -> None:
     lock(client)
     assert attempt(client, PASSWORD) == 429
     assert attempt(client, "wrong") == 429
@@ -40,7 +40,7 @@ def test_after_ten_failures_right_and_wrong_alike_are_refused_for_a_minute(queue
     assert attempt(client, PASSWORD) == 200
 
 
-def test_the_refusal_says_when_the_next_login_is_possible(queue: Queue, client: FlaskClient) -> None:
+def test_refusal_says_when_to_try_again(queue: Queue, client: FlaskClient) -> None:
     lock(client)
     queue.now += 15 * SECOND - 1
     response = client.get("/", headers=basic("", PASSWORD), environ_overrides={"REMOTE_ADDR": "192.0.2.1"})
@@ -51,13 +51,13 @@ def test_the_refusal_says_when_the_next_login_is_possible(queue: Queue, client: 
     assert "Nobody else is kept out." in text
 
 
-def test_no_other_address_is_kept_out(client: FlaskClient) -> None:
+def test_other_addresses_are_not_locked_out(client: FlaskClient) -> None:
     lock(client)
     assert attempt(client, PASSWORD, "192.0.2.2") == 200
     assert attempt(client, "wrong", "192.0.2.2") == 401
 
 
-def test_nine_failures_a_minute_lock_nobody_out(queue: Queue, client: FlaskClient) -> None:
+def test_nine_failures_a_minute_do_not_lock_out(queue: Queue, client: FlaskClient) -> None:
     for _ in range(5):
         for _ in range(FAILURES - 1):
             assert attempt(client, "wrong") == 401
@@ -72,28 +72,26 @@ def test_failures_count_within_any_minute(queue: Queue, client: FlaskClient) -> 
     assert attempt(client, PASSWORD) == 429
 
 
-def test_requests_without_a_password_are_no_failures(client: FlaskClient) -> None:
-    """A browser asks without one first, each time."""
+def test_requests_without_a_password_are_not_failures(client: FlaskClient) -> None:
+    """A browser sends each first request without a password."""
     for _ in range(2 * FAILURES):
         assert client.get("/", environ_overrides={"REMOTE_ADDR": "192.0.2.1"}).status_code == 401
     assert attempt(client, PASSWORD) == 200
 
 
-def test_health_is_answered_while_locked_out(client: FlaskClient) -> None:
+def test_health_check_works_while_locked_out(client: FlaskClient) -> None:
     lock(client)
     assert client.get("/healthz", environ_overrides={"REMOTE_ADDR": "192.0.2.1"}).status_code == 200
 
 
-def test_each_lockout_is_one_line_in_the_log(
-    queue: Queue, client: FlaskClient, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_each_lockout_is_logged_once(queue: Queue, client: FlaskClient, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         for _ in range(2):
             lock(client)
             attempt(client, "wrong")
             queue.now += 60 * SECOND
-    said = "dashboard: 10 failed logins from 192.0.2.1; refusing its logins for a minute"
-    assert [record.getMessage() for record in caplog.records] == [said, said]
+    message = "dashboard: 10 failed logins from 192.0.2.1; refusing its logins for a minute"
+    assert [record.getMessage() for record in caplog.records] == [message, message]
 
 
 @pytest.mark.parametrize(
@@ -107,13 +105,13 @@ def test_each_lockout_is_one_line_in_the_log(
         ("_hidden", "unknown", False),
     ],
 )
-def test_what_counts_as_one_address(queue: Queue, one: str, other: str, is_same: bool) -> None:
+def test_addresses_that_count_as_one(queue: Queue, one: str, other: str, is_same: bool) -> None:
     logins = Logins(queue.clock)
     assert [logins.fail(one) for _ in range(FAILURES)] == [False] * (FAILURES - 1) + [True]
     assert (logins.seconds_locked(other) > 0) == is_same
 
 
-def test_the_table_is_bounded_and_keeps_the_latest(queue: Queue) -> None:
+def test_table_is_bounded_and_keeps_the_latest_addresses(queue: Queue) -> None:
     logins = Logins(queue.clock)
     for _ in range(FAILURES):
         logins.fail("first")

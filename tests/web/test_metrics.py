@@ -1,6 +1,6 @@
-"""What Prometheus reads: names, values, counters that never go back, labels within bounds, and who may ask.
+"""The metrics: names, values, counters that never decrease, bounded labels, and access.
 
-`docs/metrics.md`, the Grafana dashboard and the alert rules are held to what a running server exports.
+Also compares `docs/metrics.md`, the Grafana dashboard and the alert rules with the metrics of a running server.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from greenstalk_server.core.client import Client
 from greenstalk_server.core.job import BURIED, SECOND
 from greenstalk_server.web.cooperative import Pace
 from greenstalk_server.web.metrics import ledger
-from greenstalk_server.web.metrics.exporter import SAMPLES_A_STEP
-from greenstalk_server.web.metrics.ledger import KEPT_FOR, LABELS_AT_MOST, OTHER, SWAPS, TUBES_A_STEP
+from greenstalk_server.web.metrics.exporter import SAMPLE_BATCH
+from greenstalk_server.web.metrics.ledger import LABEL_RETENTION, MAX_LABELS, MAX_SWAPS, OTHER, TUBE_BATCH
 from tests.daemon import PATIENCE, REPOSITORY, Daemon, environment
 
 from .conftest import Queue
@@ -42,7 +42,7 @@ Series = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
 def parse(text: str) -> Series:
-    """Every sample by name and labels; each is there once."""
+    """Return every sample by name and labels; check that each is there once."""
     series: Series = {}
     for sample in samples(text):
         key = (sample.name, tuple(sorted(sample.labels.items())))
@@ -58,7 +58,7 @@ def samples(text: str) -> Iterator[Sample]:
 
 
 class Scraper:
-    """Asks for the metrics, and looks that no counter goes back while its label is there."""
+    """Requests the metrics, and checks that no counter decreases while its label exists."""
 
     def __init__(self, client: FlaskClient) -> None:
         self.client = client
@@ -82,7 +82,7 @@ class Scraper:
         return {dict(labels)["tube"] for name, labels in self.series if name == "greenstalk_tube_waiting"}
 
     def total(self, word: str) -> float:
-        """What all tubes together have counted."""
+        """Return the sum of a counter over all tubes."""
         name = f"greenstalk_tube_jobs_{word}_total"
         return sum(value for (found, _), value in self.series.items() if found == name)
 
@@ -111,10 +111,10 @@ def finish(queue: Queue, client: Client) -> None:
     assert job is not None and queue.broker.delete(client, job.id, queue.now)
 
 
-# What each says
+# Values
 
 
-def test_the_server(queue: Queue, scraper: Scraper) -> None:
+def test_server_metrics(queue: Queue, scraper: Scraper) -> None:
     client = worker(queue, "mail")
     queue.connect()
     queue.broker.note_producer(client)
@@ -176,7 +176,7 @@ def test_ages_pauses_and_waiting(queue: Queue, scraper: Scraper) -> None:
     assert scraper.value("tube_oldest_ready_age_seconds", tube="idle") == 3.5
     assert scraper.value("tube_pause_remaining_seconds", tube="idle") == 6.5
     assert [scraper.value("tube_paused", tube=tube) for tube in ("idle", "mail")] == [1, 0]
-    queue.now += 7 * SECOND  # it has ended, though no tick has come
+    queue.now += 7 * SECOND  # the pause has ended, but no tick has run
     scraper.scrape()
     assert scraper.value("tube_paused", tube="idle") == 0
     assert scraper.value("tube_pause_remaining_seconds", tube="idle") == 0
@@ -207,7 +207,7 @@ def test_each_counter_of_a_tube(queue: Queue, scraper: Scraper) -> None:
 
 
 def bucket(scraper: Scraper, name: str, seconds: float) -> float:
-    """How many took *seconds* at most, as the smallest bucket tells that has them."""
+    """Return the count of the smallest bucket that includes *seconds*."""
     key = f"greenstalk_{name}_bucket"
     bounds = sorted((float(dict(labels)["le"]), value) for found, labels in scraper.series if found == key
                     for value in [scraper.series[found, labels]])  # fmt: skip
@@ -215,7 +215,7 @@ def bucket(scraper: Scraper, name: str, seconds: float) -> float:
     return next(value for bound, value in bounds if bound >= seconds)
 
 
-def test_waits_and_runs_of_all_tubes_and_of_gone_ones(queue: Queue, scraper: Scraper) -> None:
+def test_waits_and_runs_include_dropped_tubes(queue: Queue, scraper: Scraper) -> None:
     for tube, wait, run in (("a", 1, 2), ("b", 100, 200), ("c", 10**6, 10**7)):
         client = worker(queue, tube)
         put(queue, client, ttr=10**8)
@@ -242,18 +242,18 @@ def test_bounds_of_buckets_are_upper_bounds(queue: Queue, scraper: Scraper) -> N
         queue.now += wait
         finish(queue, client)
     scraper.scrape()
-    assert bucket(scraper, "job_wait_seconds", 2**20 / SECOND) in (3, 4)  # which of the two has 2**20 itself is free
+    assert bucket(scraper, "job_wait_seconds", 2**20 / SECOND) in (3, 4)  # 2**20 itself may be in either bucket
     assert bucket(scraper, "job_wait_seconds", 2**19 / SECOND) == 2
     assert bucket(scraper, "job_wait_seconds", 2**21 / SECOND) == 5
 
 
-def test_a_server_without_a_journal(scraper: Scraper) -> None:
+def test_server_without_a_journal(scraper: Scraper) -> None:
     scraper.scrape()
     names = ("journal_bytes", "journal_trouble", "journal_sync_seconds_count", "journal_sync_seconds_sum")
     assert [scraper.value(name) for name in names] == [0, 0, 0, 0]
 
 
-def test_a_journal_in_trouble(queue: Queue, scraper: Scraper) -> None:
+def test_journal_in_trouble(queue: Queue, scraper: Scraper) -> None:
     queue.broker.journal.trouble = "no space"
     scraper.scrape()
     assert scraper.value("journal_trouble") == 1
@@ -283,13 +283,13 @@ def test_requests_by_endpoint_method_and_code(queue: Queue) -> None:
     }
 
 
-# Names of tubes
+# Tube names
 
 HOSTILE = ['a"b', "a\\b", "a\\nb", "a\nb", "a}b{", "a,b=c", "$(id);/../x.y", "a" * 200, "#HELP", "Ω"]
 
 
 def test_hostile_names(queue: Queue, scraper: Scraper) -> None:
-    """No client can send most of these, but the exposition holds all the same."""
+    """No client can create most of these, but the exposition is valid with any name."""
     for name in HOSTILE:
         queue.put(name)
     scraper.scrape()
@@ -297,7 +297,7 @@ def test_hostile_names(queue: Queue, scraper: Scraper) -> None:
     assert all(scraper.value("tube_jobs_put_total", tube=name) == 1 for name in HOSTILE)
 
 
-def test_a_tube_called_other_is_among_the_others(queue: Queue, scraper: Scraper) -> None:
+def test_tube_named_other_is_counted_under_other(queue: Queue, scraper: Scraper) -> None:
     client = worker(queue, OTHER.decode())
     put(queue, client)
     scraper.scrape()
@@ -310,10 +310,10 @@ def test_a_tube_called_other_is_among_the_others(queue: Queue, scraper: Scraper)
     assert scraper.value("tube_jobs_put_total", tube=OTHER.decode()) == 1
 
 
-# Tubes that come and go
+# Dropped tubes
 
 
-def test_the_counters_of_a_tube_outlive_it(queue: Queue, scraper: Scraper) -> None:
+def test_counters_of_a_tube_outlive_it(queue: Queue, scraper: Scraper) -> None:
     for round in range(1, 4):
         client = worker(queue, "mail")
         put(queue, client)
@@ -325,14 +325,14 @@ def test_the_counters_of_a_tube_outlive_it(queue: Queue, scraper: Scraper) -> No
         scraper.scrape()
         assert scraper.value("tube_jobs_put_total", tube="mail") == round
         assert scraper.value("tube_watching", tube="mail") == 0
-        queue.now += KEPT_FOR
+        queue.now += LABEL_RETENTION
     scraper.scrape()
     queue.now += 1
     scraper.scrape()
     assert "mail" not in scraper.tubes()
 
 
-def test_a_tube_between_two_scrapes_counts_among_the_others(queue: Queue, scraper: Scraper) -> None:
+def test_tube_between_two_scrapes_is_counted_under_other(queue: Queue, scraper: Scraper) -> None:
     scraper.scrape()
     client = worker(queue, "brief")
     put(queue, client)
@@ -344,7 +344,7 @@ def test_a_tube_between_two_scrapes_counts_among_the_others(queue: Queue, scrape
 
 
 class Churn:
-    """Tubes that come and go, a step at a time, with jobs that are put and finished."""
+    """Tubes that are created and dropped, step by step, with jobs that are put and finished."""
 
     def __init__(self, queue: Queue, seed: int, tubes: int) -> None:
         self.queue, self.dice, self.tubes = queue, random.Random(seed), tubes  # noqa: S311
@@ -372,15 +372,13 @@ class Churn:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_no_counter_goes_back_or_forgets_however_tubes_come_and_go(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch, seed: int
-) -> None:
-    """What Prometheus makes of it, which adds up by how much each series grows, is what the server has counted."""
-    monkeypatch.setattr(ledger, "LABELS_AT_MOST", 5)
+def test_no_counter_decreases_or_forgets(queue: Queue, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """The increases of all series, as Prometheus adds them up, equal the server's own counts."""
+    monkeypatch.setattr(ledger, "MAX_LABELS", 5)
     scraper, churn, labels, puts = Scraper(queue.app().test_client()), Churn(queue, seed, 12), set[str](), 0.0
     for _ in range(200):
         churn.step()
-        queue.now += churn.dice.choice((1, SECOND, KEPT_FOR // 5))
+        queue.now += churn.dice.choice((1, SECOND, LABEL_RETENTION // 5))
         if churn.dice.random() < 0.5:
             before = scraper.series
             scraper.scrape()
@@ -395,15 +393,15 @@ def test_no_counter_goes_back_or_forgets_however_tubes_come_and_go(
     assert len(labels) == 12 + 2, "each tube has had a label"
 
 
-@pytest.mark.parametrize(("labels", "scrapers"), [(10, 1), (LABELS_AT_MOST, 2)])
-def test_nothing_is_torn_by_what_happens_during_a_scrape(
+@pytest.mark.parametrize(("labels", "scrapers"), [(10, 1), (MAX_LABELS, 2)])
+def test_events_during_a_scrape_do_not_tear_it(
     queue: Queue, monkeypatch: pytest.MonkeyPatch, labels: int, scrapers: int
 ) -> None:
-    """With a switch at every rest, and a rest at every tube. With two scrapers one may miss that a label began anew."""
-    monkeypatch.setattr(ledger, "LABELS_AT_MOST", labels)
-    monkeypatch.setattr(ledger, "KEPT_FOR", 10**6 * SECOND)
-    monkeypatch.setattr(ledger, "TUBES_A_STEP", 1)
-    monkeypatch.setattr(Pace, "rest", lambda self: gevent.sleep(0))
+    """Switches at every opportunity, after every tube. With two scrapers, one may miss the restart of a label."""
+    monkeypatch.setattr(ledger, "MAX_LABELS", labels)
+    monkeypatch.setattr(ledger, "LABEL_RETENTION", 10**6 * SECOND)
+    monkeypatch.setattr(ledger, "TUBE_BATCH", 1)
+    monkeypatch.setattr(Pace, "yield_if_due", lambda self: gevent.sleep(0))
     app, churn, steps = queue.app(), Churn(queue, 1, 30), 0
     scraper = Scraper(app.test_client())
 
@@ -424,7 +422,7 @@ def test_nothing_is_torn_by_what_happens_during_a_scrape(
         scraper.scrape()
     assert not any(other.dead for other in others)
     gevent.killall(others)
-    assert steps > 25 * 10, "nothing happened meanwhile"
+    assert steps > 25 * 10, "nothing changed during the scrapes"
     churn.finish()
     scraper.scrape()
     total = queue.broker.counters.total_jobs
@@ -432,7 +430,7 @@ def test_nothing_is_torn_by_what_happens_during_a_scrape(
     assert bucket(scraper, "job_wait_seconds", float("inf")) == total
 
 
-def test_the_history_hears_of_gone_tubes_too(queue: Queue) -> None:
+def test_history_and_metrics_both_see_dropped_tubes(queue: Queue) -> None:
     history, client = queue.app().extensions["dashboard"].history, worker(queue, "brief")
     put(queue, client)
     finish(queue, client)
@@ -445,17 +443,17 @@ def test_the_history_hears_of_gone_tubes_too(queue: Queue) -> None:
 # More tubes than labels
 
 
-def test_a_thousand_labels_at_most(queue: Queue, scraper: Scraper) -> None:
+def test_at_most_a_thousand_labels(queue: Queue, scraper: Scraper) -> None:
     client = queue.connect()
-    for number in range(LABELS_AT_MOST + 500):
+    for number in range(MAX_LABELS + 500):
         queue.broker.use(client, b"tube-%d" % number)
-        for _ in range(1 + (number % 3 == 0)):  # 500 have two jobs
+        for _ in range(1 + (number % 3 == 0)):  # 500 tubes have two jobs
             put(queue, client, b"12345")
     scraper.scrape()
     first = scraper.tubes()
-    assert len(first) == LABELS_AT_MOST + 1
-    assert first >= {f"tube-{number}" for number in range(0, LABELS_AT_MOST + 500, 3)} | {OTHER.decode()}
-    others = LABELS_AT_MOST + 500 - (LABELS_AT_MOST - ("default" in first))
+    assert len(first) == MAX_LABELS + 1
+    assert first >= {f"tube-{number}" for number in range(0, MAX_LABELS + 500, 3)} | {OTHER.decode()}
+    others = MAX_LABELS + 500 - (MAX_LABELS - ("default" in first))
     assert scraper.value("tube_jobs", tube=OTHER.decode(), state="ready") == others
     assert scraper.value("tube_bytes", tube=OTHER.decode()) == 5 * others
     assert scraper.total("put") == 2000
@@ -463,8 +461,8 @@ def test_a_thousand_labels_at_most(queue: Queue, scraper: Scraper) -> None:
     assert scraper.tubes() == first
 
 
-def test_others_sum_up_but_for_the_longest_age_and_pause(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ledger, "LABELS_AT_MOST", 1)
+def test_other_has_sums_but_the_longest_age_and_pause(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger, "MAX_LABELS", 1)
     scraper = Scraper(queue.app().test_client())
     queue.put("large", count=9)
     for age in range(3):
@@ -477,10 +475,8 @@ def test_others_sum_up_but_for_the_longest_age_and_pause(queue: Queue, monkeypat
     assert [scraper.value(name, tube=OTHER.decode()) for name in names] == [3, 11, 3]
 
 
-def test_a_tube_in_which_far_more_goes_on_gets_the_label_of_another(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ledger, "LABELS_AT_MOST", 30)
+def test_busier_tube_takes_the_label_of_another(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger, "MAX_LABELS", 30)
     scraper = Scraper(queue.app().test_client())
     for number in range(30):
         queue.put(f"first-{number}", count=4)
@@ -492,14 +488,14 @@ def test_a_tube_in_which_far_more_goes_on_gets_the_label_of_another(
     for number in range(15):
         queue.put(f"large-{number}", count=100)
     scraper.scrape()
-    assert len(scraper.tubes() - first) == SWAPS
+    assert len(scraper.tubes() - first) == MAX_SWAPS
     scraper.scrape()
     assert scraper.tubes() - first == {f"large-{number}" for number in range(15)}
     assert scraper.total("put") >= 30
 
 
-def test_the_label_of_a_gone_tube_goes_to_one_that_is_there(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ledger, "LABELS_AT_MOST", 3)
+def test_label_of_a_dropped_tube_goes_to_an_existing_one(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger, "MAX_LABELS", 3)
     scraper = Scraper(queue.app().test_client())
     clients = [worker(queue, name) for name in ("a", "b")]
     for client in clients:
@@ -514,8 +510,8 @@ def test_the_label_of_a_gone_tube_goes_to_one_that_is_there(queue: Queue, monkey
     assert scraper.tubes() == {"b", "c", "default", OTHER.decode()}
 
 
-def test_a_tube_that_is_back_keeps_its_label(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ledger, "LABELS_AT_MOST", 2)
+def test_recreated_tube_keeps_its_label(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger, "MAX_LABELS", 2)
     scraper = Scraper(queue.app().test_client())
     for round in (1, 2):
         client = worker(queue, "a")
@@ -525,16 +521,16 @@ def test_a_tube_that_is_back_keeps_its_label(queue: Queue, monkeypatch: pytest.M
             scraper.scrape()
             queue.broker.disconnect(client, queue.now)
     worker(queue, "b")
-    queue.now += 2 * KEPT_FOR
+    queue.now += 2 * LABEL_RETENTION
     scraper.scrape()
     assert scraper.tubes() == {"a", "default", OTHER.decode()}
     assert scraper.value("tube_jobs_put_total", tube="a") == 2
 
 
-# The loop
+# Yielding
 
 
-def test_a_scrape_of_two_thousand_tubes_goes_in_slices(queue: Queue, short_steps: None) -> None:
+def test_scrape_of_two_thousand_tubes_yields(queue: Queue, short_steps: None) -> None:
     for number in range(2000):
         client = worker(queue, f"tube-{number}")
         put(queue, client)
@@ -543,12 +539,12 @@ def test_a_scrape_of_two_thousand_tubes_goes_in_slices(queue: Queue, short_steps
     client = queue.app().test_client()
     with Turns() as turns:
         samples = client.get("/metrics").data.count(b"\ngreenstalk_tube_")
-    looked_at, told = 2000 // TUBES_A_STEP, samples // SAMPLES_A_STEP
-    made = (samples - 3 * LABELS_AT_MOST) // SAMPLES_A_STEP  # those of the four states are made together
-    assert samples > 10_000 and turns.count >= looked_at + made + told
+    sampled, formatted = 2000 // TUBE_BATCH, samples // SAMPLE_BATCH
+    made = (samples - 3 * MAX_LABELS) // SAMPLE_BATCH  # the metrics of the four states are made together
+    assert samples > 10_000 and turns.count >= sampled + made + formatted
 
 
-# Who may ask
+# Access
 
 TOKEN = "s3cret/token+with=signs"  # noqa: S105
 
@@ -557,20 +553,20 @@ def bearer(token: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"}
 
 
-def test_without_a_password_or_token_it_is_as_open_as_the_dashboard(queue: Queue) -> None:
+def test_without_password_and_token_metrics_are_open(queue: Queue) -> None:
     client = queue.app().test_client()
     assert client.get("/metrics").status_code == 200
     assert client.get("/metrics", headers={"Host": "prometheus.example"}).status_code == 421
 
 
-def test_a_password_counts_for_the_metrics_too(queue: Queue) -> None:
+def test_password_protects_the_metrics_too(queue: Queue) -> None:
     client = queue.app(password=ADMIN, viewer_password=VIEWER).test_client()
     headers = ({}, basic("", "wrong"), bearer(ADMIN), basic("", VIEWER), basic("", ADMIN))
     assert [client.get("/metrics", headers=one).status_code for one in headers] == [401, 401, 401, 200, 200]
 
 
 @pytest.mark.parametrize("options", [{}, {"password": ADMIN}, {"viewer_password": VIEWER, "is_read_only": True}])
-def test_the_token_opens_the_metrics(queue: Queue, options: dict[str, object]) -> None:
+def test_token_opens_the_metrics(queue: Queue, options: dict[str, object]) -> None:
     client = queue.app(metrics_token=TOKEN, **options).test_client()
     assert client.get("/metrics", headers=bearer(TOKEN)).status_code == 200
     assert client.get("/metrics", headers=bearer(TOKEN) | {"Host": "prometheus.example"}).status_code == 200
@@ -588,13 +584,13 @@ def test_with_a_token_the_metrics_are_never_open(queue: Queue) -> None:
     assert client.get("/metrics", headers=basic("", TOKEN)).status_code == 401
 
 
-def test_the_password_goes_on_to_count_beside_a_token(queue: Queue) -> None:
+def test_password_works_beside_a_token(queue: Queue) -> None:
     client = queue.app(metrics_token=TOKEN, password=ADMIN).test_client()
     assert client.get("/metrics", headers=basic("", ADMIN)).status_code == 200
     assert client.get("/metrics", headers=basic("", TOKEN)).status_code == 401
 
 
-def test_the_token_opens_nothing_else(queue: Queue) -> None:
+def test_token_opens_nothing_else(queue: Queue) -> None:
     queue.put("mail")
     client = queue.app(metrics_token=TOKEN, password=ADMIN).test_client()
     for path in ("/", "/tube?tube=mail", "/job?id=1", "/job/body?id=1", "/live?page=overview", "/audit"):
@@ -604,7 +600,7 @@ def test_the_token_opens_nothing_else(queue: Queue) -> None:
     assert client.post("/metrics", headers=ours).status_code == 401
 
 
-def test_wrong_tokens_lock_out_no_people(queue: Queue) -> None:
+def test_wrong_tokens_do_not_lock_out_people(queue: Queue) -> None:
     client = queue.app(metrics_token=TOKEN, password=ADMIN).test_client()
     assert {client.get("/metrics", headers=bearer("wrong")).status_code for _ in range(10)} == {401}
     assert client.get("/metrics", headers=bearer(TOKEN)).status_code == 429
@@ -613,19 +609,19 @@ def test_wrong_tokens_lock_out_no_people(queue: Queue) -> None:
     assert client.get("/metrics", headers=bearer(TOKEN)).status_code == 200
 
 
-def test_it_is_inside_and_outside_of_a_prefix(queue: Queue) -> None:
+def test_metrics_are_served_inside_and_outside_the_prefix(queue: Queue) -> None:
     client = queue.app(url_prefix="/queue", metrics_token=TOKEN).test_client()
     for path in ("/metrics", "/queue/metrics"):
         assert client.get(path, headers=bearer(TOKEN)).status_code == 200
         assert client.get(path).status_code == 401
 
 
-# A running server, and the files for it
+# A running server, the Grafana dashboard and the alert rules
 
 
 @pytest.fixture(scope="module")
 def exposition(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """What a real server with a journal says after some work, to who has the token; nobody else is let in."""
+    """The metrics of a real server with a journal after some work; check that they need the token."""
     flags = ["-l", "127.0.0.1", "-p", "0", "--web-port", "0", "--memory-limit", str(2**30)]
     flags += ["-f", "0", "-b", str(tmp_path_factory.mktemp("journal"))]
     with Daemon(*flags, environ=environment(GREENSTALK_METRICS_TOKEN=TOKEN)) as daemon:
@@ -633,7 +629,7 @@ def exposition(tmp_path_factory: pytest.TempPathFactory) -> str:
         daemon.ask(b"watch mail\r\nreserve\r\ndelete 1\r\n")
         where = f"{daemon.dashboard}metrics"
         with pytest.raises(HTTPError) as refused:
-            urlopen(where, timeout=PATIENCE)  # noqa: S310  our own, on loopback
+            urlopen(where, timeout=PATIENCE)  # noqa: S310  our own server, on loopback
         refused.value.close()
         assert refused.value.code == 401
         urlopen(Request(where, headers=bearer(TOKEN)), timeout=PATIENCE).close()  # noqa: S310
@@ -643,14 +639,14 @@ def exposition(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def exported(exposition: str) -> dict[str, set[str]]:
-    """Labels by the name of each sample."""
+    """Return the labels of each sample name."""
     exported: dict[str, set[str]] = {}
     for sample in samples(exposition):
         exported.setdefault(sample.name, set()).update(sample.labels)
     return exported
 
 
-def test_a_running_server_measures_its_syncs(exposition: str) -> None:
+def test_running_server_measures_its_syncs(exposition: str) -> None:
     series = {name: value for (name, labels), value in parse(exposition).items() if not labels}
     assert series["greenstalk_journal_sync_seconds_count"] >= 2
     assert 0 < series["greenstalk_journal_sync_seconds_sum"] < PATIENCE
@@ -660,7 +656,7 @@ def test_a_running_server_measures_its_syncs(exposition: str) -> None:
 
 
 def expressions(found: object) -> Iterator[str]:
-    """Every `expr`, and every query of a variable, in a dashboard or in rules."""
+    """Yield every `expr`, and every query of a variable, in a dashboard or in rules."""
     if isinstance(found, dict):
         for key, value in found.items():
             if isinstance(value, str) and (key in ("expr", "definition") or (key == "query" and "(" in value)):
@@ -672,7 +668,7 @@ def expressions(found: object) -> Iterator[str]:
 
 
 def check_expression(expression: str, exported: dict[str, set[str]]) -> set[str]:
-    """Assert that *expression* speaks of what there is, and is balanced; return the metrics in it."""
+    """Check that *expression* is balanced and uses existing metrics and labels; return its metrics."""
     bare = re.sub(r'"(?:[^"\\]|\\.)*"', '""', expression)
     assert '"' not in bare.replace('""', ""), expression
     for pair in ("()", "{}", "[]"):
@@ -699,7 +695,7 @@ FUNCTIONS = {
 }  # fmt: skip
 
 
-def test_the_grafana_dashboard_asks_for_what_there_is(exported: dict[str, set[str]]) -> None:
+def test_grafana_dashboard_uses_existing_metrics(exported: dict[str, set[str]]) -> None:
     dashboard = json.loads((DOCS / "grafana-dashboard.json").read_text())
     rows = [panel["title"] for panel in dashboard["panels"] if panel["type"] == "row"]
     assert rows == ["Overview", "Tubes", "Latencies", "Journal", "HTTP"]
@@ -712,7 +708,7 @@ def test_the_grafana_dashboard_asks_for_what_there_is(exported: dict[str, set[st
     }  # fmt: skip
 
 
-def test_the_panels_of_the_dashboard_are_sound() -> None:
+def test_panels_of_the_grafana_dashboard_are_valid() -> None:
     dashboard = json.loads((DOCS / "grafana-dashboard.json").read_text())
     ids, taken = [panel["id"] for panel in dashboard["panels"]], set()
     assert len(set(ids)) == len(ids)
@@ -732,7 +728,7 @@ def test_the_panels_of_the_dashboard_are_sound() -> None:
         assert panel["fieldConfig"]["defaults"]["unit"]
 
 
-def test_the_alert_rules_ask_for_what_there_is(exported: dict[str, set[str]]) -> None:
+def test_alert_rules_use_existing_metrics(exported: dict[str, set[str]]) -> None:
     group, shared = yaml.safe_load((DOCS / "prometheus-alerts.yml").read_text())["groups"]
     assert [rule["alert"] for rule in group["rules"]] == [
         "GreenstalkDown",
@@ -761,13 +757,13 @@ def test_the_alert_rules_ask_for_what_there_is(exported: dict[str, set[str]]) ->
         assert set(re.findall(r"\$labels\.(\w+)", " ".join(rule["annotations"].values()))) <= labels
 
 
-def test_the_documentation_lists_exactly_what_there_is(exposition: str) -> None:
-    """Each metric in the table with its type and its labels."""
+def test_documentation_lists_every_metric(exposition: str) -> None:
+    """Each metric is in the table, with its type and its labels."""
     rows = re.compile(r"^\| `(greenstalk_\w+)` \| (\w+) \| ([^|]*)\|", re.MULTILINE)
     listed = rows.findall((DOCS / "metrics.md").read_text())
-    told = {name: (kind, set(re.findall(r"`(\w+)`", labels))) for name, kind, labels in listed}
-    assert len(told) == len(listed)
-    assert told == {name: (kind, labels - {"le"}) for name, kind, labels in families(exposition)}
+    documented = {name: (kind, set(re.findall(r"`(\w+)`", labels))) for name, kind, labels in listed}
+    assert len(documented) == len(listed)
+    assert documented == {name: (kind, labels - {"le"}) for name, kind, labels in families(exposition)}
 
 
 def families(text: str) -> Iterator[tuple[str, str, set[str]]]:

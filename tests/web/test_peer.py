@@ -1,4 +1,4 @@
-"""Whether who sent a request is still there: over real sockets, closed in every way."""
+"""Detection of clients that close the connection: over real sockets, closed in every way."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Line = tuple[socket.socket, socket.socket]
 
 @pytest.fixture
 def line() -> Iterator[Line]:
-    """A connection over TCP: the server's end, and the client's."""
+    """A TCP connection: the server's end, and the client's end."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         theirs = socket.create_connection(server.getsockname())
         ours, _ = server.accept()
@@ -39,7 +39,7 @@ WAYS: dict[str, Callable[[socket.socket], object]] = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_one_that_closes_is_gone_and_said_to_be_once(line: Line, way: str) -> None:
+def test_close_is_reported_once(line: Line, way: str) -> None:
     ours, theirs = line
     peer, ended, calls = Peer(ours.fileno()), Event(), []
 
@@ -53,12 +53,12 @@ def test_one_that_closes_is_gone_and_said_to_be_once(line: Line, way: str) -> No
         assert not calls
         WAYS[way](theirs)
         assert ended.wait(PATIENCE)
-        gevent.sleep(0.01)  # time to call again
+        gevent.sleep(0.01)  # time for a second call
         assert calls == [way]
     assert peer.is_gone
 
 
-def test_one_that_sends_something_is_there_and_watched_no_more(line: Line) -> None:
+def test_peer_that_sends_data_is_not_gone_and_no_longer_watched(line: Line) -> None:
     ours, theirs = line
     peer, calls = Peer(ours.fileno()), []
     with peer.watched(lambda: calls.append("ended")):
@@ -66,27 +66,31 @@ def test_one_that_sends_something_is_there_and_watched_no_more(line: Line) -> No
         gevent.sleep(0.01)
         assert not peer.is_gone
         theirs.close()
-        until(lambda: peer.is_gone)  # whoever looks sees it, though something is unread before
+        until(lambda: peer.is_gone)  # `is_gone` sees the close although data is unread
         gevent.sleep(0.01)
         assert not calls
-    assert ours.recv(10) == b"GET", "and nothing was read"
+    assert ours.recv(10) == b"GET", "the peer has read data"
 
 
-def test_nobody_is_told_after_the_block(line: Line) -> None:
+def test_close_after_the_block_is_not_reported(line: Line) -> None:
     ours, theirs = line
-    with Peer(ours.fileno()).watched(pytest.fail):
+    peer, calls = Peer(ours.fileno()), []
+    with peer.watched(lambda: calls.append("ended")):
         pass
     theirs.close()
-    gevent.sleep(0.01)
+    until(lambda: peer.is_gone)
+    gevent.sleep(0.01)  # a watcher that was left would report now
+    assert not calls
 
 
-def test_one_without_a_socket_never_goes() -> None:
-    peer = Peer(None)
-    with peer.watched(pytest.fail):
+def test_peer_without_a_socket_never_closes() -> None:
+    peer, calls = Peer(None), []
+    with peer.watched(lambda: calls.append("ended")):
         assert not peer.is_gone
+    assert not calls
 
 
-def test_the_request_tells_its_socket(line: Line) -> None:
+def test_peer_of_a_request_is_its_socket(line: Line) -> None:
     ours, theirs = line
     with ours.makefile("rb") as rfile:
         peer = peer_of({"wsgi.input": SimpleNamespace(rfile=rfile)})

@@ -1,4 +1,4 @@
-"""Behind a proxy: who is believed what, and a path that everything is under."""
+"""Behind a proxy: which headers are trusted, and a prefix of all paths."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ TRUSTED = (ip_network("10.0.0.0/24"), ip_network("fd00::/8"))
 OURS = {"Sec-Fetch-Site": "same-origin"}
 
 
-def told(queue: Queue, peer: str = PROXY, **forwarded: str) -> tuple[str, str, str, str]:
-    """What a view is told of a request with X-Forwarded- headers: address, scheme, host and prefix."""
+def view(queue: Queue, peer: str = PROXY, **forwarded: str) -> tuple[str, str, str, str]:
+    """Return what a view sees of a request with X-Forwarded- headers: address, scheme, host and prefix."""
     app = queue.app(trusted_proxies=TRUSTED, password="x")  # noqa: S106
-    app.add_url_rule("/told", "told", lambda: [request.remote_addr, request.scheme, request.host, request.root_path])
+    app.add_url_rule("/view", "view", lambda: [request.remote_addr, request.scheme, request.host, request.root_path])
     headers = {f"X-Forwarded-{name}": text for name, text in forwarded.items()} | basic("", "x")
-    answer = app.test_client().get("/told", headers=headers, environ_overrides={"REMOTE_ADDR": peer})
+    answer = app.test_client().get("/view", headers=headers, environ_overrides={"REMOTE_ADDR": peer})
     address, scheme, host, prefix = answer.json
     return address, scheme, host, prefix
 
 
-def test_a_trusted_proxy_is_believed(queue: Queue) -> None:
-    said = told(queue, For="192.0.2.7", Proto="https", Host="jobs.example:444", Prefix="/queue")
-    assert said == ("192.0.2.7", "https", "jobs.example:444", "/queue")
+def test_headers_of_a_trusted_proxy_are_used(queue: Queue) -> None:
+    message = view(queue, For="192.0.2.7", Proto="https", Host="jobs.example:444", Prefix="/queue")
+    assert message == ("192.0.2.7", "https", "jobs.example:444", "/queue")
 
 
 @pytest.mark.parametrize("peer", ["10.0.1.1", "127.0.0.1", "fe80::1", "", "unix"])
-def test_nobody_else_is(queue: Queue, peer: str) -> None:
-    said = told(queue, peer, For="192.0.2.7", Proto="https", Host="jobs.example", Prefix="/queue")
-    assert said == (peer, "http", "localhost", "")
+def test_headers_of_other_clients_are_ignored(queue: Queue, peer: str) -> None:
+    message = view(queue, peer, For="192.0.2.7", Proto="https", Host="jobs.example", Prefix="/queue")
+    assert message == (peer, "http", "localhost", "")
 
 
 @pytest.mark.parametrize("peer", ["10.0.0.255", "::ffff:10.0.0.9", "fd00::5"])
-def test_any_address_of_a_trusted_network_is(queue: Queue, peer: str) -> None:
-    assert told(queue, peer, For="192.0.2.7")[0] == "192.0.2.7"
+def test_every_address_of_a_trusted_network_is_trusted(queue: Queue, peer: str) -> None:
+    assert view(queue, peer, For="192.0.2.7")[0] == "192.0.2.7"
 
 
 @pytest.mark.parametrize(
@@ -56,9 +56,9 @@ def test_any_address_of_a_trusted_network_is(queue: Queue, peer: str) -> None:
         ("", PROXY),
     ],
 )
-def test_the_last_address_that_is_no_proxy_counts(queue: Queue, forwarded: str, address: str) -> None:
-    """What stands before it, the client may have made up."""
-    assert told(queue, For=forwarded)[0] == address
+def test_last_address_that_is_not_a_proxy_is_the_client(queue: Queue, forwarded: str, address: str) -> None:
+    """The client may have made up the addresses before it."""
+    assert view(queue, For=forwarded)[0] == address
 
 
 @pytest.mark.parametrize(
@@ -66,16 +66,16 @@ def test_the_last_address_that_is_no_proxy_counts(queue: Queue, forwarded: str, 
     ["//evil.example", "/\\evil", "queue", "https://evil.example", "/a/",
      "/a b", "/", "/..", "/../..", "/.", "/a/../b"],
 )  # fmt: skip
-def test_a_prefix_that_could_lead_elsewhere_is_not_believed(queue: Queue, prefix: str) -> None:
-    assert told(queue, Prefix=prefix)[3] == ""
+def test_prefix_that_could_lead_elsewhere_is_ignored(queue: Queue, prefix: str) -> None:
+    assert view(queue, Prefix=prefix)[3] == ""
 
 
 @pytest.mark.parametrize("prefix", ["/queue", "/a/b", "/.a", "/..a", "/a..", "/..."])
-def test_plain_prefix_is_believed(queue: Queue, prefix: str) -> None:
-    assert told(queue, Prefix=prefix)[3] == prefix
+def test_plain_prefix_is_used(queue: Queue, prefix: str) -> None:
+    assert view(queue, Prefix=prefix)[3] == prefix
 
 
-def test_the_real_address_is_locked_out_and_audited_and_not_the_proxy(queue: Queue) -> None:
+def test_client_is_locked_out_and_audited_instead_of_the_proxy(queue: Queue) -> None:
     app = queue.app(trusted_proxies=TRUSTED, password="right")  # noqa: S106
     client = app.test_client()
 
@@ -89,8 +89,8 @@ def test_the_real_address_is_locked_out_and_audited_and_not_the_proxy(queue: Que
     assert {entry.address for entry in app.extensions["dashboard"].audit.entries} == {"192.0.2.7"}
 
 
-def test_a_change_through_a_proxy_that_tells_the_host(queue: Queue) -> None:
-    """The proxy asks us by another name than the browser asked it."""
+def test_change_through_a_proxy_that_forwards_the_host(queue: Queue) -> None:
+    """The proxy sends another Host than the browser."""
     queue.put("mail")
     client = queue.app(trusted_proxies=TRUSTED, password="x").test_client()  # noqa: S106
     headers = {"Host": "backend:8080", "Origin": "https://jobs.example", "X-Forwarded-Host": "jobs.example"}
@@ -101,7 +101,7 @@ def test_a_change_through_a_proxy_that_tells_the_host(queue: Queue) -> None:
         assert response.status_code == status
 
 
-def test_the_forwarded_host_is_checked_as_any_other(queue: Queue) -> None:
+def test_forwarded_host_is_checked_like_any_host(queue: Queue) -> None:
     client = queue.app(trusted_proxies=TRUSTED).test_client()
     for host, status in (("evil.example", 421), ("a..b", 421), ("localhost", 200)):
         headers = {"X-Forwarded-Host": host, "Host": "localhost"}
@@ -109,7 +109,7 @@ def test_the_forwarded_host_is_checked_as_any_other(queue: Queue) -> None:
         assert response.status_code == status
 
 
-# A prefix of our own
+# The server's own prefix
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ def client(queue: Queue) -> FlaskClient:
     return queue.app(url_prefix="/queue").test_client()
 
 
-def test_everything_is_under_the_prefix(client: FlaskClient) -> None:
+def test_all_links_are_under_the_prefix(client: FlaskClient) -> None:
     for path in ("/queue", "/queue/", "/queue/tube?tube=mail", "/queue/job?id=1", "/queue/audit", "/queue/healthz"):
         response = client.get(path)
         assert response.status_code == 200, path
@@ -133,13 +133,13 @@ def test_static_files_are_under_the_prefix(client: FlaskClient) -> None:
     assert client.get("/static/style.css", buffered=True).status_code == 404
 
 
-def test_a_change_leads_back_under_the_prefix(client: FlaskClient) -> None:
+def test_change_redirects_under_the_prefix(client: FlaskClient) -> None:
     response = client.post("/queue/tube/pause", data={"tube": "mail", "seconds": "5"}, headers=OURS)
     assert response.headers["Location"].startswith("/queue/tube?tube=mail&")
 
 
 @pytest.mark.parametrize("path", ["/", "/tube?tube=mail", "/queuex", "/queuex/tube?tube=mail", "/Queue/", "/nowhere"])
-def test_outside_there_is_nothing_but_a_hint(client: FlaskClient, path: str) -> None:
+def test_other_paths_show_only_a_hint(client: FlaskClient, path: str) -> None:
     response = client.get(path)
     assert response.status_code == 404
     page = Page(response.text)
@@ -148,23 +148,23 @@ def test_outside_there_is_nothing_but_a_hint(client: FlaskClient, path: str) -> 
     assert "mail" not in page.text
 
 
-def test_no_change_from_outside(queue: Queue, client: FlaskClient) -> None:
+def test_change_outside_the_prefix_is_not_found(queue: Queue, client: FlaskClient) -> None:
     assert client.post("/tube/pause", data={"tube": "mail", "seconds": "5"}, headers=OURS).status_code == 404
     assert not queue.broker.tubes[b"mail"].paused_until
 
 
-def test_health_is_told_outside_too(client: FlaskClient) -> None:
+def test_health_checks_work_outside_the_prefix_too(client: FlaskClient) -> None:
     for path in ("/healthz", "/readyz", "/queue/healthz", "/queue/readyz"):
         assert client.get(path, headers={"Host": "any.example"}).status_code == 200
 
 
-def test_both_prefixes_add_up(queue: Queue) -> None:
+def test_both_prefixes_are_combined(queue: Queue) -> None:
     client = queue.app(url_prefix="/queue", trusted_proxies=TRUSTED).test_client()
     page = client.get("/queue/", headers={"X-Forwarded-Prefix": "/tools"}, environ_overrides={"REMOTE_ADDR": PROXY})
     assert 'href="/tools/queue/static/style.css"' in page.text
 
 
-def test_the_password_is_asked_for_before_the_hint(queue: Queue) -> None:
+def test_password_is_checked_before_the_hint_is_shown(queue: Queue) -> None:
     client = queue.app(url_prefix="/queue", password="x").test_client()  # noqa: S106
     assert client.get("/").status_code == 401
     assert client.get("/", headers=basic("", "x")).status_code == 404

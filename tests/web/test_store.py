@@ -1,4 +1,4 @@
-"""What the dashboard remembers: samples of jobs and reasons of pauses, with and without a disk."""
+"""The dashboard's own data: samples of jobs and reasons for pauses, with and without a disk."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def post(client: FlaskClient, path: str, **form: Any) -> TestResponse:
 
 
 def put_form(page: str) -> dict[str, str | None]:
-    """What the form that puts a job is filled in with."""
+    """Return the values of the form that puts a job."""
     fields = {
         attributes["id"]: attributes.get("value")
         for tag, attributes in Page(page).elements
@@ -52,7 +52,7 @@ def put_form(page: str) -> dict[str, str | None]:
 # The document
 
 
-def test_it_survives_a_restart(tmp_path: Path) -> None:
+def test_data_survives_a_restart(tmp_path: Path) -> None:
     store = Store(str(tmp_path))
     store.add_sample(SAMPLE)
     store.set_reason("mail", "migration", 5, 1)
@@ -65,7 +65,7 @@ def test_it_survives_a_restart(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["dashboard.json"]
 
 
-def test_without_a_directory_it_is_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_directory_data_is_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     store = Store()
     store.add_sample(SAMPLE)
@@ -74,7 +74,7 @@ def test_without_a_directory_it_is_in_memory(tmp_path: Path, monkeypatch: pytest
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_has_not_changed_is_not_written(tmp_path: Path) -> None:
+def test_unchanged_data_is_not_written(tmp_path: Path) -> None:
     store = Store(str(tmp_path))
     store.set_reason("mail", "", 0, 1)
     assert not store.remove_sample("none")
@@ -83,7 +83,7 @@ def test_what_has_not_changed_is_not_written(tmp_path: Path) -> None:
 
 
 def test_every_save_returns_with_its_change_on_disk(tmp_path: Path) -> None:
-    """Also if others save meanwhile."""
+    """Also while other greenlets save."""
     store = Store(str(tmp_path))
 
     def save(name: str) -> bool:
@@ -119,7 +119,7 @@ GOOD = {"version": 1, "samples": [], "pauses": {}}
         ]),
     ],
 )  # fmt: skip
-def test_a_damaged_document_is_set_aside(tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_damaged_document_is_renamed(tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "dashboard.json").write_text(text)
     store = Store(str(tmp_path))
     assert (store.samples, store.trouble) == ({}, "")
@@ -132,7 +132,7 @@ def test_a_damaged_document_is_set_aside(tmp_path: Path, text: str, caplog: pyte
     assert Store(str(tmp_path)).samples == {"welcome": SAMPLE}
 
 
-def test_a_document_cut_anywhere_is_set_aside(tmp_path: Path) -> None:
+def test_truncated_document_is_renamed(tmp_path: Path) -> None:
     store = Store(str(tmp_path))
     store.add_sample(SAMPLE)
     store.save()
@@ -144,14 +144,14 @@ def test_a_document_cut_anywhere_is_set_aside(tmp_path: Path) -> None:
         assert not path.exists()
 
 
-def test_a_document_that_cannot_be_read_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_unreadable_document_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "dashboard.json").mkdir()
     assert Store(str(tmp_path)).trouble.startswith("dashboard.json cannot be read: [Errno 21] Is a directory")
     assert len(caplog.records) == 1
 
 
 @pytest.mark.timeout(20)
-def test_document_that_is_no_regular_file_is_not_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_special_file_is_not_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "dashboard.json"
     os.mkfifo(path)
     assert "dashboard.json cannot be read: [Errno 22] not a regular file" in Store(str(tmp_path)).trouble
@@ -164,9 +164,9 @@ def test_document_that_is_no_regular_file_is_not_read(tmp_path: Path, caplog: py
     assert (store.trouble, path.is_symlink(), Store(str(tmp_path)).samples) == ("", False, {"welcome": SAMPLE})
 
 
-def test_document_that_is_too_large_is_set_aside(tmp_path: Path) -> None:
+def test_document_that_is_too_large_is_renamed(tmp_path: Path) -> None:
     with (tmp_path / "dashboard.json").open("wb") as file:
-        file.truncate(2**40)  # of which nothing is on disk
+        file.truncate(2**40)  # a sparse file
     tracemalloc.start()
     assert Store(str(tmp_path)).trouble == ""
     assert tracemalloc.get_traced_memory()[1] < 4 * LARGEST_FILE
@@ -195,7 +195,7 @@ def test_symbolic_link_is_not_written_through(tmp_path: Path, name: str) -> None
     assert Store(str(tmp_path)).samples == {"welcome": SAMPLE}
 
 
-def test_a_failing_disk_is_told_once_and_overcome(
+def test_failing_disk_is_reported_once_and_recovers(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -221,7 +221,7 @@ def test_a_failing_disk_is_told_once_and_overcome(
     assert capfd.readouterr().err == ""
 
 
-def test_samples_are_bounded() -> None:
+def test_number_of_samples_is_bounded() -> None:
     store = Store()
     for number in range(MAX_SAMPLES):
         store.add_sample(Sample(str(number), "mail", 0, 0, 1, ""))
@@ -242,7 +242,7 @@ def test_bytes_of_samples_are_bounded() -> None:
         store.add_sample(Sample("b", "mail", 0, 0, 1, "x"))
 
 
-def test_reasons_are_bounded_and_those_of_ended_pauses_make_room() -> None:
+def test_reasons_are_bounded_and_ended_pauses_free_room() -> None:
     store = Store()
     for number in range(MAX_REASONS):
         store.set_reason(f"t{number}", "why", 100 + number, 1)
@@ -253,10 +253,10 @@ def test_reasons_are_bounded_and_those_of_ended_pauses_make_room() -> None:
     assert store.reason("t0", 100) == ""
 
 
-# Samples on the page of a tube
+# Samples on a tube's page
 
 
-def test_a_sample_is_saved_loaded_put_and_deleted(queue: Queue, client: FlaskClient) -> None:
+def test_sample_is_saved_loaded_put_and_deleted(queue: Queue, client: FlaskClient) -> None:
     queue.put("mail")
     form = {"tube": "mail", "pri": 10, "delay": 5, "ttr": 60, "body": '\n<b>\r\n"ä"'}
     response = post(client, "/sample/save", name=" A  & B ", **form)
@@ -287,14 +287,14 @@ def test_samples_of_the_tube_come_first(queue: Queue, client: FlaskClient) -> No
     assert options == [' value="A2">A2', ' value="b" selected>b', ' value="a">a']
 
 
-def test_a_sample_that_is_not_there_leaves_the_form_as_it_is(queue: Queue, client: FlaskClient) -> None:
+def test_unknown_sample_leaves_the_form_as_it_is(queue: Queue, client: FlaskClient) -> None:
     queue.put("mail")
     page = client.get("/tube?tube=mail&sample=gone").text
     assert put_form(page)["pri"] == "65536"
 
 
 @pytest.mark.parametrize(
-    ("form", "status", "said"),
+    ("form", "status", "message"),
     [
         ({"name": ""}, 400, "“name” is missing"),
         ({"name": "x" * 61}, 400, "“name” must have at most 60 characters, and has 61."),
@@ -304,14 +304,14 @@ def test_a_sample_that_is_not_there_leaves_the_form_as_it_is(queue: Queue, clien
         ({"body": "x" * (LARGEST_SAMPLE + 1)}, 409, "The template was not saved: its body has more than 65,536 bytes."),
     ],
 )
-def test_a_sample_that_cannot_be_saved(client: FlaskClient, form: dict[str, str], status: int, said: str) -> None:
+def test_invalid_sample_is_refused(client: FlaskClient, form: dict[str, str], status: int, message: str) -> None:
     good = {"name": "a", "tube": "mail", "pri": "1", "delay": "0", "ttr": "1", "body": ""}
     response = post(client, "/sample/save", **(good | form))
     assert response.status_code == status
-    assert said in Page(response.text).text
+    assert message in Page(response.text).text
 
 
-def test_to_delete_a_sample_that_is_gone(client: FlaskClient) -> None:
+def test_deleting_an_unknown_sample_is_not_found(client: FlaskClient) -> None:
     response = post(client, "/sample/delete", tube="mail", name="gone")
     assert response.status_code == 404
     assert "There is no template “gone”." in response.text
@@ -325,7 +325,7 @@ def test_samples_survive_a_restart_of_the_server(queue: Queue, tmp_path: Path) -
     assert put_form(after.get("/tube?tube=mail&sample=a").text)["body"] == "x"
 
 
-def test_a_failing_disk_is_told_where_samples_are(
+def test_failing_disk_is_reported_next_to_the_samples(
     queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(_: int) -> None:
@@ -343,11 +343,11 @@ def test_a_failing_disk_is_told_where_samples_are(
         client.application.extensions["dashboard"].audit.flush()
 
 
-# Reasons of pauses
+# Reasons for pauses
 
 
 def why(client: FlaskClient) -> str:
-    """The reason on the page of the tube, and in its live part; and on the overview, where its cell is pointed at."""
+    """Return the reason on the tube's page, in its live part, and in the tooltip on the overview."""
     on_page = [part.split("</q>")[0] for part in client.get("/tube?tube=mail").text.split("Reason: <q>")[1:]]
     live = client.get("/live?page=tube&tube=mail").json["parts"]["pause"]
     in_part = [part.split("</q>")[0] for part in live.split("Reason: <q>")[1:]]
@@ -358,7 +358,7 @@ def why(client: FlaskClient) -> str:
     return on_page[0] if on_page else ""
 
 
-def test_a_reason_is_shown_while_the_pause_lasts(queue: Queue, client: FlaskClient) -> None:
+def test_reason_is_shown_during_the_pause(queue: Queue, client: FlaskClient) -> None:
     queue.put("mail")
     post(client, "/tube/pause", tube="mail", seconds=90, reason="  the database\nmoves ")
     assert why(client) == "the database moves"
@@ -370,7 +370,7 @@ def test_a_reason_is_shown_while_the_pause_lasts(queue: Queue, client: FlaskClie
     assert why(client) == ""
 
 
-def test_a_reason_is_forgotten_with_its_pause(queue: Queue, client: FlaskClient) -> None:
+def test_reason_is_removed_with_its_pause(queue: Queue, client: FlaskClient) -> None:
     queue.put("mail")
     for end in ("/tube/resume", "/tube/pause"):
         post(client, "/tube/pause", tube="mail", seconds=90, reason="old")
@@ -378,7 +378,7 @@ def test_a_reason_is_forgotten_with_its_pause(queue: Queue, client: FlaskClient)
         assert why(client) == ""
 
 
-def test_a_pause_by_a_client_has_no_reason_of_ours(queue: Queue, client: FlaskClient) -> None:
+def test_pause_by_a_client_has_no_reason(queue: Queue, client: FlaskClient) -> None:
     queue.put("mail")
     post(client, "/tube/pause", tube="mail", seconds=90, reason="ours")
     queue.now += 1
@@ -386,7 +386,7 @@ def test_a_pause_by_a_client_has_no_reason_of_ours(queue: Queue, client: FlaskCl
     assert why(client) == ""
 
 
-def test_a_reason_survives_a_restart(queue: Queue, tmp_path: Path) -> None:
+def test_reason_survives_a_restart(queue: Queue, tmp_path: Path) -> None:
     queue.put("mail")
     post(queue.app(directory=str(tmp_path)).test_client(), "/tube/pause", tube="mail", seconds=90, reason="kept")
     client = queue.app(directory=str(tmp_path)).test_client()
@@ -395,7 +395,7 @@ def test_a_reason_survives_a_restart(queue: Queue, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "dashboard.json").read_text())["pauses"] == {}
 
 
-def test_a_reason_that_is_too_long_is_refused(queue: Queue, client: FlaskClient) -> None:
+def test_reason_that_is_too_long_is_refused(queue: Queue, client: FlaskClient) -> None:
     queue.put("mail")
     response = post(client, "/tube/pause", tube="mail", seconds=90, reason="x" * 201)
     assert response.status_code == 400

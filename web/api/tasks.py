@@ -219,16 +219,16 @@ class Tasks:
 
 
 def _change(body: BulkChange) -> Change:
-    asks = ACTIONS[body.action].asks
+    field_name = ACTIONS[body.action].field_name
     for name in ("to", "pri", "delay"):
         is_given = getattr(body, name) is not UNSET
-        if is_given and name != asks:
+        if is_given and name != field_name:
             refuse(name, f"does not go with the action {body.action}")
-        if name == asks and not is_given:
+        if name == field_name and not is_given:
             refuse(name, f"is missing: the action {body.action} needs it")
     if body.action == "move" and body.to is not UNSET:
         return Change("move", body.to.encode())
-    return Change(body.action, getattr(body, asks) if asks else 0)
+    return Change(body.action, getattr(body, field_name) if field_name else 0)
 
 
 def _at(query: Found, task: CoreTask) -> int:

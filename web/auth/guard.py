@@ -3,7 +3,7 @@
 The checks, in order: the Host is allowed; a change comes from our own pages; no page of another site embeds the
 response; the password is right; the path is under the prefix; and a visitor who changes something is an admin.
 
-For the API, a bearer token replaces the first three checks, since no browser sends one by itself. Without a token, an
+For the API, a bearer token replaces the first three checks, since no browser adds one to a request. Without a token, an
 API request passes the same checks as a page, the password first. A program may then change things too, if no web page
 can have sent its request: see `_check_same_origin`.
 """
@@ -107,7 +107,7 @@ class Guard:
         self._metrics_token: bytes | None = _digest(options.metrics_token) if options.metrics_token else None
         self._api_token: bytes | None = _digest(options.api_token) if options.api_token else None
         self._api_viewer_token: bytes | None = _digest(options.api_viewer_token) if options.api_viewer_token else None
-        self._asks: bool = self._password is not None or self._viewer_password is not None
+        self._needs_password: bool = self._password is not None or self._viewer_password is not None
         self._options: WebOptions = options
         self._logins: Logins = Logins(clock)
         self._tokens: Logins = Logins(clock)  # separate, so that a misconfigured scraper locks out only itself
@@ -123,7 +123,7 @@ class Guard:
         """Raise an HTTPException if the current request must be refused; otherwise set its Visitor."""
         g.visitor = _stranger("")
         is_change = request.method not in SAFE_METHODS
-        is_page = request.endpoint in PAGES_OF_API and not self._asks and _bearer() is None
+        is_page = request.endpoint in PAGES_OF_API and not self._needs_password and _bearer() is None
         if is_api_request() and not is_page:
             self._check_api(is_change)
         else:
@@ -135,7 +135,7 @@ class Guard:
 
     def _check_page(self, is_change: bool) -> None:
         takes_token = request.endpoint == "metrics" and self._metrics_token is not None
-        if not self._asks and not takes_token and request.endpoint not in ANY_HOST:
+        if not self._needs_password and not takes_token and request.endpoint not in ANY_HOST:
             self._check_host()
         if is_change:
             self._check_same_origin()
@@ -144,7 +144,7 @@ class Guard:
         if takes_token:
             g.visitor = self._check_token()
         elif request.endpoint not in WITHOUT_PASSWORD:
-            g.visitor = self._log_in() if self._asks else self._visitor("", may_change=True)
+            g.visitor = self._log_in() if self._needs_password else self._visitor("", may_change=True)
 
     def _check_api(self, is_change: bool) -> None:
         """Check a request for the API.
@@ -154,13 +154,13 @@ class Guard:
         if (token := _bearer()) is not None:
             g.visitor = self._check_api_token(token)
             return
-        if self._asks:
+        if self._needs_password:
             try:
                 g.visitor = self._log_in()
             except Unauthorized:
-                raise self._ask_for_token() from None
-        elif self._asks_for_token:
-            raise self._ask_for_token()
+                raise self._unauthorized() from None
+        elif self._has_api_tokens:
+            raise self._unauthorized()
         else:
             self._check_host()
             g.visitor = self._visitor("", may_change=True)
@@ -233,7 +233,7 @@ class Guard:
             self._tokens.fail(address)
             self._audit.note_refusal("refused/metrics")
             raise _challenge("The bearer token is not the one for the metrics.", "bearer")
-        if self._asks and "Authorization" in request.headers:
+        if self._needs_password and "Authorization" in request.headers:
             return self._log_in()
         raise _challenge("The metrics need a token: “Authorization: Bearer TOKEN”.", "bearer")
 
@@ -242,8 +242,8 @@ class Guard:
 
         A server without tokens refuses every token, but does not count failures: there is nothing to guess.
         """
-        if not self._asks_for_token:
-            raise self._ask_for_token()
+        if not self._has_api_tokens:
+            raise self._unauthorized()
         address = _address()
         _refuse_locked(self._api_tokens, address)
         digest = _digest(token)
@@ -253,18 +253,18 @@ class Guard:
             return self._visitor(API_ADMIN if is_admin else API_VIEWER, may_change=is_admin)
         is_locked = self._api_tokens.fail(address)
         self._audit.note_refusal("token/locked" if is_locked else "token/failed")
-        raise self._ask_for_token()
+        raise self._unauthorized()
 
     @property
-    def _asks_for_token(self) -> bool:
+    def _has_api_tokens(self) -> bool:
         return self._api_token is not None or self._api_viewer_token is not None
 
-    def _ask_for_token(self) -> Unauthorized:
+    def _unauthorized(self) -> Unauthorized:
         """Return the error that names the credentials which the API accepts."""
-        accepted = ["“Authorization: Bearer TOKEN”"] if self._asks_for_token else []
-        accepted += ["the dashboard's password, by HTTP basic auth"] if self._asks else []
-        challenges = [_authenticate("bearer")] if self._asks_for_token else []
-        challenges += [_authenticate("basic")] if self._asks else []
+        accepted = ["“Authorization: Bearer TOKEN”"] if self._has_api_tokens else []
+        accepted += ["the dashboard's password, by HTTP basic auth"] if self._needs_password else []
+        challenges = [_authenticate("bearer")] if self._has_api_tokens else []
+        challenges += [_authenticate("basic")] if self._needs_password else []
         if not accepted:
             return Unauthorized("This server has no API token. Send the request without the Authorization header.")
         return Unauthorized(f"The API needs {', or '.join(accepted)}.", www_authenticate=challenges or None)
@@ -296,7 +296,7 @@ class Guard:
     def _refuse_change(self) -> NoReturn:
         self._audit.note_refusal("refused/change", path=request.path)
         if self._options.is_read_only:
-            raise Forbidden("This dashboard is read-only, by an option of its server. Nothing was changed.")
+            raise Forbidden("This dashboard is read-only: an option of its server forbids all changes.")
         if is_api_request() and _bearer() is not None:
             raise Forbidden("This is a viewer's token. It can read everything and change nothing.")
         if self._password is None:

@@ -22,7 +22,7 @@ READ: Final = 1
 
 
 class Peer:
-    """The other side of a socket. *descriptor* must stay open while this is in use; None means a peer never closes."""
+    """The other side of a socket. *descriptor* must stay open while this is used; None is a peer that never closes."""
 
     def __init__(self, descriptor: int | None) -> None:
         self._descriptor: int | None = descriptor

@@ -1,18 +1,17 @@
-"""What tubes have counted, under labels whose counters never go back.
+"""The counters of tubes as metrics: under labels whose counters never decrease.
 
-A tube's counters go with it when nobody needs it any more, and a name that comes back counts from zero; who reads
-counters from outside takes each step back for a restart. So each label has an account, which outlives its tube for a
-while and goes on where it was. LABELS_AT_MOST tubes have a label of their own, and what all others count is under
-OTHER: a tube that gets a label starts at zero there, and what OTHER has of it, OTHER keeps.
+A tube's counters are deleted with the tube, and a new tube of the same name counts from zero. A monitoring system would
+take each decrease for a restart of the server. So each label has an account, which outlives its tube for a while and
+continues its counters. MAX_LABELS tubes have a label of their own. The events of all other tubes are counted under
+OTHER. A tube that gets a label starts at zero there, and OTHER keeps its earlier events.
 
-A tube keeps its label while it exists. If there are more tubes than labels, those that are free go to the tubes with
-the most jobs and activity, and each look takes at most SWAPS from tubes in which far less goes on.
+A tube keeps its label while it exists. If there are more tubes than labels, free labels go to the tubes with the most
+jobs and activity, and each scrape takes at most MAX_SWAPS labels from tubes with far less activity.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
 from heapq import heappush, heappushpop, nsmallest
 from operator import add, sub
 from typing import Final, NamedTuple
@@ -22,29 +21,29 @@ from greenstalk_server.core.job import SECOND
 from greenstalk_server.core.listener import BrokerListener
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.runtime.clock import Clock
-from greenstalk_server.web.cooperative import Pace
-from greenstalk_server.web.metrics.tube_series import NO_COUNTS, Counts, counters
+from greenstalk_server.web.metrics.tube_counters import NO_COUNTS, Counts, each_tube, tube_counters
 
-LABELS_AT_MOST: Final = 1000
+MAX_LABELS: Final = 1000
 
 OTHER: Final = b"__other__"
-"""The label of all tubes that have none, and of one that is called so."""
+"""The label of all tubes without one, and of a tube of that name."""
 
-SWAPS: Final = 10
-FAR_LESS: Final = 2
-"""A label is taken for a tube that weighs more than so many times as much."""
+MAX_SWAPS: Final = 10
+SWAP_RATIO: Final = 2
+"""A tube must weigh more than this many times as much as another to take its label."""
 
-KEPT_FOR: Final = 3600 * SECOND
-"""How long a label outlives its tube, if no other tube needs it."""
+LABEL_RETENTION: Final = 3600 * SECOND
+"""Nanoseconds that a label outlives its tube, unless another tube needs the label."""
 
-TUBES_A_STEP: Final = 32
+TUBE_BATCH: Final = 32
+"""Tubes between two looks at the time."""
 
-Lengths = dict[int, int]
-"""How many, by bit length of nanoseconds."""
+DurationCounts = dict[int, int]
+"""Counts of durations by the bit length of their nanoseconds."""
 
 
 class Gauges(NamedTuple):
-    """What is in a tube at a moment; ages and pauses in nanoseconds."""
+    """The state of a tube at one moment; ages and pauses in nanoseconds."""
 
     ready: int = 0
     reserved: int = 0
@@ -63,7 +62,7 @@ NOTHING: Final = Gauges()
 
 
 class Row(NamedTuple):
-    """One label; *counts* in the order of `track.counters`."""
+    """One label; *counts* in the order of `tube_counters`."""
 
     label: str
     gauges: Gauges
@@ -71,21 +70,21 @@ class Row(NamedTuple):
 
 
 class Totals:
-    """How long jobs waited and ran, of many tubes."""
+    """Durations of waits and runs, summed over tubes."""
 
     __slots__ = ("run_time", "runs", "wait_time", "waits")
 
     def __init__(self) -> None:
-        self.waits: Lengths = {}
-        self.runs: Lengths = {}
+        self.waits: DurationCounts = {}
+        self.runs: DurationCounts = {}
         self.wait_time: int = 0
         self.run_time: int = 0
 
     def add(self, other: Tube | Totals) -> None:
-        """Add what *other* has."""
+        """Add the durations of *other*."""
         for mine, others in ((self.waits, other.waits), (self.runs, other.runs)):
-            for length, count in others.items():
-                mine[length] = mine.get(length, 0) + count
+            for bits, count in others.items():
+                mine[bits] = mine.get(bits, 0) + count
         self.wait_time += other.wait_time
         self.run_time += other.run_time
 
@@ -93,10 +92,9 @@ class Totals:
 class _Account:
     """One label.
 
-    carried         what is added to its tube's counters: what earlier tubes of the name have counted, less what OTHER
-                    has of them.
-    shown           its counters at the last look.
-    weight          its tube's of late: it halves at most from one look to the next.
+    carried         added to the tube's counters: the counts of earlier tubes of the name, minus those that OTHER has.
+    shown           the counters at the last scrape.
+    weight          recent weight of the tube; it at most halves from one scrape to the next.
     """
 
     __slots__ = ("carried", "shown", "weight")
@@ -107,12 +105,12 @@ class _Account:
         self.weight: int = weight
 
     def value(self, tube: Tube | None) -> Counts:
-        """Its counters, with *tube* there."""
-        return self.carried if tube is None else tuple(map(add, self.carried, counters(tube)))
+        """Return the counters; *tube* is the tube of the label, or None if it does not exist."""
+        return self.carried if tube is None else tuple(map(add, self.carried, tube_counters(tube)))
 
 
 class Ledger(BrokerListener):
-    """The accounts of one broker's tubes. It listens for tubes that the broker drops."""
+    """The accounts of one broker's tubes."""
 
     def __init__(self, broker: Broker, clock: Clock) -> None:
         self._broker: Broker = broker
@@ -120,22 +118,23 @@ class Ledger(BrokerListener):
         self._accounts: dict[bytes, _Account] = {}
         self._gone: OrderedDict[bytes, int] = OrderedDict()  # labels without a tube, and since when
         self._other: Counts = NO_COUNTS
-        self._in_other: dict[bytes, Counts] = {}  # what OTHER has of each tube that exists
+        self._in_other: dict[bytes, Counts] = {}  # for each existing tube: its counts that OTHER includes
         self._gone_totals: Totals = Totals()
-        self._late_totals: Totals = Totals()  # of tubes that were read in the look under way before they went
+        self._late_totals: Totals = Totals()  # of tubes dropped after the current scrape has read them
         self._read: set[bytes] = set()
         broker.subscribe(self)
 
-    def look(self) -> tuple[list[Row], Totals]:
-        """Every label, OTHER last, and the totals of the whole server. May switch; one at a time.
+    def scrape(self) -> tuple[list[Row], Totals]:
+        """Return every label, OTHER last, and the totals of the server. One at a time. May switch.
 
-        A tube is read in one go, though not all in the same moment; no counter is lower than at the last look.
+        Each tube is read in one step, but different tubes at different times. Invariant: no counter decreases.
         """
         self._give_labels()
         other, totals = NOTHING, Totals()
         rows: dict[bytes, Row] = {}
         try:
-            for name, tube in self._each_tube():
+            for tube in each_tube(self._broker, TUBE_BATCH):
+                name = tube.name
                 self._read.add(name)
                 totals.add(tube)
                 gauges = _gauges(tube, self._clock())
@@ -163,20 +162,20 @@ class Ledger(BrokerListener):
         return value
 
     def _read_other(self, name: bytes, tube: Tube) -> None:
-        counts = counters(tube)
+        counts = tube_counters(tube)
         self._other = _grown(self._other, counts, self._in_other.get(name, NO_COUNTS))
         self._in_other[name] = counts
 
     def _read_gone(self, name: bytes) -> Counts:
-        """The counters of a label without a tube; one that has come meanwhile counts at the next look."""
+        """Return the counters of a label without a tube. A tube created during the scrape counts at the next one."""
         account = self._accounts[name]
         account.weight //= 2
         account.shown = account.carried
         return account.carried
 
     def on_tube_dropped(self, tube: Tube) -> None:
-        """Keep what *tube*, which goes, has counted. Called by the broker: does not switch."""
-        counts, account = counters(tube), self._accounts.get(tube.name)
+        """Keep the counts of *tube*. The broker calls this before it drops *tube*. Does not switch."""
+        counts, account = tube_counters(tube), self._accounts.get(tube.name)
         if account is not None:
             account.carried = account.value(tube)
             self._gone[tube.name] = self._clock()
@@ -186,75 +185,65 @@ class Ledger(BrokerListener):
         if tube.waits or tube.runs:
             (self._late_totals if tube.name in self._read else self._gone_totals).add(tube)
 
-    # Who has a label
+    # Labels
 
     def _give_labels(self) -> None:
-        """Give free labels to the tubes that weigh most, and some that are not worth it to others. May switch."""
+        """Give free labels to the heaviest tubes, and swap a few labels of light tubes. May switch."""
         self._end_old()
         waiting = self._without_label()
-        free = LABELS_AT_MOST - len(self._accounts)
+        free = MAX_LABELS - len(self._accounts)
         while free < len(waiting) and self._gone:
             self._end(next(iter(self._gone)))
             free += 1
         for weight, name in waiting[:free]:
             self._begin(name, weight)
-        self._swap(waiting[free : free + SWAPS])
+        self._swap(waiting[free : free + MAX_SWAPS])
 
     def _without_label(self) -> list[tuple[int, bytes]]:
-        """What those tubes weigh that have no label, heaviest first, as many as may get one. May switch."""
+        """Return weight and name of tubes without a label, heaviest first, as many as could get one. May switch."""
         heaviest: list[tuple[int, bytes]] = []
-        at_most = LABELS_AT_MOST - len(self._accounts) + len(self._gone) + SWAPS
-        for name, tube in self._each_tube():
+        limit = MAX_LABELS - len(self._accounts) + len(self._gone) + MAX_SWAPS
+        for tube in each_tube(self._broker, TUBE_BATCH):
+            name = tube.name
             if name not in self._accounts and name != OTHER:
                 before = self._in_other.get(name, NO_COUNTS)
-                entry = (_weight(_gauges(tube, 0), counters(tube), before), name)
-                if len(heaviest) < at_most:
+                entry = (_weight(_gauges(tube, 0), tube_counters(tube), before), name)
+                if len(heaviest) < limit:
                     heappush(heaviest, entry)
                 else:
                     heappushpop(heaviest, entry)
         return sorted(heaviest, reverse=True)
 
     def _swap(self, waiting: list[tuple[int, bytes]]) -> None:
-        """Give tubes of *waiting*, heaviest first, the labels of tubes that weigh far less."""
+        """Give the labels of far lighter tubes to the tubes in *waiting*, heaviest first."""
         light = nsmallest(len(waiting), ((account.weight, name) for name, account in self._accounts.items()))
         for (weight, name), (least, loser) in zip(waiting, light, strict=False):
-            if weight <= FAR_LESS * least:
+            if weight <= SWAP_RATIO * least:
                 return
             self._end(loser)
             self._begin(name, weight)
 
     def _begin(self, name: bytes, weight: int) -> None:
-        """Give a label to the tube *name*, if it is still there."""
+        """Give a label to the tube *name*, if the tube still exists."""
         tube = self._broker.tubes.get(name)
         if tube is not None:
             in_other = self._in_other.pop(name, NO_COUNTS)
             self._accounts[name] = _Account(tuple(map(sub, NO_COUNTS, in_other)), weight)
 
     def _end(self, name: bytes) -> None:
-        """Take its label from *name*: what it has counted since the last look, and from now on, OTHER counts."""
+        """Take the label from *name*: OTHER gets its counts since the last scrape, and its future ones."""
         account, tube = self._accounts.pop(name), self._broker.tubes.get(name)
         self._gone.pop(name, None)
         self._other = _grown(self._other, account.value(tube), account.shown)
         if tube is not None:
-            self._in_other[name] = counters(tube)
+            self._in_other[name] = tube_counters(tube)
 
     def _end_old(self) -> None:
         for name in [name for name in self._gone if name in self._broker.tubes]:
             del self._gone[name]
-        since = self._clock() - KEPT_FOR
+        since = self._clock() - LABEL_RETENTION
         for name in [name for name, at in self._gone.items() if at < since]:
             self._end(name)
-
-    def _each_tube(self) -> Iterator[tuple[bytes, Tube]]:
-        """Every tube that is still there when its turn comes. Switches in between."""
-        pace, tubes = Pace(), self._broker.tubes
-        names = list(tubes)
-        for start in range(0, len(names), TUBES_A_STEP):
-            pace.yield_if_due()
-            for name in names[start : start + TUBES_A_STEP]:
-                tube = tubes.get(name)
-                if tube is not None:
-                    yield name, tube
 
 
 def _gauges(tube: Tube, now: int) -> Gauges:
@@ -276,15 +265,15 @@ def _gauges(tube: Tube, now: int) -> Gauges:
 
 
 def _together(one: Gauges, other: Gauges) -> Gauges:
-    """Sums, but of the longest age and pause."""
+    """Return the sums of two gauges; of the pauses and ages the maximum."""
     return Gauges(*map(add, one[:-2], other[:-2]), *map(max, one[-2:], other[-2:]))
 
 
 def _weight(gauges: Gauges, counts: Counts, before: Counts) -> int:
-    """How much goes on in a tube: its jobs, and what it has counted since it had counted *before*."""
+    """Return the weight of a tube: its jobs, plus its events since its counters were at *before*."""
     return gauges.ready + gauges.reserved + gauges.delayed + gauges.buried + sum(counts) - sum(before)
 
 
 def _grown(total: Counts, counts: Counts, before: Counts) -> Counts:
-    """The *total*, to which a tube that has counted *counts* adds what it has counted since *before*."""
+    """Return *total* plus the increase of a tube's counters from *before* to *counts*."""
     return tuple(map(add, total, map(sub, counts, before)))

@@ -1,4 +1,4 @@
-"""How long requests took, by endpoint, method and status: each of a few, whatever clients send."""
+"""Durations of HTTP requests, by endpoint, method and status. What clients send cannot make more of these keys."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 from flask import Flask, Response, g, request
 
 BOUNDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-"""Seconds; what took longer is in one more bucket."""
+"""Upper bounds of buckets in seconds. One more bucket has the slower requests."""
 
 METHODS: Final = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST"})
 
@@ -18,7 +18,7 @@ Key = tuple[str, str, str]
 
 
 class Times:
-    """What the requests of one key took: how many by bucket of BOUNDS, and the sum in seconds."""
+    """The durations of the requests of one key: counts by bucket of BOUNDS, and their sum in seconds."""
 
     __slots__ = ("counts", "sum")
 
@@ -27,19 +27,19 @@ class Times:
         self.sum: float = 0.0
 
     def note(self, seconds: float) -> None:
-        """Add one request."""
+        """Count one request."""
         self.counts[bisect_left(BOUNDS, seconds)] += 1
         self.sum += seconds
 
 
 class RequestTimes:
-    """The times of all requests so far, until the answer begins: a stream goes on for as long as it likes."""
+    """The durations of all requests, until the start of the response, since a stream may last for any time."""
 
     def __init__(self) -> None:
         self.by_key: dict[Key, Times] = {}
 
     def init_app(self, app: Flask) -> None:
-        """Have *app* tell of each request. Before all else is installed, since what is refused counts too."""
+        """Measure each request of *app*. Install this first, so that refused requests are measured too."""
         app.before_request(self._begin)
         app.after_request(self._end)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from greenstalk_server.journal.files import open_regular
+from greenstalk_server.journal.files import open_regular, sync_directory
 
 NAME: Final = "audit.jsonl"
 
@@ -47,7 +47,7 @@ class AuditFiles:
         finally:
             os.close(handle)
         if not size:
-            self._sync_directory()
+            sync_directory(self._directory)
 
     def last_number(self) -> int:
         """Return the number of the last entry, or 0."""
@@ -77,13 +77,6 @@ class AuditFiles:
         for path, older in reversed(list(zip(self._paths, self._paths[1:], strict=False))):
             if path.exists():
                 path.replace(older)
-
-    def _sync_directory(self) -> None:
-        handle = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
 
 class Reader:

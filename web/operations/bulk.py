@@ -47,7 +47,7 @@ class Action:
     label           the verb on buttons and in titles: "Move".
     done            the participle, as in "3 jobs moved".
     means           what the action does to a job; `{}` is the value.
-    asks            name of the form field with the value; empty if the action takes none.
+    field_name      name of the form field with the value; empty if the action takes none.
     changes         whether the action would change a job, given the value.
     forced          what the action does to a job that a client holds; empty if it never applies to such a job.
     noun            name of the value: "priority".
@@ -56,7 +56,7 @@ class Action:
     label: str
     done: str
     means: str
-    asks: str
+    field_name: str
     changes: Callable[[Job, bytes | int], bool]
     forced: str
     noun: str = ""
@@ -136,21 +136,21 @@ class Change:
 
     @property
     def means(self) -> str:
-        """What the change does to a job."""
+        """The effect of the change on a job."""
         return self.action.means.format(self.shown)
 
     def audit_details(self) -> dict[str, str | int]:
         """Return the value under its field name, for the audit log."""
         value = self.value.decode() if isinstance(self.value, bytes) else self.value
-        return {self.action.asks: value} if self.action.asks else {}
+        return {self.action.field_name: value} if self.action.field_name else {}
 
     def title(self, jobs: str) -> str:
         """Return a title for this change of *jobs*: `Move 3 jobs to “archive”`."""
-        return f"{self.action.label} {jobs}" + (f" to {self.shown}" if self.action.asks else "")
+        return f"{self.action.label} {jobs}" + (f" to {self.shown}" if self.action.field_name else "")
 
     @property
     def forced(self) -> str:
-        """What the change does to a job that a client holds; empty if it never applies to such a job."""
+        """The effect of the change on a job that a client holds; empty if it never applies to such a job."""
         return self.action.forced.format(self.shown)
 
     def applies_to(self, job: Job) -> bool:
@@ -247,7 +247,7 @@ class Plan:
         if isinstance(self.change.value, bytes):
             target = self.change.value.decode()
             found.append(Fact("Target tube", target, target))
-        elif self.change.action.asks:
+        elif self.change.action.field_name:
             found.append(Fact(f"New {self.change.action.noun}", self.change.shown))
         return tuple(found)
 
@@ -271,7 +271,7 @@ class Bulk:
     def preview(self) -> Response:
         """Start a dry run. Switches.
 
-        Form: `scope` (`all`, or `ticked` with `id`s), `q`, `tube`, `state`, `action`, and the field that it asks for.
+        Form: `scope` (`all`, or `ticked` with `id`s), `q`, `tube`, `state`, `action`, and the field of the action.
         """
         try:
             query = read_query(request.form)
@@ -382,7 +382,9 @@ class Bulk:
         def applies_to(job: Job) -> bool:
             return plan.change.applies_to(job) and (job.state != RESERVED or is_forced)
 
-        wants_body = applies_to if plan.change.action.asks else no_body  # a rewritten job record includes the body
+        wants_body = (
+            applies_to if plan.change.action.field_name else no_body
+        )  # a rewritten job record includes the body
         for job, body in self._select(task, plan, wants_body):
             task.matched += 1
             if not applies_to(job):
@@ -393,7 +395,7 @@ class Bulk:
                 raise TaskFailed(f"The journal has no room for more records. {_so_far(task)}")
             task.done += outcome == DONE
             unread += outcome == UNREAD
-            uncommitted_bytes += RECORD_OVERHEAD + (job.size if plan.change.action.asks else 0)
+            uncommitted_bytes += RECORD_OVERHEAD + (job.size if plan.change.action.field_name else 0)
             if uncommitted_bytes >= COMMIT_BATCH_BYTES:
                 self._settle(task)
                 uncommitted_bytes = 0
@@ -453,10 +455,10 @@ def _change(form: fields.Fields) -> Change:
     key = form.get("action", "")
     if key not in ACTIONS:
         raise BadRequest(f"“action” must be one of {', '.join(ACTIONS)}, not “{key[:40]}”.")
-    asks = ACTIONS[key].asks
-    if asks == "to":
+    field_name = ACTIONS[key].field_name
+    if field_name == "to":
         return Change(key, _target(form))
-    return Change(key, fields.number(form, asks, 0, MAX_NUMBER) if asks else 0)
+    return Change(key, fields.number(form, field_name, 0, MAX_NUMBER) if field_name else 0)
 
 
 def _target(form: fields.Fields) -> bytes:

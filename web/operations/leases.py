@@ -8,7 +8,7 @@ nothing would tell when the worker is gone, and its held jobs would end the wait
 
 **A lease is a token.** The token names one reservation: the job's id and its count of reserves, signed with a key of
 this process. The server stores nothing for it. So a lease ends together with its reservation, its token cannot be
-guessed, and an ended lease can be told from a forged token. A token is a secret and must not be logged.
+guessed, and a token of an ended lease differs from a forged one. A token is a secret and must not be logged.
 
 **How the end is noticed.** The broker takes a job from its holder by `del client.reserved[id]` alone. For these clients
 `reserved` is a dict subclass that calls back when it is empty. Other clients pay nothing for this.
@@ -184,7 +184,7 @@ class Leases:
     # One reserve
 
     def _connect(self, request: ReserveRequest, woken: Event) -> Client:
-        """Return a new client that watches the tubes of *request*; raise ReserveRefused if it may not watch so many."""
+        """Return a new client that watches the tubes of *request*; raise ReserveRefused if a limit forbids that."""
         broker = self._broker
         client = broker.connect(woken.set)
         client.reserved = _Held(client.number, self._note_emptied)

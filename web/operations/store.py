@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from gevent.lock import BoundedSemaphore
 
-from greenstalk_server.journal.files import open_regular
+from greenstalk_server.journal.files import open_regular, sync_directory
 from greenstalk_server.runtime.threads import run_in_thread
 
 log = logging.getLogger(__name__)
@@ -222,8 +222,4 @@ def _replace(path: Path, document: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     new.replace(path)
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    sync_directory(path.parent)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from greenstalk_server.config.options import without_password
+from greenstalk_server.config.text import without_password
 from greenstalk_server.core.job import Job
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.journal.postgresql.database import Follower, LostTrack, Rows, Seat

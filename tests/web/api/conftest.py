@@ -1,4 +1,4 @@
-"""A program that asks the API, and jobs for it to ask about."""
+"""An API client for tests, and a check of problems."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def problem(response: TestResponse, status: int, field: str = "") -> dict[str, A
 
 
 class Program:
-    """Asks an app by a token."""
+    """Sends requests to an app with a token."""
 
     def __init__(self, app: Flask, token: str = TOKEN) -> None:
         self.app = app
@@ -50,20 +50,20 @@ class Program:
         return self._client.open(f"{ROOT}{path}", method=method, headers=headers, **options)
 
     def get(self, path: str, status: int = 200, **query: object) -> Any:
-        """The JSON that a GET answers."""
+        """Send a GET; return the JSON of the response."""
         response = self.ask("GET", path, query_string=query)
         assert response.status_code == status, response.text
         return response.get_json(force=True)
 
     def do(self, method: str, path: str, json: object = None, status: int = 200, **query: object) -> Any:
-        """The JSON that a change answers, or None."""
+        """Send a change; return the JSON of the response, or None."""
         options = {} if json is None else {"json": json}
         response = self.ask(method, path, query_string=query, **options)
         assert response.status_code == status, response.text
         return response.get_json(force=True) if status != 204 else None
 
     def pages(self, path: str, name: str, **query: object) -> list[list[Any]]:
-        """Every page of a list, by its cursors."""
+        """Return every page of a list, by its cursors."""
         pages = []
         while True:
             found = self.get(path, **query)

@@ -1,4 +1,4 @@
-"""Jobs over HTTP: what the endpoints take, refuse and count; and over a real daemon, with curl, workers and deaths."""
+"""Leases by the API: the endpoints and their errors; and with a real daemon, curl, workers and kills."""
 
 from __future__ import annotations
 
@@ -46,51 +46,51 @@ def send(client: FlaskClient, path: str, headers: dict[str, str] | None = None, 
     return client.post(f"{API}{path}", json=body, headers=headers)
 
 
-def reserve(client: FlaskClient, *tubes: str, **asked: Any) -> list[Json]:
-    response = send(client, "/reserve", tubes=list(tubes or ["default"]), **asked)
+def reserve(client: FlaskClient, *tubes: str, **options: Any) -> list[Json]:
+    response = send(client, "/reserve", tubes=list(tubes or ["default"]), **options)
     assert response.status_code == 200, response.text
     assert response.json is not None
     return list(response.json["jobs"])
 
 
 def refused(response: TestResponse, status: int) -> str:
-    """What the problem says that *response* is, which has this *status*."""
+    """Check that *response* is a problem of *status*; return its detail."""
     assert response.status_code == status, response.text
     assert response.mimetype == "application/problem+json"
     assert response.json is not None
     return str(response.json["detail"])
 
 
-def finish(client: FlaskClient, deed: str, token: str, **how: Any) -> None:
-    response = send(client, f"/leases/{deed}", token=token, **how)
+def finish(client: FlaskClient, operation: str, token: str, **how: Any) -> None:
+    response = send(client, f"/leases/{operation}", token=token, **how)
     assert (response.status_code, response.data) == (204, b"")
 
 
-# What comes and goes
+# Reserving and finishing
 
 
-def test_a_reserved_job_comes_with_all_there_is_about_it(queue: Queue, client: FlaskClient) -> None:
+def test_reserved_job_has_all_its_fields(queue: Queue, client: FlaskClient) -> None:
     (id,) = queue.put("mail", pri=7)
     queue.now += 5 * SECOND
     (job,) = reserve(client, "mail")
     assert len(job["token"]) == operations.TOKEN_LENGTH
-    told = client.get(f"{API}/jobs/{id}").json
-    del job["token"], told["events"]
-    assert job == told
+    expected = client.get(f"{API}/jobs/{id}").json
+    del job["token"], expected["events"]
+    assert job == expected
     assert (job["state"], job["pri"], job["age"], job["ttr"], job["body"]) == ("reserved", 7, 5, 60, "body")
 
 
-def test_no_body_at_all_asks_for_one_job_of_default(queue: Queue, client: FlaskClient) -> None:
+def test_empty_request_reserves_one_job_of_default(queue: Queue, client: FlaskClient) -> None:
     all = queue.put("default", count=2)
     response = client.post(f"{API}/reserve", headers={"X-Requested-With": "curl"})
     assert [job["id"] for job in response.json["jobs"]] == all[:1]
 
 
-def test_nothing_is_ready(client: FlaskClient) -> None:
+def test_reserve_without_ready_jobs_returns_none(client: FlaskClient) -> None:
     assert reserve(client, "mail", wait=0) == []
 
 
-def test_takes_as_much_as_it_may(queue: Queue, client: FlaskClient) -> None:
+def test_reserve_returns_up_to_count_jobs(queue: Queue, client: FlaskClient) -> None:
     all = queue.put("t99", count=100)
     jobs = reserve(client, *[f"t{at}" for at in range(100)], count=100, wait=50, worker="é" * 100)
     assert [job["id"] for job in jobs] == all
@@ -98,7 +98,7 @@ def test_takes_as_much_as_it_may(queue: Queue, client: FlaskClient) -> None:
     assert reserve(client, "t99", "t99") == []
 
 
-def test_bodies_that_are_no_text_and_bodies_that_are_too_large(queue: Queue, client: FlaskClient) -> None:
+def test_binary_and_large_bodies(queue: Queue, client: FlaskClient) -> None:
     bodies = [b"\xff\0", b"x" * (MAX_JSON_BODY + 1)]
     for body in bodies:
         queue.broker.put_into(b"mail", 5, 0, 60 * SECOND, body, queue.now)
@@ -119,14 +119,14 @@ def test_delete(queue: Queue, client: FlaskClient) -> None:
 def test_release_and_bury(queue: Queue, client: FlaskClient) -> None:
     (id,) = queue.put("mail", pri=7)
     found = queue.broker.jobs[id]
-    for deed, how, then in [
+    for operation, how, then in [
         ("release", {}, (READY, 7)),
         ("release", {"pri": 0}, (READY, 0)),
         ("release", {"pri": None}, (READY, 0)),
         ("bury", {"pri": 2**32 - 1}, (BURIED, 2**32 - 1)),
     ]:
         (job,) = reserve(client, "mail")
-        finish(client, deed, job["token"], **how)
+        finish(client, operation, job["token"], **how)
         assert (found.state, found.pri) == then
     queue.broker.kick_job(id, queue.now)
     (job,) = reserve(client, "mail")
@@ -145,26 +145,26 @@ def test_show_and_touch(queue: Queue, client: FlaskClient) -> None:
     assert send(client, "/leases/show", token=job["token"]).json["time_left"] == 59
 
 
-DEEDS = ("show", "touch", "delete", "release", "bury")
+FINISHERS = ("show", "touch", "delete", "release", "bury")
 
 
-@pytest.mark.parametrize("deed", DEEDS)
-def test_a_lease_that_has_ended_is_gone(queue: Queue, client: FlaskClient, deed: str) -> None:
+@pytest.mark.parametrize("operation", FINISHERS)
+def test_ended_lease_is_gone(queue: Queue, client: FlaskClient, operation: str) -> None:
     queue.put("mail")
     (old,) = reserve(client, "mail")
     queue.now += 60 * SECOND
     queue.broker.tick(queue.now)
-    assert "The job is ready now" in refused(send(client, f"/leases/{deed}", token=old["token"]), 410)
+    assert "The job is ready now" in refused(send(client, f"/leases/{operation}", token=old["token"]), 410)
     (new,) = reserve(client, "mail")
-    assert "reserved by another worker" in refused(send(client, f"/leases/{deed}", token=old["token"]), 410)
+    assert "reserved by another worker" in refused(send(client, f"/leases/{operation}", token=old["token"]), 410)
     finish(client, "delete", new["token"])
-    assert "the job is deleted" in refused(send(client, f"/leases/{deed}", token=old["token"]), 410)
+    assert "the job is deleted" in refused(send(client, f"/leases/{operation}", token=old["token"]), 410)
     assert "not one that this server has issued" in refused(
-        send(client, f"/leases/{deed}", token=old["token"][:-1]), 404
+        send(client, f"/leases/{operation}", token=old["token"][:-1]), 404
     )
 
 
-# What is refused
+# Refusals
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_a_lease_that_has_ended_is_gone(queue: Queue, client: FlaskClient, deed:
         ("/leases/bury", {"token": "x", "delay": 1}, "delay"),
     ],
 )
-def test_what_is_wrong_is_named(queue: Queue, client: FlaskClient, path: str, body: Json, field: str) -> None:
+def test_invalid_field_is_named(queue: Queue, client: FlaskClient, path: str, body: Json, field: str) -> None:
     queue.put("default")
     response = send(client, path, **body)
     assert f"“{field}”" in refused(response, 400)
@@ -201,16 +201,14 @@ def test_what_is_wrong_is_named(queue: Queue, client: FlaskClient, path: str, bo
     assert not queue.broker.clients
 
 
-def test_who_may_only_look_works_on_nothing_and_no_token_is_logged(
-    queue: Queue, visit: Callable[..., FlaskClient]
-) -> None:
+def test_viewers_cannot_use_leases_and_no_token_is_logged(queue: Queue, visit: Callable[..., FlaskClient]) -> None:
     queue.put("mail", count=2)
     client = visit(api_token="sesame", api_viewer_token="look")  # noqa: S106
     (job,) = send(client, "/reserve", ADMIN, tubes=["mail"]).json["jobs"]
     refused(send(client, "/reserve", VIEWER, tubes=["mail"]), 403)
-    for deed in DEEDS:
-        refused(send(client, f"/leases/{deed}", VIEWER, token=job["token"]), 403)
-        refused(send(client, f"/leases/{deed}", None, token=job["token"]), 401)
+    for operation in FINISHERS:
+        refused(send(client, f"/leases/{operation}", VIEWER, token=job["token"]), 403)
+        refused(send(client, f"/leases/{operation}", None, token=job["token"]), 401)
     assert queue.broker.jobs[job["id"]].state == RESERVED
     assert len(queue.broker.clients) == 1
     entries = client.application.extensions["dashboard"].audit.entries
@@ -218,36 +216,36 @@ def test_who_may_only_look_works_on_nothing_and_no_token_is_logged(
     assert job["token"] not in str(entries)
 
 
-def test_read_only_dashboard_gives_out_nothing(queue: Queue, visit: Callable[..., FlaskClient]) -> None:
+def test_read_only_server_reserves_nothing(queue: Queue, visit: Callable[..., FlaskClient]) -> None:
     queue.put("mail")
     assert "read-only" in refused(send(visit(is_read_only=True), "/reserve", tubes=["mail"]), 403)
     assert not queue.broker.clients
 
 
-def test_hidden_bodies_are_worked_on_by_nobody(queue: Queue, visit: Callable[..., FlaskClient]) -> None:
+def test_server_with_hidden_bodies_reserves_nothing(queue: Queue, visit: Callable[..., FlaskClient]) -> None:
     queue.put("mail")
     assert "--hide-bodies" in refused(send(visit(hides_bodies=True), "/reserve", tubes=["mail"]), 403)
     assert not queue.broker.clients
 
 
-def test_too_many_that_wait_are_told_when_to_come_again(client: FlaskClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_waiting_reserves_get_retry_after(client: FlaskClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operations, "MAX_WAITING", 0)
     response = send(client, "/reserve", wait=1)
     assert "which is the maximum" in refused(response, 503)
     assert response.headers["Retry-After"] == "5"
 
 
-@pytest.mark.parametrize("deed", ["delete", "release", "bury"])
-def test_a_change_that_the_disk_is_late_for_says_that_it_was_done(queue: Queue, deed: str) -> None:
+@pytest.mark.parametrize("operation", ["delete", "release", "bury"])
+def test_late_change_says_that_it_was_made(queue: Queue, operation: str) -> None:
     client = queue.app(commit=lambda: False).test_client()
     (id,) = queue.put("mail")
     (job,) = reserve(client, "mail")
-    assert "It was done" in refused(send(client, f"/leases/{deed}", token=job["token"]), 503)
+    assert "The change was made" in refused(send(client, f"/leases/{operation}", token=job["token"]), 503)
     assert id not in queue.broker.jobs or queue.broker.jobs[id].state != RESERVED
 
 
-class Late(NullJournal):
-    """A journal that has nothing safe, so that a reservation promises as much as the put did; see Binlog.reserve."""
+class LateJournal(NullJournal):
+    """A journal in which nothing becomes safe. A reservation promises as much as the put did; see Binlog.reserve."""
 
     def put(self, job: Job) -> bool:
         self.promised += 1
@@ -257,8 +255,8 @@ class Late(NullJournal):
         self.promised += 1
 
 
-def test_jobs_that_the_disk_is_late_for_are_not_handed_out(queue: Queue) -> None:
-    queue.broker.journal = Late()
+def test_jobs_that_are_not_durable_in_time_are_not_returned(queue: Queue) -> None:
+    queue.broker.journal = LateJournal()
     client = queue.app(commit=lambda: False).test_client()
     (id,) = queue.put("mail")
     assert "The journal is late" in refused(send(client, "/reserve", tubes=["mail"]), 503)
@@ -266,16 +264,16 @@ def test_jobs_that_the_disk_is_late_for_are_not_handed_out(queue: Queue) -> None
     assert not queue.broker.clients
 
 
-def test_drained_server_still_hands_out_what_there_is(queue: Queue, client: FlaskClient) -> None:
+def test_draining_server_still_reserves(queue: Queue, client: FlaskClient) -> None:
     queue.put("mail")
     queue.broker.drain()
     assert len(reserve(client, "mail")) == 1
 
 
-# What it leaves
+# Traces
 
 
-def test_it_is_in_the_counts_and_not_in_the_audit_log(queue: Queue, client: FlaskClient) -> None:
+def test_leases_are_counted_but_not_audited(queue: Queue, client: FlaskClient) -> None:
     queue.put("mail", count=2)
     commands = {name: getattr(queue.broker.counters, name) for name in COUNTERS if name.startswith("cmd")}
     first, second = reserve(client, "mail", count=2)
@@ -287,7 +285,7 @@ def test_it_is_in_the_counts_and_not_in_the_audit_log(queue: Queue, client: Flas
     assert not client.application.extensions["dashboard"].audit.entries
 
 
-def test_it_shows_under_connections_and_can_be_closed_there(queue: Queue, client: FlaskClient) -> None:
+def test_lease_is_listed_under_connections_and_can_be_closed(queue: Queue, client: FlaskClient) -> None:
     (id,) = queue.put("mail")
     (job,) = reserve(client, "mail", worker="<b>mailer</b>")
     (holder,) = queue.broker.clients
@@ -295,7 +293,7 @@ def test_it_shows_under_connections_and_can_be_closed_there(queue: Queue, client
     assert '<bdi class="program">&lt;b&gt;mailer&lt;/b&gt;, HTTP</bdi>' in listed
     assert "1 connection" in listed
     page = client.get(f"/connection?number={holder.number}").text
-    assert "a request to reserve, over HTTP" in page
+    assert "HTTP reserve request" in page
     assert "what it says of them later is refused" in page
     assert f'number={holder.number}">' in client.get(f"/job?id={id}").text
     ours = {"Sec-Fetch-Site": "same-origin"}
@@ -305,19 +303,19 @@ def test_it_shows_under_connections_and_can_be_closed_there(queue: Queue, client
     refused(send(client, "/leases/delete", token=job["token"]), 410)
 
 
-def test_the_document_tells_of_all_of_it(client: FlaskClient) -> None:
+def test_document_has_all_lease_endpoints(client: FlaskClient) -> None:
     document = client.get(f"{API}/openapi.json").json
     schemas = document["components"]["schemas"]
     assert schemas["Reserve"]["properties"]["wait"]["maximum"] == 50
     assert "token" in schemas["LeasedJob"]["required"]
     assert schemas["Leased"]["required"] == ["token"]
-    for deed in DEEDS:
-        replies = document["paths"][f"/leases/{deed}"]["post"]["responses"]
-        assert {"404", "410", "204" if deed in ("delete", "release", "bury") else "200"} <= replies.keys()
+    for operation in FINISHERS:
+        replies = document["paths"][f"/leases/{operation}"]["post"]["responses"]
+        assert {"404", "410", "204" if operation in ("delete", "release", "bury") else "200"} <= replies.keys()
 
 
 def contract() -> BaseSchema:
-    """The document of a queue that has jobs of any kind."""
+    """The OpenAPI document of a server with jobs in every state."""
     queue = Queue()
     for body in (b"text", b"\xff\0", b"x" * (MAX_JSON_BODY + 1), b""):
         for _ in range(20):
@@ -327,17 +325,17 @@ def contract() -> BaseSchema:
 
 @contract().include(path="/reserve").parametrize()
 @settings(max_examples=60, deadline=None, derandomize=True, database=None, phases=[Phase.explicit, Phase.generate])
-def test_reserve_answers_as_documented(case: schemathesis.Case) -> None:
+def test_reserve_responds_as_documented(case: schemathesis.Case) -> None:
     if isinstance(case.body, dict) and case.body.get("wait") in range(1, 51):
-        case.body["wait"] = 0  # the clock stands still here
+        case.body["wait"] = 0  # fake time does not advance
     case.call_and_validate(headers=ADMIN)
 
 
-# Over a real daemon
+# With a real daemon
 
 
 class Request:
-    """A request under way, as a worker's: it is sent, and its answer read later, or never."""
+    """A request of a worker that is sent, and whose response is read later or never."""
 
     def __init__(self, daemon: Daemon, path: str, **body: Any) -> None:
         self._connection = HTTPConnection(urlsplit(daemon.dashboard).netloc, timeout=PATIENCE)
@@ -354,30 +352,30 @@ class Request:
         self._connection.close()
 
     def answer(self) -> tuple[int, Json]:
-        """Its status, and what it says."""
+        """Return status and JSON of the response."""
         response = self._connection.getresponse()
-        said = response.read()
+        message = response.read()
         self.close()
-        return response.status, json.loads(said) if said else {}
+        return response.status, json.loads(message) if message else {}
 
     def jobs(self) -> list[Json]:
-        status, said = self.answer()
-        assert status == 200, said
-        return list(said["jobs"])
+        status, message = self.answer()
+        assert status == 200, message
+        return list(message["jobs"])
 
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[Daemon]:
     with Daemon(*FLAGS) as daemon:
         yield daemon
-        code, said = daemon.stop()
+        code, message = daemon.stop()
         assert code == 0
-        assert "Traceback" not in said, said
+        assert "Traceback" not in message, message
 
 
 @pytest.fixture
 def peer(daemon: Daemon) -> Iterator[Peer]:
-    """A connection that speaks the protocol, and finds the server as it leaves it."""
+    """A protocol connection; at its end, the server must have the same counts as before."""
     with Peer(daemon) as peer:
         eventually(lambda: peer.stats()["current-connections"] == "1", "no other connection")
         before = settled(peer)
@@ -386,7 +384,7 @@ def peer(daemon: Daemon) -> Iterator[Peer]:
 
 
 def settled(peer: Peer) -> dict[str, str]:
-    """The figures that come back to what they were when all is done."""
+    """Return the counts that must be as before once all is done."""
     keys = ["current-tubes", *[f"current-{who}" for who in ("connections", "workers", "waiting")]]
     keys += [f"current-jobs-{state}" for state in ("ready", "reserved", "delayed", "buried")]
     stats = peer.stats()
@@ -410,7 +408,7 @@ def delete(daemon: Daemon, *jobs: Json) -> None:
         assert Request(daemon, "/leases/delete", token=job["token"]).answer() == (204, {})
 
 
-def test_the_longest_waiting_is_served_first_whatever_it_speaks(daemon: Daemon, peer: Peer) -> None:
+def test_longest_waiting_client_is_served_first_in_both_protocols(daemon: Daemon, peer: Peer) -> None:
     with ExitStack() as closing:
         others = [closing.enter_context(Peer(daemon)) for _ in range(2)]
         requests = []
@@ -430,7 +428,7 @@ def test_the_longest_waiting_is_served_first_whatever_it_speaks(daemon: Daemon, 
             delete(daemon, job)
 
 
-def test_who_hangs_up_in_mid_wait_takes_no_job(daemon: Daemon, peer: Peer) -> None:
+def test_client_that_hangs_up_during_the_wait_takes_no_job(daemon: Daemon, peer: Peer) -> None:
     request = Request(daemon, "/reserve", tubes=["vanish"], wait=50)
     await_waiting(peer, 1)
     request.close()
@@ -442,7 +440,7 @@ def test_who_hangs_up_in_mid_wait_takes_no_job(daemon: Daemon, peer: Peer) -> No
     assert peer.ask(b"delete %d" % id) == b"DELETED"
 
 
-def test_two_hundred_wait_at_once_and_each_gets_a_job(daemon: Daemon, peer: Peer) -> None:
+def test_two_hundred_waiting_reserves_get_a_job_each(daemon: Daemon, peer: Peer) -> None:
     files = open_files(daemon)
     with ExitStack() as closing:
         requests = [
@@ -458,17 +456,17 @@ def test_two_hundred_wait_at_once_and_each_gets_a_job(daemon: Daemon, peer: Peer
     eventually(lambda: open_files(daemon) <= files, "the files are closed")
 
 
-def test_a_wait_that_comes_to_nothing_ends_on_time(daemon: Daemon, peer: Peer) -> None:
+def test_wait_without_a_job_ends_on_time(daemon: Daemon, peer: Peer) -> None:
     began = time.monotonic()
     assert Request(daemon, "/reserve", tubes=["nothing"], wait=1).jobs() == []
     assert time.monotonic() - began >= 1
 
 
-# The page of it
+# The examples in docs/http-jobs.md
 
 
 class Worker:
-    """The worker of the page, which does *work* instead of what is there; killed with no warning at the block's end."""
+    """The worker from the guide, with *work* as its work; killed at the end of the block."""
 
     def __init__(self, daemon: Daemon, work: str = 'print(job["body"], flush=True)') -> None:
         match = re.search(r"```python\n(.*?)```", PAGE, re.DOTALL)
@@ -485,24 +483,24 @@ class Worker:
             self.die()
 
     def read_line(self) -> bytes:
-        """The next line that it prints."""
+        """Return the next line that it prints."""
         assert self._process.stdout is not None
         return self._process.stdout.readline()
 
     def die(self) -> tuple[bytes, bytes]:
-        """Kill it; return what it has printed since, and complained of."""
+        """Kill it; return the rest of its output and of its errors."""
         self._process.kill()
         return self._process.communicate(timeout=PATIENCE)
 
 
 @pytest.fixture(scope="module")
 def guarded() -> Iterator[Daemon]:
-    """A daemon whose API asks for a token."""
+    """A daemon whose API needs a token."""
     with Daemon(*FLAGS, environ=environment(GREENSTALK_API_TOKEN="sesame")) as daemon:  # noqa: S106
         yield daemon
 
 
-def test_the_worker_works_and_dies_without_a_trace(guarded: Daemon) -> None:
+def test_worker_works_and_leaves_no_trace(guarded: Daemon) -> None:
     with Peer(guarded) as peer:
         before = settled(peer)
         with Worker(guarded) as worker:
@@ -514,7 +512,7 @@ def test_the_worker_works_and_dies_without_a_trace(guarded: Daemon) -> None:
         eventually(lambda: settled(peer) == before, "the server is as it was")
 
 
-def test_the_worker_buries_what_it_cannot_do(guarded: Daemon) -> None:
+def test_worker_buries_jobs_that_fail(guarded: Daemon) -> None:
     with Peer(guarded) as peer, Worker(guarded, 'raise ValueError("no such address")') as worker:
         id = put(peer, "mail")
         eventually(lambda: peer.stats(b"stats-job %d" % id)["state"] == "buried", "it is buried")
@@ -523,7 +521,7 @@ def test_the_worker_buries_what_it_cannot_do(guarded: Daemon) -> None:
         assert peer.ask(b"delete %d" % id) == b"DELETED"
 
 
-def test_a_job_whose_worker_is_killed_comes_back_with_its_ttr(guarded: Daemon) -> None:
+def test_job_of_a_killed_worker_returns_after_its_ttr(guarded: Daemon) -> None:
     with Peer(guarded) as peer:
         id = put(peer, "mail", ttr=6)
         with Worker(guarded, 'print(job["id"], flush=True); time.sleep(600)') as worker:
@@ -539,7 +537,7 @@ def test_a_job_whose_worker_is_killed_comes_back_with_its_ttr(guarded: Daemon) -
 
 
 def curl(line: str, daemon: Daemon, token: str = "") -> str:
-    """Run a *line* of the page, which must succeed; return what it prints."""
+    """Run a *line* of the guide, which must succeed; return its output."""
     env = os.environ | {"url": f"{daemon.dashboard}api/v1", "token": token}
     line = re.sub("^curl", "curl -sS --fail-with-body", line)
     done = subprocess.run(["bash", "-c", line], env=env, capture_output=True, text=True, timeout=PATIENCE, check=False)
@@ -551,7 +549,7 @@ FIRST, FINISHES = [block.splitlines() for block in re.findall(r"```sh\n(.*?)```"
 (ANSWER,) = re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)
 
 
-def test_the_first_lines_with_curl_run_as_written() -> None:
+def test_first_curl_lines_run_as_written() -> None:
     with Daemon(*FLAGS) as daemon:
         assert json.loads(curl(FIRST[0], daemon)) == {"id": 1, "tube": "mail", "state": "ready"}
         assert [job["state"] for job in json.loads(curl(FIRST[1], daemon))] == ["ready", "delayed"]
@@ -560,15 +558,15 @@ def test_the_first_lines_with_curl_run_as_written() -> None:
 
 
 THEN = [None, "delayed", "buried", "reserved", "reserved"]
-"""What becomes of the job by each of the other lines."""
+"""The state of the job after each of the other lines."""
 
 
 @pytest.mark.parametrize(("line", "then"), list(zip(FINISHES, THEN, strict=True)))
-def test_the_other_lines_with_curl_run_as_written(daemon: Daemon, peer: Peer, line: str, then: str | None) -> None:
+def test_other_curl_lines_run_as_written(daemon: Daemon, peer: Peer, line: str, then: str | None) -> None:
     id = put(peer, "mail")
     (job,) = Request(daemon, "/reserve", tubes=["mail"]).jobs()
-    said = curl(line, daemon, job["token"])
-    left = json.loads(said)["time_left"] if said else None
+    message = curl(line, daemon, job["token"])
+    left = json.loads(message)["time_left"] if message else None
     assert (0 < left <= 60) if then == "reserved" else left is None
     assert then == (peer.stats(b"stats-job %d" % id)["state"] if then else None)
     if then == "reserved":
@@ -577,10 +575,10 @@ def test_the_other_lines_with_curl_run_as_written(daemon: Daemon, peer: Peer, li
         assert peer.ask(b"delete %d" % id) == (b"DELETED" if then else b"NOT_FOUND")
 
 
-# A restart
+# Restarts
 
 
-def test_a_stop_answers_who_waits_and_ends_all_leases_and_no_token_was_logged(tmp_path: Path) -> None:
+def test_stop_ends_waits_and_leases_and_no_token_was_logged(tmp_path: Path) -> None:
     flags = (*FLAGS, "-b", str(tmp_path), "-f", "0", "-V")
     with Daemon(*flags) as daemon, Peer(daemon) as peer:
         kept, gone = put(peer, "mail"), put(peer, "mail")
@@ -589,12 +587,12 @@ def test_a_stop_answers_who_waits_and_ends_all_leases_and_no_token_was_logged(tm
         delete(daemon, second)
         with Request(daemon, "/reserve", tubes=["mail"], wait=50) as waiting:
             await_waiting(peer, 1)
-            code, said = daemon.stop()
+            code, message = daemon.stop()
             status, problem = waiting.answer()
         assert (code, status, problem["detail"]) == (0, 503, "The server is stopping.")
-        assert "Traceback" not in said
-        assert f"POST {API}/leases/delete" in said
-        assert second["token"] not in said
+        assert "Traceback" not in message
+        assert f"POST {API}/leases/delete" in message
+        assert second["token"] not in message
     with Daemon(*flags) as daemon, Peer(daemon) as peer:
         assert peer.ask(b"peek %d" % gone) == b"NOT_FOUND"
         status, problem = Request(daemon, "/leases/delete", token=first["token"]).answer()
@@ -606,7 +604,7 @@ def test_a_stop_answers_who_waits_and_ends_all_leases_and_no_token_was_logged(tm
         assert (job["state"], [event["kind"] for event in job["events"]]) == ("ready", ["reserved", "returned"])
 
 
-def test_what_was_answered_outlives_a_crash(tmp_path: Path) -> None:
+def test_acknowledged_changes_survive_a_crash(tmp_path: Path) -> None:
     flags = (*FLAGS, "-b", str(tmp_path), "-f", "0")
     with Daemon(*flags) as daemon:
         with Request(daemon, "/reserve", tubes=["mail"], count=2, wait=50) as waiting:

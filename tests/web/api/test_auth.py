@@ -1,4 +1,4 @@
-"""Who may use the API: by token, by password, or anybody on loopback; and no page of another site."""
+"""Access to the API: by token, by password, or open on loopback; never for a page of another site."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def look(app: Flask, headers: dict[str, str], path: str = "/server") -> TestResp
 
 
 def rules(app: Flask) -> list[tuple[str, str]]:
-    """Method and an address of every endpoint of the API, but for the stream's."""
+    """Return method and address of every endpoint of the API except the stream."""
     return [
         (method, re.sub(r"<\w+>", "1", rule.rule))
         for rule in app.url_map.iter_rules()
@@ -48,7 +48,7 @@ def rules(app: Flask) -> list[tuple[str, str]]:
 # Tokens
 
 
-def test_token_opens_and_says_who(queue: Queue) -> None:
+def test_token_opens_the_api_and_is_named_in_the_audit_log(queue: Queue) -> None:
     app = queue.app(**TOKENS)
     assert change(app, bearer(ADMIN) | JSON).status_code == 200
     assert look(app, bearer(VIEWER)).status_code == 200
@@ -62,16 +62,16 @@ def test_token_opens_and_says_who(queue: Queue) -> None:
 
 
 @pytest.mark.parametrize("options", [TOKENS, PASSWORDS, TOKENS | PASSWORDS, {"viewer_password": "v"}])
-def test_wrong_token_is_not_told_from_none(queue: Queue, options: dict[str, str]) -> None:
-    """Same status, same body, same headers, whatever is asked for; only the audit log knows."""
+def test_wrong_token_and_missing_token_look_the_same(queue: Queue, options: dict[str, str]) -> None:
+    """Same status, body and headers at every endpoint. Only the audit log differs."""
     wrong = [{}, bearer("x"), bearer(""), bearer(ADMIN + "x"), bearer("ä" * 300)]
     wrong += [basic("ada", "x"), {"Authorization": "Basic !"}, {"Authorization": "Digest x=y"}, {"Authorization": ""}]
     app = queue.app(**options)
     for at, (method, path) in enumerate(rules(app)):
         if path.endswith(("/docs", "/openapi.json")) and not set(options) & set(PASSWORDS):
-            continue  # who may see the dashboard may see these
+            continue  # open to visitors of the dashboard
         answers = set()
-        address = {"REMOTE_ADDR": f"192.0.2.{at}"}  # one that is not locked out yet
+        address = {"REMOTE_ADDR": f"192.0.2.{at}"}  # not locked out yet
         for headers in wrong:
             response = app.test_client().open(path, method=method, headers=headers, environ_overrides=address)
             problem(response, 401)
@@ -79,7 +79,7 @@ def test_wrong_token_is_not_told_from_none(queue: Queue, options: dict[str, str]
         assert len(answers) == 1, (method, path)
 
 
-def test_what_is_asked_for_is_said(queue: Queue) -> None:
+def test_error_names_the_accepted_credentials(queue: Queue) -> None:
     both = look(queue.app(**TOKENS, **PASSWORDS), {})
     assert [one.split()[0] for one in both.headers.getlist("WWW-Authenticate")] == ["Bearer", "Basic"]
     assert [one.split()[0] for one in look(queue.app(**TOKENS), {}).headers.getlist("WWW-Authenticate")] == ["Bearer"]
@@ -93,7 +93,7 @@ def test_failed_tokens_lock_out_their_address(queue: Queue) -> None:
     locked = look(app, bearer(ADMIN))
     problem(locked, 429)
     assert locked.headers["Retry-After"] == "60"
-    assert look(app, basic("ada", "pass-admin")).status_code == 200  # people are not locked out by a program
+    assert look(app, basic("ada", "pass-admin")).status_code == 200  # a program does not lock out people
     assert app.test_client().get("/", headers=basic("ada", "pass-admin")).status_code == 200
     other = app.test_client().get(
         f"{ROOT}/server", headers=bearer(ADMIN), environ_overrides={"REMOTE_ADDR": "192.0.2.7"}
@@ -105,14 +105,14 @@ def test_failed_tokens_lock_out_their_address(queue: Queue) -> None:
     assert what == ["token/locked"] + ["token/failed"] * (FAILURES - 1)
 
 
-def test_a_request_without_a_token_does_not_count_as_failed(queue: Queue) -> None:
+def test_request_without_a_token_is_not_a_failure(queue: Queue) -> None:
     app = queue.app(**TOKENS)
     for _ in range(2 * FAILURES):
         problem(look(app, {}), 401)
     assert look(app, bearer(ADMIN)).status_code == 200
 
 
-def test_token_opens_the_api_alone(queue: Queue) -> None:
+def test_token_opens_only_the_api(queue: Queue) -> None:
     app = queue.app(**TOKENS, **PASSWORDS, metrics_token="m")  # noqa: S106
     for path in ("/", "/audit", "/metrics", "/job?id=1", "/api"):
         assert app.test_client().get(path, headers=bearer(ADMIN)).status_code == 401, path
@@ -120,33 +120,31 @@ def test_token_opens_the_api_alone(queue: Queue) -> None:
     assert app.test_client().post("/tube/pause", headers=bearer(ADMIN)).status_code == 403
 
 
-def test_with_a_token_any_host_will_do(queue: Queue) -> None:
+def test_every_host_is_accepted_with_a_token(queue: Queue) -> None:
     app = queue.app(**TOKENS)
     assert look(app, bearer(ADMIN) | {"Host": "queue.example"}).status_code == 200
     problem(look(queue.app(), {"Host": "queue.example"}), 421)
 
 
-def test_token_on_a_server_without_one_is_refused(queue: Queue) -> None:
+def test_token_is_refused_by_a_server_without_tokens(queue: Queue) -> None:
     refused = problem(look(queue.app(), bearer("x")), 401)
     assert refused["detail"] == "This server has no API token. Send the request without the Authorization header."
     assert look(queue.app(), {}).status_code == 200
 
 
 @pytest.mark.parametrize("options", [{}, PASSWORDS], ids=["open", "password"])
-def test_tokens_sent_to_a_server_without_one_never_lock_out_their_address(
-    queue: Queue, options: dict[str, str]
-) -> None:
+def test_tokens_do_not_lock_out_on_a_server_without_tokens(queue: Queue, options: dict[str, str]) -> None:
     app = queue.app(**options)
     for _ in range(2 * FAILURES):
         problem(look(app, bearer("x")), 401)
 
 
-def test_a_server_with_a_token_is_open_to_nobody_else(queue: Queue) -> None:
+def test_api_with_a_token_is_closed_to_others(queue: Queue) -> None:
     for name, token in TOKENS.items():
         app = queue.app(**{name: token})
         problem(look(app, {}), 401)
         problem(look(app, {"Sec-Fetch-Site": "same-origin"}), 401)
-        assert app.test_client().get("/").status_code == 200  # the dashboard is, as it was
+        assert app.test_client().get("/").status_code == 200  # the dashboard stays open
 
 
 # Passwords
@@ -173,7 +171,7 @@ KINDS = (None, "application/json", "text/plain", "application/x-www-form-urlenco
 def test_no_page_of_another_site_changes_anything(
     queue: Queue, options: dict[str, str], site: str | None, origin: str | None
 ) -> None:
-    """A browser adds the password by itself, so only where the request comes from tells."""
+    """A browser adds the password to every request, so only the origin of the request can tell."""
     app = queue.app(**options)
     headers = basic("ada", "pass-admin") if options else {}
     headers |= {} if site is None else {"Sec-Fetch-Site": site}
@@ -194,7 +192,7 @@ def test_no_page_of_another_site_changes_anything(
         queue.broker.pause_tube(b"default", 0, queue.now)
 
 
-def test_what_no_form_can_send_needs_no_json(queue: Queue) -> None:
+def test_request_that_no_form_can_send_needs_no_json(queue: Queue) -> None:
     app = queue.app()
     (id,) = queue.put("mail", delay=60)
     assert change(app, {"X-Requested-With": "curl"}, path=f"{ROOT}/jobs/{id}/kick").status_code == 200
@@ -202,13 +200,13 @@ def test_what_no_form_can_send_needs_no_json(queue: Queue) -> None:
     assert change(app, {}, method="DELETE", path=f"{ROOT}/jobs/{id}").status_code == 204
 
 
-def test_bearer_needs_no_origin(queue: Queue) -> None:
+def test_bearer_token_needs_no_origin(queue: Queue) -> None:
     app = queue.app(**TOKENS)
     for headers in ({"Origin": "http://evil.example"}, {"Sec-Fetch-Site": "cross-site"}, {}):
         assert change(app, bearer(ADMIN) | JSON | headers).status_code == 200
 
 
-def test_no_other_site_is_told_that_it_may_ask(queue: Queue) -> None:
+def test_no_response_allows_other_origins(queue: Queue) -> None:
     for path in (f"{ROOT}/server", f"{ROOT}/jobs"):
         response = queue.app().test_client().options(path, headers={"Origin": "http://evil.example"})
         assert not [name for name in response.headers.keys() if name.startswith("Access-Control")]  # noqa: SIM118
@@ -228,7 +226,7 @@ def test_no_other_site_is_told_that_it_may_ask(queue: Queue) -> None:
     ],
 )
 def test_only_admins_change_anything(queue: Queue, options: dict[str, object], headers: dict[str, str]) -> None:
-    """Every endpoint there is, so one that is added is asked the same."""
+    """Goes through all endpoints, so that a new one is checked too."""
     app = queue.app(**options)
     queue.put("default")
     allowed = set()
@@ -247,8 +245,8 @@ def test_only_admins_change_anything(queue: Queue, options: dict[str, object], h
     queue.broker.check()
 
 
-def test_methods_that_change_are_told_from_others_alike(queue: Queue) -> None:
-    """What the page of the API says of who may is what the guard asks."""
+def test_guard_and_document_agree_on_changes(queue: Queue) -> None:
+    """The page of the API marks the same endpoints as changes that the guard restricts to admins."""
     page = queue.app().test_client().get(f"{ROOT}/docs").text
     for operation in re.findall(r'<details .*? id="([\w-]+)">(.*?)</details>', page, re.DOTALL):
         is_get = "<b>GET</b>" in operation[1]

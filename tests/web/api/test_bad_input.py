@@ -1,4 +1,4 @@
-"""What is wrong with a request is named, field by field; and errors are problems, wherever they come from."""
+"""Invalid requests: the error names the field, and every error is a problem."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ from .conftest import ROOT, TOKEN, Program, bearer, problem
         ("/jobs?bodies=1", "bodies", "must be true or false"),
         ("/jobs?q=size:abc", "q", "cannot be read. “size:abc” must compare with a number"),
         (f"/jobs?q={'x' * 1001}", "q", "must be a text of at most 1000 characters"),
-        ("/jobs?cursor=x", "cursor", "must be the “next_cursor” of an answer"),
-        ("/jobs?cursor=%C3%A4", "cursor", "must be the “next_cursor” of an answer"),
+        ("/jobs?cursor=x", "cursor", "must be the “next_cursor” of a response"),
+        ("/jobs?cursor=%C3%A4", "cursor", "must be the “next_cursor” of a response"),
         ("/jobs?curser=x", "curser", "is not known: the parameters are tube, state, q, bodies, cursor, limit"),
         ("/server?x=1", "x", "is not known: there are no parameters here"),
         ("/jobs/abc", "id", "must be a whole number from 1 to 18446744073709551615"),
@@ -49,7 +49,7 @@ from .conftest import ROOT, TOKEN, Program, bearer, problem
         ("/jobs/export?format=xml", "format", "must be one of csv, jsonl"),
     ],
 )
-def test_query_and_path(program: Program, path: str, field: str, message: str) -> None:
+def test_invalid_parameter_is_named(program: Program, path: str, field: str, message: str) -> None:
     found = problem(program.ask("GET", path), 400, field)
     assert found["errors"][0]["message"].startswith(message)
     assert f"“{field}”" in found["detail"]
@@ -90,7 +90,7 @@ JOB = {"tube": "mail", "body": "x"}
         (None, "$", "must be a list"),
     ],
 )
-def test_body(queue: Queue, program: Program, body: Any, field: str | None, message: str) -> None:
+def test_invalid_body_is_named(queue: Queue, program: Program, body: Any, field: str | None, message: str) -> None:
     response = program.ask("POST", "/jobs", data=json.dumps(body), content_type="application/json")
     if field is None:
         assert response.status_code == 201
@@ -102,19 +102,19 @@ def test_body(queue: Queue, program: Program, body: Any, field: str | None, mess
 @pytest.mark.parametrize(
     "raw", [b"{", b"", b"\xff", b'{"tube":"a\xff"}', b'{"tube":"\\ud800"}', b"[" * 50_000, b'{"tube":"a"}x', b"NaN"]
 )
-def test_what_is_no_json(queue: Queue, program: Program, raw: bytes) -> None:
+def test_body_that_is_not_json_is_refused(queue: Queue, program: Program, raw: bytes) -> None:
     response = program.ask("POST", "/jobs", data=raw, content_type="application/json")
     problem(response, 400, "[0]" if raw.startswith(b"[") else "$")
     assert not queue.broker.jobs
 
 
 @pytest.mark.parametrize("kind", ["", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data"])
-def test_other_than_json_is_refused(program: Program, kind: str) -> None:
+def test_other_content_type_is_refused(program: Program, kind: str) -> None:
     found = problem(program.ask("POST", "/jobs", data=b"{}", headers={"Content-Type": kind}), 415)
     assert "Content-Type: application/json" in found["detail"]
 
 
-def test_a_charset_is_no_other_kind(program: Program) -> None:
+def test_charset_is_accepted(program: Program) -> None:
     kind = "application/json; charset=utf-8"
     assert program.ask("POST", "/jobs", data=json.dumps(JOB), content_type=kind).status_code == 201
 
@@ -123,7 +123,9 @@ def test_a_charset_is_no_other_kind(program: Program) -> None:
     ("method", "path"),
     [("POST", "/jobs"), ("PATCH", "/jobs/1"), ("GET", "/server"), ("POST", "/bulk"), ("POST", "/reserve")],
 )
-def test_too_large_is_refused_before_it_is_read(queue: Queue, program: Program, method: str, path: str) -> None:
+def test_request_that_is_too_large_is_refused_before_it_is_read(
+    queue: Queue, program: Program, method: str, path: str
+) -> None:
     class Unread:
         def __getattr__(self, name: str) -> object:
             raise AssertionError(f"it was read: {name}")
@@ -140,7 +142,7 @@ def test_too_large_is_refused_before_it_is_read(queue: Queue, program: Program, 
     assert str(most) in problem(response, 413)["detail"]
 
 
-def test_errors_of_the_frame_are_problems(queue: Queue, program: Program) -> None:
+def test_errors_of_flask_are_problems(queue: Queue, program: Program) -> None:
     for path in ("/nowhere", "/jobs/1/nowhere", "/jobs/", "/../nowhere", "/jobs/a/b/body"):
         problem(program.ask("GET", path), 404)
     refused = program.ask("PUT", "/jobs")
@@ -148,7 +150,7 @@ def test_errors_of_the_frame_are_problems(queue: Queue, program: Program) -> Non
     assert set(refused.headers["Allow"].split(", ")) == {"GET", "HEAD", "OPTIONS", "POST"}
 
 
-def test_failure_is_a_problem_and_a_log_entry(
+def test_failure_is_a_problem_and_is_logged(
     queue: Queue, program: Program, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*_: object) -> None:
@@ -159,7 +161,7 @@ def test_failure_is_a_problem_and_a_log_entry(
     assert "the secret inside" in caplog.text
 
 
-def test_outside_of_the_prefix_is_a_problem(queue: Queue) -> None:
+def test_path_outside_the_prefix_is_a_problem(queue: Queue) -> None:
     client: FlaskClient = queue.app(url_prefix="/queue", api_token=TOKEN).test_client()
     response = client.get(f"{ROOT}/server", headers=bearer(TOKEN))
     assert (response.status_code, response.mimetype) == (404, "application/problem+json")

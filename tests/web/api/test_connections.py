@@ -1,4 +1,4 @@
-"""Connections by the API: who waits, who holds what, and an end to one."""
+"""Connections by the API: the list, single connections, and closing one."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def numbers(program: Program, **query: object) -> list[int]:
 
 
 @pytest.mark.parametrize("limit", [1, 2, 100])
-def test_lists(queue: Queue, program: Program, limit: int) -> None:
-    queue.put("mail", count=2)  # by number 1, which is gone
+def test_lists_in_every_order(queue: Queue, program: Program, limit: int) -> None:
+    queue.put("mail", count=2)  # number 1 puts them and is gone
     clients = [queue.connect() for _ in range(5)]
     for at in (3, 1):
         queue.broker.watch(clients[at], b"mail")
@@ -34,7 +34,7 @@ def test_lists(queue: Queue, program: Program, limit: int) -> None:
     assert numbers(program, q="nobody", limit=limit) == []
 
 
-def test_one(queue: Queue, program: Program) -> None:
+def test_one_connection(queue: Queue, program: Program) -> None:
     ids = queue.put("mail", count=3)
     client = queue.connect()
     queue.broker.watch(client, b"mail")
@@ -69,7 +69,7 @@ def test_close(queue: Queue, program: Program) -> None:
     problem(program.ask("GET", f"/connections/{client.number}"), 404)
 
 
-def test_cursor_of_another_order(queue: Queue, program: Program) -> None:
+def test_cursor_of_another_order_is_refused(queue: Queue, program: Program) -> None:
     queue.connect()
     queue.connect()
     cursor = program.get("/connections", limit=1)["next_cursor"]

@@ -27,7 +27,7 @@ GUIDE = Path(REPOSITORY, "docs", "api.md")
 
 
 def app(queue: Queue) -> Flask:
-    """A dashboard with what examples ask about."""
+    """A dashboard with the objects that the examples use."""
     queue.put("mail", count=50)
     queue.broker.bury_job(42, queue.now)
     return queue.app(api_token=TOKEN)
@@ -44,7 +44,7 @@ def operations(app: Flask) -> list[tuple[str, str, dict[str, Any]]]:
 
 
 def run(app: Flask, line: str) -> TestResponse:
-    """Ask what a command line asks; only curl is known, and what of it the examples have."""
+    """Send the request of a command line. It must be curl, with the options that the examples use."""
     words = shlex.split(line)
     assert words.pop(0) == "curl"
     method, url, data, headers = "", "", None, {}
@@ -79,12 +79,12 @@ def test_document_has_every_endpoint(queue: Queue) -> None:
         for method in (rule.methods or set()) - {"HEAD", "OPTIONS"}
         if rule.rule.startswith(ROOT)
     }
-    told = {(method, path) for method, path, _ in operations(queue.app())}
-    assert served - told == {("get", "/openapi.json"), ("get", "/docs")}
-    assert told <= served
+    documented = {(method, path) for method, path, _ in operations(queue.app())}
+    assert served - documented == {("get", "/openapi.json"), ("get", "/docs")}
+    assert documented <= served
 
 
-def test_document_says_what_everything_is(queue: Queue) -> None:
+def test_document_describes_everything(queue: Queue) -> None:
     found = document(queue.app())
     tags = {tag["name"]: tag["description"] for tag in found["tags"]}
     names = set()
@@ -101,14 +101,14 @@ def test_document_says_what_everything_is(queue: Queue) -> None:
         assert schema["description"], name
 
 
-def test_document_refers_to_what_it_has(queue: Queue) -> None:
+def test_references_in_the_document_exist(queue: Queue) -> None:
     found = document(queue.app())
     for reference in set(re.findall(r'"\$ref": "#/components/(\w+)/(\w+)"', json.dumps(found))):
         assert reference[1] in found["components"][reference[0]]
 
 
 @pytest.mark.parametrize(
-    ("options", "asked"),
+    ("options", "accepted"),
     [
         ({}, []),
         ({"api_token": "t"}, ["bearer"]),
@@ -116,11 +116,11 @@ def test_document_refers_to_what_it_has(queue: Queue) -> None:
         ({"viewer_password": "p"}, ["basic"]),
     ],
 )
-def test_document_says_how_to_get_in(queue: Queue, options: dict[str, str], asked: list[str]) -> None:
+def test_document_names_the_accepted_credentials(queue: Queue, options: dict[str, str], accepted: list[str]) -> None:
     password = options.get("password") or options.get("viewer_password") or ""
     response = queue.app(**options).test_client().get(f"{ROOT}/openapi.json", headers=basic("ada", password))
     found = response.get_json()
-    assert [list(one) for one in found["security"]] == [[name] for name in asked]
+    assert [list(one) for one in found["security"]] == [[name] for name in accepted]
     assert set(found["components"]["securitySchemes"]) == {"bearer", "basic"}
 
 
@@ -152,13 +152,13 @@ def test_page_has_every_endpoint_and_every_error(queue: Queue) -> None:
     assert set(re.findall(r'href="#([^"]+)"', page)) <= set(ids)
 
 
-def test_page_runs_nothing_of_its_own(queue: Queue) -> None:
+def test_page_runs_only_our_scripts(queue: Queue) -> None:
     page = Page(queue.app().test_client().get(f"{ROOT}/docs").text)
     assert page.runs_only_our_scripts()
     assert not any("style" in attributes for _, attributes in page.elements)
 
 
-def test_page_is_open_to_whom_the_dashboard_is(queue: Queue) -> None:
+def test_page_needs_the_password_of_the_dashboard(queue: Queue) -> None:
     found = queue.app(password="p", api_token=TOKEN)  # noqa: S106
     for path in (f"{ROOT}/docs", f"{ROOT}/openapi.json"):
         assert found.test_client().get(path).status_code == 401
@@ -168,7 +168,7 @@ def test_page_is_open_to_whom_the_dashboard_is(queue: Queue) -> None:
         assert queue.app(api_token=TOKEN).test_client().get(path).status_code == 200
 
 
-def test_every_page_leads_to_it(queue: Queue) -> None:
+def test_every_page_links_to_it(queue: Queue) -> None:
     for path in ("/", "/search", "/nowhere"):
         assert f'<a href="{ROOT}/docs">API</a>' in queue.app().test_client().get(path).text
 
@@ -178,8 +178,8 @@ def test_every_page_leads_to_it(queue: Queue) -> None:
     [{}, {"api_token": "TOKEN"}, {"user": "NAME", "password": "PASSWORD"}],
     ids=["open", "token", "password"],
 )
-def test_every_example_on_the_page_is_right(queue: Queue, options: dict[str, str]) -> None:
-    """It may name a job or a task that does not exist, but the server refuses no example."""
+def test_every_example_on_the_page_works(queue: Queue, options: dict[str, str]) -> None:
+    """It may name a job or a task that does not exist, but the server accepts every example as valid."""
     queue.put("mail", count=50)
     found = queue.app(**options)
     login = basic("NAME", "PASSWORD") if "password" in options else {}

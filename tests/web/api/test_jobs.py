@@ -1,4 +1,4 @@
-"""Jobs by the API: put, looked at, changed, moved and deleted as from a page, in each state, and as safe."""
+"""Jobs by the API: put, read, changed, moved and deleted as from a page, in every state, and as durable."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ def state(queue: Queue, id: int) -> str:
     return STATE_NAMES[queue.broker.jobs[id].state]
 
 
-# Putting
+# Puts
 
 
-def test_put_and_look(queue: Queue, program: Program) -> None:
+def test_put_and_get(queue: Queue, program: Program) -> None:
     response = program.ask("POST", "/jobs", json={"tube": "a/b;c", "body": "grüß\n", "pri": 7, "ttr": 9})
     assert response.status_code == 201
     assert response.get_json() == {"id": 1, "tube": "a/b;c", "state": "ready"}
@@ -93,16 +93,16 @@ def test_defaults_are_those_of_the_form(queue: Queue, program: Program) -> None:
 
 @given(body=st.binary(max_size=200))
 @settings(max_examples=50, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_body_goes_in_and_comes_out(queue: Queue, program: Program, body: bytes) -> None:
+def test_every_body_round_trips(queue: Queue, program: Program, body: bytes) -> None:
     id = put(program, {"tube": "mail", "encoding": "base64", "body": base64.b64encode(body).decode()})["id"]
     found = program.get(f"/jobs/{id}")
-    told = found["body"].encode() if found["encoding"] == "utf-8" else base64.b64decode(found["body"])
-    assert told == body
+    result = found["body"].encode() if found["encoding"] == "utf-8" else base64.b64decode(found["body"])
+    assert result == body
     again = put(program, {"tube": "mail", "encoding": found["encoding"], "body": found["body"]})["id"]
     assert program.ask("GET", f"/jobs/{again}/body").data == body
 
 
-def test_raw_body_is_a_file_never_a_page(queue: Queue, program: Program) -> None:
+def test_raw_body_is_a_download(queue: Queue, program: Program) -> None:
     id = put(program, {"tube": "mail", "body": "<script>"})["id"]
     response = program.ask("GET", f"/jobs/{id}/body")
     assert response.mimetype == "application/octet-stream"
@@ -122,7 +122,7 @@ def test_put_many(queue: Queue, program: Program) -> None:
 
 @pytest.mark.parametrize("count", [1001, 60_000])
 def test_list_that_is_too_long_is_refused_before_it_is_decoded(queue: Queue, program: Program, count: int) -> None:
-    """To decode 60,000 jobs takes 40 to 150 ms."""
+    """Decoding 60,000 jobs takes 40 to 150 ms."""
     put(program, [{"tube": "a"}])
     raw = b" [" + b",".join([b'{"tube":"a"}'] * count) + b"]"
     began = time.process_time()
@@ -133,7 +133,7 @@ def test_list_that_is_too_long_is_refused_before_it_is_decoded(queue: Queue, pro
     assert len(queue.broker.jobs) == 1
 
 
-def test_a_body_as_large_as_can_be(queue: Queue) -> None:
+def test_largest_body(queue: Queue) -> None:
     queue.broker.max_job_size = 10 * MAX_JSON_BODY
     program = Program(queue.app(api_token=TOKEN))
     packed = base64.b64encode(b"\xff" * MAX_JSON_BODY).decode()
@@ -145,7 +145,7 @@ def test_a_body_as_large_as_can_be(queue: Queue) -> None:
     problem(program.ask("POST", "/jobs", json={"tube": "mail", "body": "x" * (MAX_JSON_BODY + 1)}), 400, "body")
 
 
-def test_a_larger_body_is_given_raw_alone(queue: Queue, program: Program) -> None:
+def test_larger_body_is_returned_raw_only(queue: Queue, program: Program) -> None:
     queue.broker.max_job_size = 2 * MAX_JSON_BODY
     id = queue.broker.put_into(b"mail", 0, 0, SECOND, b"x" * (MAX_JSON_BODY + 1), queue.now)
     found = program.get(f"/jobs/{id}")
@@ -153,11 +153,11 @@ def test_a_larger_body_is_given_raw_alone(queue: Queue, program: Program) -> Non
     assert len(program.ask("GET", f"/jobs/{id}/body").data) == MAX_JSON_BODY + 1
 
 
-# What stands in the way
+# Refusals
 
 
 class FullJournal(NullJournal):
-    """Takes *left* more jobs."""
+    """Accepts *left* more jobs."""
 
     def __init__(self, left: int) -> None:
         super().__init__()
@@ -171,7 +171,7 @@ class FullJournal(NullJournal):
         return False
 
 
-def test_no_room(queue: Queue, ids: dict[str, int]) -> None:
+def test_full_disk(queue: Queue, ids: dict[str, int]) -> None:
     queue.broker.journal = FullJournal(2)
     program = Program(queue.app(api_token=TOKEN))
     found = problem(program.ask("POST", "/jobs", json=[{"tube": "full"}] * 5), 507)
@@ -186,7 +186,7 @@ def test_no_room(queue: Queue, ids: dict[str, int]) -> None:
     queue.broker.check()
 
 
-def test_a_journal_in_trouble(queue: Queue) -> None:
+def test_journal_in_trouble(queue: Queue) -> None:
     queue.broker.journal = FullJournal(0)
     queue.broker.journal.trouble = "[Errno 5] Input/output error"
     program = Program(queue.app(api_token=TOKEN))
@@ -244,7 +244,7 @@ def test_every_change_waits_for_the_journal(queue: Queue, is_safe: bool) -> None
     assert len(what(program)) == len(CHANGES)
 
 
-# One job
+# Single jobs
 
 
 def test_kick(queue: Queue, program: Program, ids: dict[str, int]) -> None:
@@ -254,8 +254,8 @@ def test_kick(queue: Queue, program: Program, ids: dict[str, int]) -> None:
         assert "Only a buried or delayed job" in problem(program.ask("POST", f"/jobs/{ids[name]}/kick"), 409)["detail"]
 
 
-@pytest.mark.parametrize("deed", ["bury", "release", "move", "change", "delete"])
-def test_a_reserved_job_needs_force(queue: Queue, program: Program, ids: dict[str, int], deed: str) -> None:
+@pytest.mark.parametrize("operation", ["bury", "release", "move", "change", "delete"])
+def test_reserved_job_needs_force(queue: Queue, program: Program, ids: dict[str, int], operation: str) -> None:
     id = ids["reserved"]
     method, path, body = {
         "bury": ("POST", f"/jobs/{id}/bury", {}),
@@ -263,21 +263,21 @@ def test_a_reserved_job_needs_force(queue: Queue, program: Program, ids: dict[st
         "move": ("POST", f"/jobs/{id}/move", {"tube": "other"}),
         "change": ("PATCH", f"/jobs/{id}", {"pri": 5}),
         "delete": ("DELETE", f"/jobs/{id}", None),
-    }[deed]
+    }[operation]
     found = problem(program.ask(method, path, json=body), 409)
     assert "a client holds it, for 1\N{NO-BREAK SPACE}min more at most" in found["detail"]
     assert "“force”" in found["detail"]
     assert state(queue, id) == "reserved"
-    if deed == "delete":
+    if operation == "delete":
         program.do(method, path, None, 204, force="true")
         assert id not in queue.broker.jobs
     else:
-        told = program.do(method, path, body | {"force": True})
-        assert told["state"] == {"bury": "buried", "release": "ready"}.get(deed, "reserved")
-        assert told["state"] == state(queue, id)
+        result = program.do(method, path, body | {"force": True})
+        assert result["state"] == {"bury": "buried", "release": "ready"}.get(operation, "reserved")
+        assert result["state"] == state(queue, id)
 
 
-def test_release_and_bury_of_the_wrong_state(program: Program, ids: dict[str, int]) -> None:
+def test_release_and_bury_in_the_wrong_state_are_refused(program: Program, ids: dict[str, int]) -> None:
     problem(program.ask("POST", f"/jobs/{ids['ready']}/release", json={"force": True}), 409)
     problem(program.ask("POST", f"/jobs/{ids['buried']}/bury"), 409)
     problem(program.ask("POST", f"/jobs/{ids['ready']}/move", json={"tube": "mail"}), 409)
@@ -285,14 +285,14 @@ def test_release_and_bury_of_the_wrong_state(program: Program, ids: dict[str, in
 
 @pytest.mark.parametrize("name", ["ready", "delayed", "buried"])
 def test_move_keeps_state_and_id(queue: Queue, program: Program, ids: dict[str, int], name: str) -> None:
-    told = program.do("POST", f"/jobs/{ids[name]}/move", {"tube": "/other"})
-    assert (told["id"], told["tube"], told["state"]) == (ids[name], "/other", name)
-    assert [event["kind"] for event in told["events"]][-1] == "moved"
+    result = program.do("POST", f"/jobs/{ids[name]}/move", {"tube": "/other"})
+    assert (result["id"], result["tube"], result["state"]) == (ids[name], "/other", name)
+    assert [event["kind"] for event in result["events"]][-1] == "moved"
 
 
 def test_change(queue: Queue, program: Program, ids: dict[str, int]) -> None:
-    told = program.do("PATCH", f"/jobs/{ids['ready']}", {"pri": 5, "ttr": 7, "delay": 30, "body": "new"})
-    assert [told[key] for key in ("pri", "ttr", "delay", "body", "state")] == [5, 7, 30, "new", "delayed"]
+    result = program.do("PATCH", f"/jobs/{ids['ready']}", {"pri": 5, "ttr": 7, "delay": 30, "body": "new"})
+    assert [result[key] for key in ("pri", "ttr", "delay", "body", "state")] == [5, 7, 30, "new", "delayed"]
     queue.broker.check()
     assert program.do("PATCH", f"/jobs/{ids['ready']}", {"body": "AP8=", "encoding": "base64"})["body"] == "AP8="
     assert queue.broker.jobs[ids["ready"]].body == b"\0\xff"
@@ -301,27 +301,27 @@ def test_change(queue: Queue, program: Program, ids: dict[str, int]) -> None:
     assert [one["details"]["changed"] for one in entries] == ["delay", "body", "pri, delay, ttr, body"]
 
 
-def test_change_of_nothing_is_none(queue: Queue, program: Program, ids: dict[str, int]) -> None:
+def test_empty_change_is_not_audited(queue: Queue, program: Program, ids: dict[str, int]) -> None:
     for body in ({}, {"pri": 2000}, {"ttr": 60, "body": "body"}):
         assert program.do("PATCH", f"/jobs/{ids['ready']}", body)["events"] == []
     assert what(program) == []
 
 
-def test_delay_of_others_is_refused(program: Program, ids: dict[str, int]) -> None:
+def test_change_of_the_delay_needs_a_ready_or_delayed_job(program: Program, ids: dict[str, int]) -> None:
     for name in ("buried", "reserved"):
         problem(program.ask("PATCH", f"/jobs/{ids[name]}", json={"delay": 5, "force": True}), 409)
 
 
 def test_copy(queue: Queue, program: Program, ids: dict[str, int]) -> None:
-    told = program.do("POST", f"/jobs/{ids['reserved']}/copy", {"delay": 5}, 201)
-    assert told == {"id": 5, "tube": "mail", "state": "delayed"}
+    result = program.do("POST", f"/jobs/{ids['reserved']}/copy", {"delay": 5}, 201)
+    assert result == {"id": 5, "tube": "mail", "state": "delayed"}
     assert queue.broker.jobs[5].body == b"body"
 
 
-def test_job_that_is_gone(queue: Queue, program: Program, ids: dict[str, int]) -> None:
+def test_deleted_job_is_not_found(queue: Queue, program: Program, ids: dict[str, int]) -> None:
     program.do("DELETE", f"/jobs/{ids['ready']}", None, 204)
-    said = problem(program.ask("GET", f"/jobs/{ids['ready']}"), 404)["detail"]
-    assert "it was deleted" in said
+    message = problem(program.ask("GET", f"/jobs/{ids['ready']}"), 404)["detail"]
+    assert "it was deleted" in message
     assert "no job has had this id yet" in problem(program.ask("GET", "/jobs/18446744073709551615"), 404)["detail"]
     problem(program.ask("GET", "/jobs/99999999999999999999"), 400, "id")
 
@@ -332,21 +332,21 @@ def test_events_and_holder(queue: Queue, program: Program, worker: Client, ids: 
     broker.bury(worker, ids["reserved"], 1, queue.now)
     broker.kick_job(ids["reserved"], queue.now)
     broker.reserve_job(worker, ids["reserved"], queue.now)
-    told = program.get(f"/jobs/{ids['reserved']}")
-    assert told["held_by"] == worker.number
-    assert [(event["kind"], event["connection"]) for event in told["events"]] == [
+    result = program.get(f"/jobs/{ids['reserved']}")
+    assert result["held_by"] == worker.number
+    assert [(event["kind"], event["connection"]) for event in result["events"]] == [
         ("reserved", worker.number),
         ("buried", worker.number),
         ("kicked", None),
         ("reserved", worker.number),
     ]
-    assert told["events"][1]["at"] == "2027-01-15T08:00:01Z"
+    assert result["events"][1]["at"] == "2027-01-15T08:00:01Z"
 
 
 # Hidden bodies
 
 
-def test_hidden_bodies_show_nowhere(queue: Queue) -> None:
+def test_hidden_bodies_appear_nowhere(queue: Queue) -> None:
     queue.broker.put_into(b"mail", 0, 0, 60 * SECOND, MARKER, queue.now)
     app = queue.app(api_token=TOKEN, hides_bodies=True)
     program = Program(app)
@@ -371,7 +371,7 @@ def test_hidden_bodies_show_nowhere(queue: Queue) -> None:
         ("POST", "/bulk", {"action": "kick", "q": "marker"}),
         ("PATCH", "/jobs/1", {"body": "x"}),
     ):
-        said = problem(program.ask(method, path, json=body), 403)["detail"]
-        assert "idden" in said or "not shown" in said
-    told = program.do("PATCH", "/jobs/1", {"pri": 3})
-    assert (told["pri"], told["body"], told["encoding"]) == (3, None, None)
+        message = problem(program.ask(method, path, json=body), 403)["detail"]
+        assert "idden" in message or "not shown" in message
+    result = program.do("PATCH", "/jobs/1", {"pri": 3})
+    assert (result["pri"], result["body"], result["encoding"]) == (3, None, None)

@@ -1,6 +1,6 @@
-"""The API does what its document says: schemathesis sends what that allows and what not, and checks the answers.
+"""The API conforms to its OpenAPI document: schemathesis sends valid and invalid requests, and checks the responses.
 
-Every status, media type and body has to be documented, what is not allowed to be refused, and nothing to fail.
+Every status, media type and body must be documented, every invalid request refused, and no request may fail.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from ..conftest import Queue
 from .conftest import TOKEN, bearer
 
 ASKING = bearer(TOKEN)
-"""As an admin, so nothing is refused for who asks."""
+"""An admin's token, so that nothing is refused for lack of rights."""
 
 BEYOND_SCHEMAS = {"cursor", "q", "body", "all", "to", "pri", "delay"}
-"""Fields of which a schema cannot tell all: what a cursor or a query is, what base64, which go with what action."""
+"""Fields that a schema cannot describe fully: cursors, queries, base64, and the fields that go with an action."""
 
 
 def app() -> Flask:
-    """A dashboard over a queue with jobs in every state, and with connections: ids and numbers from 1 on."""
+    """A dashboard with jobs in every state, and with connections; ids and numbers start at 1."""
     queue = Queue()
     queue.put("mail", count=40)
     queue.put("mail", delay=3600, count=10)
@@ -39,12 +39,12 @@ def app() -> Flask:
 schema = schemathesis.openapi.from_wsgi("/api/v1/openapi.json", app(), headers=ASKING)
 
 
-def test_document_is_one_of_openapi() -> None:
-    """By the JSON Schema of OpenAPI 3.1 itself."""
+def test_document_is_valid_openapi() -> None:
+    """According to the JSON Schema of OpenAPI 3.1."""
     schema.validate()
 
 
-# A stream never ends, and a wait goes by a clock that stands still here; test_server and test_api_leases have them.
+# A stream never ends, and fake time does not advance during a wait; test_server and test_api_leases cover these.
 @schema.exclude(path=["/events", "/reserve"]).parametrize()
 @settings(
     max_examples=30,
@@ -54,7 +54,7 @@ def test_document_is_one_of_openapi() -> None:
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=list(HealthCheck),
 )
-def test_answers_are_as_documented(case: schemathesis.Case) -> None:
+def test_responses_are_as_documented(case: schemathesis.Case) -> None:
     response = case.call(headers=ASKING)
     case.validate_response(response, headers=ASKING, excluded_checks=[positive_data_acceptance])
     if case.meta is not None and case.meta.generation.mode is GenerationMode.POSITIVE and response.status_code == 400:

@@ -1,4 +1,4 @@
-"""The API of a real server: over real sockets, beside real clients of the queue, with a real journal and browser."""
+"""The API of a real server: over real sockets, with real protocol clients, a real journal and a real browser."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def ask(daemon: Daemon, method: str, path: str, body: object = None) -> tuple[in
 
 
 def raw(daemon: Daemon, request: bytes) -> tuple[int, dict[str, Any]]:
-    """Send *request*, which may be a part of one, and read the response."""
+    """Send *request*, which may be incomplete, and read the response."""
     at = urlsplit(daemon.dashboard)
     with socket.create_connection((at.hostname, at.port), 20) as sock:
         sock.sendall(request)
@@ -56,13 +56,13 @@ def head(length: str) -> bytes:
     return "\r\n".join([*lines, length, "", ""]).encode()
 
 
-def test_large_request_is_refused_before_it_is_sent(daemon: Daemon) -> None:
-    """Not a byte of the body is there when the answer comes."""
+def test_large_request_is_refused_before_the_body_is_sent(daemon: Daemon) -> None:
+    """The response comes before the first byte of the body."""
     status, problem = raw(daemon, head("Content-Length: 1000000000"))
     assert (status, problem["status"]) == (413, 413)
 
 
-def test_chunked_request_is_read_up_to_its_bound(daemon: Daemon) -> None:
+def test_chunked_request_is_read_up_to_the_limit(daemon: Daemon) -> None:
     body = b'{"tube": "chunked", "body": "x"}'
     status, found = raw(daemon, head("Transfer-Encoding: chunked") + b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body))
     assert (status, found["tube"]) == (201, "chunked")
@@ -74,7 +74,7 @@ def test_chunked_request_is_read_up_to_its_bound(daemon: Daemon) -> None:
 @pytest.mark.parametrize(
     "length", ["Content-Length: -1", "Content-Length: x", "Content-Length: 5\r\nContent-Length: 6"]
 )
-def test_senseless_length_is_refused(daemon: Daemon, length: str) -> None:
+def test_invalid_content_length_is_refused(daemon: Daemon, length: str) -> None:
     at = urlsplit(daemon.dashboard)
     with socket.create_connection((at.hostname, at.port), 20) as sock:
         sock.sendall(head(length) + b"{}")
@@ -84,7 +84,7 @@ def test_senseless_length_is_refused(daemon: Daemon, length: str) -> None:
         assert response.status in (400, 413)
 
 
-def test_producer_by_the_api_and_worker_by_the_protocol(daemon: Daemon) -> None:
+def test_producer_over_the_api_and_worker_over_the_protocol(daemon: Daemon) -> None:
     with greenstalk.Client(("127.0.0.1", daemon.port), watch="a/b", encoding=None) as worker:
         status, put = ask(daemon, "POST", "/jobs", {"tube": "a/b", "body": "grüß", "pri": 5})
         assert status == 201
@@ -101,7 +101,7 @@ def test_producer_by_the_api_and_worker_by_the_protocol(daemon: Daemon) -> None:
     assert ask(daemon, "DELETE", f"/jobs/{job.id}") == (204, None)
 
 
-def test_stream_goes_on_while_jobs_are_put(daemon: Daemon) -> None:
+def test_stream_continues_while_jobs_are_put(daemon: Daemon) -> None:
     connection = connect(daemon)
     connection.request("GET", f"{ROOT}/events", headers=SENT)
     response = connection.getresponse()
@@ -113,8 +113,8 @@ def test_stream_goes_on_while_jobs_are_put(daemon: Daemon) -> None:
     connection.close()
 
 
-def test_what_is_answered_survives(tmp_path: Path) -> None:
-    """With a sync before each answer, a server that is killed has every job that it told of."""
+def test_acknowledged_changes_survive_a_kill(tmp_path: Path) -> None:
+    """With a sync before each response, a killed server still has every job that it has acknowledged."""
     flags = (*FLAGS, "-b", str(tmp_path), "-f", "0")
     with Daemon(*flags, environ=environment(GREENSTALK_API_TOKEN=TOKEN)) as daemon:
         _, found = ask(daemon, "POST", "/jobs", [{"tube": "kept", "body": str(at)} for at in range(500)])
@@ -131,7 +131,7 @@ def test_what_is_answered_survives(tmp_path: Path) -> None:
 
 
 def test_page_of_the_api_in_a_browser(chromium: Browser, daemon: Daemon) -> None:
-    """It is wide enough for a telephone, and what axe looks for is not there, opened or not."""
+    """It fits a phone's screen, and axe finds no problem, with the details open or closed."""
     for scheme, width, opened in (("light", 1280, "details:first-of-type"), ("dark", 360, "details")):
         with chromium.tab(daemon.dashboard, width, color_scheme=scheme) as tab:
             tab.page.goto(daemon.dashboard)

@@ -1,4 +1,4 @@
-"""The server by the API: its figures, the stream of what changes, the audit log, and the samples."""
+"""The server by the API: its figures, the stream of changes, the audit log, and the samples."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_journal(queue: Queue) -> None:
 
 
 def events(response: TestResponse) -> Iterator[tuple[str, Any]]:
-    """The events of a stream as they come: name and data."""
+    """Yield name and data of the events of a stream."""
     name, data = "", ""
     for chunk in response.iter_encoded():
         for line in chunk.decode().splitlines():
@@ -67,7 +67,7 @@ def events(response: TestResponse) -> Iterator[tuple[str, Any]]:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub, "EVERY", 0.01)
+    monkeypatch.setattr(hub, "REFRESH_INTERVAL", 0.01)
 
 
 @pytest.mark.usefixtures("quick")
@@ -75,37 +75,37 @@ def test_stream(queue: Queue, program: Program) -> None:
     (id,) = queue.put("mail")
     response = program.ask("GET", "/events")
     assert response.mimetype == "text/event-stream"
-    told = events(response)
-    name, first = next(told)
+    stream = events(response)
+    name, first = next(stream)
     assert name == ""
     assert first["server"] == program.get("/server")
     assert first["tubes"] == {tube["name"]: tube for tube in program.get("/tubes")["tubes"]}
     queue.put("other")
-    _, second = next(told)
+    _, second = next(stream)
     assert second["tubes"] == {"other": program.get("/tube", tube="other")}
     assert set(second["server"]) == {"stats"}
     queue.broker.delete_job(id, queue.now)
-    _, third = next(told)
+    _, third = next(stream)
     assert third["tubes"] == {"mail": None}
     response.close()
 
 
 @pytest.mark.usefixtures("quick")
-def test_stream_of_a_tube_ends_with_it(queue: Queue, program: Program) -> None:
+def test_stream_of_a_tube_ends_with_the_tube(queue: Queue, program: Program) -> None:
     (id,) = queue.put("mail")
-    told = events(program.ask("GET", "/events?tube=mail"))
-    assert next(told)[1] == {"tubes": {"mail": program.get("/tube", tube="mail")}}
+    stream = events(program.ask("GET", "/events?tube=mail"))
+    assert next(stream)[1] == {"tubes": {"mail": program.get("/tube", tube="mail")}}
     queue.broker.delete_job(id, queue.now)
-    assert list(told) == [("gone", {})]
+    assert list(stream) == [("gone", {})]
     problem(program.ask("GET", "/events?tube=mail"), 404)
 
 
-def test_streams_are_not_without_end(queue: Queue, program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_streams_is_bounded(queue: Queue, program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "MAX_STREAMS", 0)
     problem(program.ask("GET", "/events"), 503)
 
 
-def test_stream_is_looked_for_before_it_is_begun(queue: Queue) -> None:
+def test_stream_of_an_unknown_tube_is_not_found(queue: Queue) -> None:
     response = queue.app(api_token=TOKEN).test_client().get(f"{ROOT}/events", headers=bearer("x"))
     problem(response, 401)
 
@@ -174,8 +174,8 @@ def test_samples(program: Program) -> None:
     problem(program.ask("POST", "/samples", json={"name": "n", "tube": "mail", "body": "ä" * 65536}), 409)
 
 
-def test_nothing_is_left_running(queue: Queue, program: Program) -> None:
-    """A stream that nobody reads any more costs nothing."""
+def test_closed_stream_leaves_nothing_running(queue: Queue, program: Program) -> None:
+    """A stream without a reader costs nothing."""
     response = program.ask("GET", "/events")
     next(events(response))
     response.close()

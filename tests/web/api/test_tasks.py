@@ -1,4 +1,4 @@
-"""Searches and changes of many jobs by the API: counted first, done as counted, and cancelled when asked to."""
+"""Searches and bulk changes by the API: dry runs, runs and cancellation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .conftest import Program, problem
 
 
 def ended(program: Program, task: dict[str, Any]) -> dict[str, Any]:
-    """The task once it has ended."""
+    """Return the task once it has ended."""
     while task["state"] == "running":
         gevent.sleep(0.001)
         task = program.get(f"/tasks/{task['id']}")
@@ -43,7 +43,7 @@ def test_search(queue: Queue, program: Program) -> None:
     assert program.get("/tasks")["tasks"] == [task]
 
 
-def test_viewers_search_too(queue: Queue) -> None:
+def test_viewers_may_search(queue: Queue) -> None:
     app = queue.app(api_viewer_token="v")  # noqa: S106
     task = Program(app, "v").do("POST", "/searches", {"q": "pri:5"}, 202)
     assert Program(app, "v").get(f"/tasks/{task['id']}")["id"] == task["id"]
@@ -60,7 +60,7 @@ def test_dry_run_then_run(queue: Queue, program: Program) -> None:
     assert (task["kind"], task["changed"]) == ("dry-run", 0)
     counted = {"action": "bury", "would_change": 26, "held": 3, "as_they_are": 1, "sample": ids[4:14], "run": None}
     assert task["counted"] == counted
-    queue.put("mail", count=5)  # newer than the dry run, and so spared
+    queue.put("mail", count=5)  # newer than the dry run, so not changed
     run = ended(program, program.do("POST", f"/tasks/{task['id']}/run", None, 202))
     assert (run["kind"], run["state"], run["changed"], run["counted"]) == ("change", "done", 26, None)
     assert program.get(f"/tasks/{task['id']}")["counted"]["run"] == run["id"]
@@ -83,7 +83,7 @@ def test_dry_run_then_run(queue: Queue, program: Program) -> None:
         ({"action": "delay", "tube": "mail", "state": "ready", "delay": 60}, 28),
     ],
 )
-def test_at_once(queue: Queue, program: Program, change: dict[str, Any], changed: int) -> None:
+def test_change_without_a_dry_run(queue: Queue, program: Program, change: dict[str, Any], changed: int) -> None:
     ids = queue.put("mail", count=30)
     queue.put("default", count=5)
     worker = queue.connect()
@@ -114,13 +114,13 @@ def test_at_once(queue: Queue, program: Program, change: dict[str, Any], changed
         ({"action": "kick", "tube": "mail", "dry_run": "no"}, "dry_run"),
     ],
 )
-def test_what_makes_no_change(program: Program, change: dict[str, Any], field: str) -> None:
+def test_invalid_change_is_refused(program: Program, change: dict[str, Any], field: str) -> None:
     response = program.ask("POST", "/bulk", json=change)
     problem(response, 400, field)
     assert program.get("/tasks") == {"tasks": []}
 
 
-def test_draining_begins_no_change(queue: Queue, program: Program) -> None:
+def test_draining_server_starts_no_change(queue: Queue, program: Program) -> None:
     task = ended(program, program.do("POST", "/bulk", {"action": "kick", "all": True}, 202))
     queue.broker.drain()
     problem(program.ask("POST", f"/tasks/{task['id']}/run"), 503)
@@ -128,7 +128,7 @@ def test_draining_begins_no_change(queue: Queue, program: Program) -> None:
 
 
 def test_cancel(queue: Queue, program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A task that would go on is ended between two jobs; so many run at once, and no more."""
+    """A cancelled task ends between two jobs, and frees its place among the running tasks."""
     queue.put("mail", count=10)
 
     def rest(task: tasks.Task) -> None:
@@ -138,8 +138,8 @@ def test_cancel(queue: Queue, program: Program, monkeypatch: pytest.MonkeyPatch)
         task.scanned -= 1
 
     monkeypatch.setattr(tasks.Task, "rest", rest)
-    monkeypatch.setattr("greenstalk_server.web.pages.search.candidates", lambda *_: (10, iter(lambda: 1, 0)))
-    monkeypatch.setattr("greenstalk_server.web.api.tasks.FIRST_WAIT", 0.01)
+    monkeypatch.setattr("greenstalk_server.web.pages.search.candidate_ids", lambda *_: (10, iter(lambda: 1, 0)))
+    monkeypatch.setattr("greenstalk_server.web.api.tasks.INITIAL_WAIT", 0.01)
     started = [program.do("POST", "/searches", {"q": f"pri:{at}"}, 202) for at in range(tasks.MAX_RUNNING)]
     problem(program.ask("POST", "/searches", json={"q": "pri:99"}), 503)
     problem(program.ask("POST", f"/tasks/{started[0]['id']}/run"), 404)
@@ -148,12 +148,12 @@ def test_cancel(queue: Queue, program: Program, monkeypatch: pytest.MonkeyPatch)
     assert [task["state"] for task in program.get("/tasks")["tasks"]] == ["cancelled"] * tasks.MAX_RUNNING
 
 
-def test_task_that_is_not(program: Program) -> None:
+def test_unknown_task_is_not_found(program: Program) -> None:
     for method, path in (("GET", ""), ("DELETE", ""), ("POST", "/run"), ("GET", "/jobs")):
         problem(program.ask(method, f"/tasks/0123456789abcdef{path}"), 404)
 
 
-def test_tasks_about_bodies_are_hidden_with_them(queue: Queue) -> None:
+def test_tasks_about_bodies_are_hidden_with_the_bodies(queue: Queue) -> None:
     app = queue.app(api_token="t")  # noqa: S106
     task = Program(app, "t").do("POST", "/searches", {"q": "marker"}, 202)
     assert Program(app, "t").get(f"/tasks/{task['id']}")["title"] == "Search for body:marker"

@@ -1,4 +1,4 @@
-"""Tubes by the API: lists in every order, figures, pauses, and what is done to all jobs of one."""
+"""Tubes by the API: lists in every order, figures, pauses, and operations on all jobs of a tube."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ def test_kick(queue: Queue, program: Program) -> None:
     for id in queue.put("mail", count=700):
         queue.broker.bury_job(id, queue.now)
     queue.put("mail", delay=60, count=3)
-    told = program.do("POST", "/tube/kick", {"count": 100}, tube="mail")
-    assert told == {"tube": "mail", "state": "buried", "jobs": 100, "left": 600}
+    result = program.do("POST", "/tube/kick", {"count": 100}, tube="mail")
+    assert result == {"tube": "mail", "state": "buried", "jobs": 100, "left": 600}
     assert program.do("POST", "/tube/kick", {"state": "delayed"}, tube="mail")["jobs"] == 3
     assert program.do("POST", "/tube/kick", tube="mail") == {"tube": "mail", "state": "buried", "jobs": 600, "left": 0}
     assert queue.broker.tubes[b"mail"].ready.count == 703
@@ -89,15 +89,15 @@ def test_kick(queue: Queue, program: Program) -> None:
 def test_clear(queue: Queue, program: Program) -> None:
     queue.put("mail", count=700)
     queue.put("mail", delay=60, count=3)
-    told = program.do("POST", "/tube/clear", {"state": "ready"}, tube="mail")
-    assert told == {"tube": "mail", "state": "ready", "jobs": 700, "left": 0}
+    result = program.do("POST", "/tube/clear", {"state": "ready"}, tube="mail")
+    assert result == {"tube": "mail", "state": "ready", "jobs": 700, "left": 0}
     problem(program.ask("POST", "/tube/clear?tube=mail", json={"state": "reserved"}), 400, "state")
     problem(program.ask("POST", "/tube/clear?tube=mail", json={}), 400, "state")
     assert queue.broker.tubes[b"mail"].delayed.count == 3
     queue.broker.check()
 
 
-def test_tube_that_is_not(queue: Queue, program: Program) -> None:
+def test_unknown_tube_is_not_found(queue: Queue, program: Program) -> None:
     for method, path, body in (
         ("GET", "/tube", None),
         ("GET", "/tubes/history", None),
@@ -125,11 +125,11 @@ def test_history(queue: Queue, program: Program) -> None:
 
 
 @pytest.mark.parametrize("cursor", ["", "eA", "WyJuYW1lIl0", "WyJuYW1lIiwwLDAsMF0"])
-def test_cursor_of_nothing(program: Program, cursor: str) -> None:
+def test_invalid_cursor_is_refused(program: Program, cursor: str) -> None:
     problem(program.ask("GET", "/tubes", query_string={"cursor": cursor}), 400, "cursor")
 
 
-def test_cursor_of_another_order(queue: Queue, program: Program) -> None:
+def test_cursor_of_another_order_is_refused(queue: Queue, program: Program) -> None:
     queue.put("mail")
     cursor = program.get("/tubes", limit=1)["next_cursor"]
     problem(program.ask("GET", "/tubes", query_string={"cursor": cursor, "sort": "ready"}), 400, "cursor")

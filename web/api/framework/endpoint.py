@@ -47,7 +47,7 @@ class Endpoint:
     tag             the group's name.
     status          status of success.
     content         media types of the response.
-    errors          meanings of statuses of this endpoint, besides those that every endpoint may return.
+    errors          meanings of statuses of this endpoint, in addition to those of every endpoint.
     query           type of the query parameters; None if there are none.
     body            type of the request body; None if there is none.
     is_body_needed  the body is required.

@@ -1,0 +1,571 @@
+"""DEFINITIONS: the one place where each option is described.
+
+The command line, the environment, the configuration file, `--help`, `greenstalk-server config` and
+docs/configuration.md all read it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any, Final
+
+from greenstalk_server.config.types import (
+    ADDRESSES,
+    BOOLEAN,
+    COUNT,
+    DIRECTORY,
+    LEASE,
+    LOG_FORMAT,
+    LOG_LEVEL,
+    LOG_LEVELS,
+    MEMORY_LIMIT,
+    NAME,
+    NETWORKS,
+    NEVER,
+    PATH_PREFIX,
+    PORT,
+    POSTGRESQL_URL,
+    RATE,
+    RULES,
+    SECRET,
+    SIZE,
+    SIZE_LIMIT,
+    SYNC_INTERVAL,
+    TEXT,
+    TIMEOUT,
+    Type,
+    one_of,
+)
+from greenstalk_server.runtime.exit_codes import EXIT_BINLOG, EXIT_LISTEN, EXIT_USAGE
+
+LARGEST_JOB_SIZE: Final = 2**30
+"""Bytes: beanstalkd's own maximum for -z."""
+
+
+class Kind(Enum):
+    """The effect of a flag on the command line."""
+
+    VALUE = auto()
+    """Takes a value, and sets its field to it."""
+    SWITCH = auto()
+    """Takes no value; sets its field to the value of the text `implies`."""
+    REMOVED = auto()
+    """Only logs a warning: an old beanstalkd had the flag."""
+    VERSION = auto()
+    HELP = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """One option.
+
+    flags      the flags on the command line, without which the option has none.
+    help       what the option does, for `--help` and docs/configuration.md.
+    field      the field of Options that it sets, or `limits.` and a field of Limits; "" if none.
+    variable   the environment variable that sets it; "" if none.
+    key        the key in the configuration file, after a dot if it is in a table; "" if none.
+    implies    the text that a switch stands for.
+    default    as text, in the flag's unit; with None the field is None, or another definition has the default.
+    exit_code  of a start with a value that is not allowed.
+    is_secret  whether the value must never be shown.
+    adds_up    whether the flag may be repeated, and each time adds to what its field has.
+    """
+
+    flags: tuple[str, ...]
+    help: str
+    field: str = ""
+    kind: Kind = Kind.VALUE
+    metavar: str = ""
+    variable: str = ""
+    key: str = ""
+    type: Type = TEXT
+    implies: str = ""
+    default: str | None = None
+    exit_code: int = EXIT_USAGE
+    is_secret: bool = False
+    adds_up: bool = False
+
+
+def defaults() -> dict[str, Any]:
+    """Return the default of each field that DEFINITIONS set."""
+    values: dict[str, Any] = {row.field: None for row in DEFINITIONS if row.field}
+    values.update({row.field: row.type.read(row.default) for row in DEFINITIONS if row.default is not None})
+    return values
+
+
+DEFINITIONS: Final = (
+    Definition(
+        ("-b",),
+        "keep the journal in directory DIR, which must exist, and restore its jobs at the start",
+        field="binlog_dir",
+        metavar="DIR",
+        variable="GREENSTALK_DATA_DIR",
+        key="data_dir",
+        type=DIRECTORY,
+        exit_code=EXIT_BINLOG,
+    ),
+    Definition(
+        ("-f",),
+        f"sync the journal to disk at most once per MS milliseconds; 0: at every write; {NEVER}: as -F",
+        field="sync_interval_ns",
+        metavar="MS",
+        variable="GREENSTALK_SYNC_MS",
+        key="sync_ms",
+        type=SYNC_INTERVAL,
+        default="50",
+    ),
+    Definition(
+        ("-F",),
+        "never sync the journal; the last of -f and -F wins",
+        field="sync_interval_ns",
+        kind=Kind.SWITCH,
+        type=SYNC_INTERVAL,
+        implies=NEVER,
+    ),
+    Definition(
+        ("-s",),
+        "size of one journal file",
+        field="binlog_max_size",
+        metavar="BYTES",
+        variable="GREENSTALK_JOURNAL_FILE_SIZE",
+        key="journal_file_size",
+        type=SIZE,
+        default="10485760",
+    ),
+    Definition(
+        ("--journal",),
+        "keep the journal in the PostgreSQL database at URL instead; of several servers, one is active and the others"
+        " stand by",
+        field="journal",
+        metavar="URL",
+        variable="DATABASE_URL",
+        key="journal",
+        type=POSTGRESQL_URL,
+    ),
+    Definition(
+        ("--journal-name",),
+        "name of the journal in that database; servers with the same name take over from each other",
+        field="journal_name",
+        metavar="NAME",
+        variable="GREENSTALK_JOURNAL_NAME",
+        key="journal_name",
+        type=NAME,
+        default="default",
+    ),
+    Definition(
+        ("--lease",),
+        "let a standby take over when the database has not heard from the active server for SECONDS",
+        field="lease_ns",
+        metavar="SECONDS",
+        variable="GREENSTALK_LEASE_SECONDS",
+        key="lease_seconds",
+        type=LEASE,
+        default="2",
+    ),
+    Definition(
+        ("-l",),
+        "listen on ADDR: an address or a host name, optionally with :PORT, or unix:PATH for a Unix socket (a stale one"
+        " at PATH is replaced); the prefix plain: disables TLS; may be repeated, or be a comma-separated list",
+        field="listen",
+        metavar="ADDR",
+        variable="GREENSTALK_LISTEN",
+        key="listen",
+        type=ADDRESSES,
+        default="0.0.0.0",  # noqa: S104  beanstalkd's default
+        adds_up=True,
+    ),
+    Definition(
+        ("-p",),
+        "listen on PORT; 0: any free port",
+        field="port",
+        metavar="PORT",
+        variable="GREENSTALK_LISTEN_PORT",  # Kubernetes sets GREENSTALK_PORT to a URL for a service named greenstalk
+        key="port",
+        type=PORT,
+        default="11300",
+        exit_code=EXIT_LISTEN,  # beanstalkd finds a bad port only when it binds
+    ),
+    Definition(
+        ("-u",),
+        "become USER, with the groups of that user, after the sockets are bound",
+        field="user",
+        metavar="USER",
+        variable="GREENSTALK_USER",
+        key="user",
+    ),
+    Definition(
+        ("-z",),
+        f"maximum size of a job body; more than {LARGEST_JOB_SIZE} is reduced to that, as by beanstalkd",
+        field="max_job_size",
+        metavar="BYTES",
+        variable="GREENSTALK_MAX_JOB_SIZE",
+        key="max_job_size",
+        type=SIZE,
+        default="65535",
+    ),
+    Definition(("-c",), "accepted, without effect: the journal is always compacted", kind=Kind.REMOVED),
+    Definition(("-n",), "accepted, without effect: the journal is always compacted", kind=Kind.REMOVED),
+    Definition(
+        ("-V",),
+        "log more, as --log-level debug; may be repeated",
+        field="log_level",
+        kind=Kind.SWITCH,
+        type=LOG_LEVEL,
+        implies="debug",
+    ),
+    Definition(("-v", "--version"), "print the version and exit", kind=Kind.VERSION),
+    Definition(("-h", "--help"), "print this help and exit", kind=Kind.HELP),
+    Definition(
+        ("--config",),
+        "read options from FILE, in TOML; flags and variables take precedence",
+        field="config_file",
+        metavar="FILE",
+        variable="GREENSTALK_CONFIG",
+    ),
+    Definition(
+        ("--strict-recovery",),
+        "refuse to start on a damaged journal; by default the server starts with everything that is intact",
+        field="strict_recovery",
+        kind=Kind.SWITCH,
+        variable="GREENSTALK_STRICT_RECOVERY",
+        key="strict_recovery",
+        type=BOOLEAN,
+        implies="yes",
+        default="no",
+    ),
+    Definition(
+        ("--tls-cert",),
+        "use TLS on every TCP port of the beanstalk protocol, with the certificate chain in FILE (PEM)",
+        field="tls_cert",
+        metavar="FILE",
+        variable="GREENSTALK_TLS_CERT",
+        key="tls.cert",
+    ),
+    Definition(
+        ("--tls-key",),
+        "private key of the certificate; by default it is in the certificate's file",
+        field="tls_key",
+        metavar="FILE",
+        variable="GREENSTALK_TLS_KEY",
+        key="tls.key",
+    ),
+    Definition(
+        ("--tls-client-ca",),
+        "accept over TLS only clients with a certificate from an authority in FILE (PEM)",
+        field="tls_client_ca",
+        metavar="FILE",
+        variable="GREENSTALK_TLS_CLIENT_CA",
+        key="tls.client_ca",
+    ),
+    Definition(
+        (),
+        "rules that say which clients may use which tubes, in the configuration file only; without rules, all clients"
+        " may use all tubes",
+        field="access",
+        key="access",
+        type=RULES,
+        default="",
+    ),
+    Definition(
+        ("--max-connections",),
+        "reject new connections of the beanstalk protocol above N",
+        field="limits.connections",
+        metavar="N",
+        variable="GREENSTALK_MAX_CONNECTIONS",
+        key="limits.connections",
+        type=COUNT,
+        default="0",
+    ),
+    Definition(
+        ("--max-connections-per-address",),
+        "reject new connections of the beanstalk protocol above N from the same IP address",
+        field="limits.connections_per_address",
+        metavar="N",
+        variable="GREENSTALK_MAX_CONNECTIONS_PER_ADDRESS",
+        key="limits.connections_per_address",
+        type=COUNT,
+        default="0",
+    ),
+    Definition(
+        ("--max-jobs",),
+        "answer OUT_OF_MEMORY to puts while there are N jobs",
+        field="limits.jobs",
+        metavar="N",
+        variable="GREENSTALK_MAX_JOBS",
+        key="limits.jobs",
+        type=COUNT,
+        default="0",
+    ),
+    Definition(
+        ("--max-bytes",),
+        "answer OUT_OF_MEMORY to puts that would bring the bodies of all jobs above BYTES",
+        field="limits.bytes",
+        metavar="BYTES",
+        variable="GREENSTALK_MAX_BYTES",
+        key="limits.bytes",
+        type=SIZE_LIMIT,
+        default="0",
+    ),
+    Definition(
+        ("--memory-limit",),
+        "keep the process within BYTES of memory: with -b, bodies that are needed last are kept on disk only; without"
+        " -b, or when everything else takes as much, puts are answered OUT_OF_MEMORY",
+        field="memory_limit",
+        metavar="BYTES",
+        variable="GREENSTALK_MEMORY_LIMIT",
+        key="limits.memory",
+        type=MEMORY_LIMIT,
+        default="0",
+    ),
+    Definition(
+        ("--max-tube-jobs",),
+        "answer OUT_OF_MEMORY to puts while the tube has N jobs",
+        field="limits.tube_jobs",
+        metavar="N",
+        variable="GREENSTALK_MAX_TUBE_JOBS",
+        key="limits.tube_jobs",
+        type=COUNT,
+        default="0",
+    ),
+    Definition(
+        ("--max-tube-bytes",),
+        "answer OUT_OF_MEMORY to puts that would bring the bodies of the tube above BYTES",
+        field="limits.tube_bytes",
+        metavar="BYTES",
+        variable="GREENSTALK_MAX_TUBE_BYTES",
+        key="limits.tube_bytes",
+        type=SIZE_LIMIT,
+        default="0",
+    ),
+    Definition(
+        ("--max-tubes",),
+        "answer OUT_OF_MEMORY to a use or watch that would create a tube while there are N",
+        field="limits.tubes",
+        metavar="N",
+        variable="GREENSTALK_MAX_TUBES",
+        key="limits.tubes",
+        type=COUNT,
+        default="0",
+    ),
+    Definition(
+        ("--max-watched",),
+        "answer OUT_OF_MEMORY to a watch on a connection that watches N tubes; 0: no limit",
+        field="limits.watched",
+        metavar="N",
+        variable="GREENSTALK_MAX_WATCHED",
+        key="limits.watched",
+        type=COUNT,
+        default="10240",
+    ),
+    Definition(
+        ("--max-rate",),
+        "serve at most N commands per second of one connection, and read it no faster",
+        field="limits.rate",
+        metavar="N",
+        variable="GREENSTALK_MAX_RATE",
+        key="limits.rate",
+        type=RATE,
+        default="0",
+    ),
+    Definition(
+        ("--max-output",),
+        "stop reading a connection while BYTES of replies to it wait for the disk",
+        field="limits.output",
+        metavar="BYTES",
+        variable="GREENSTALK_MAX_OUTPUT",
+        key="limits.output",
+        type=SIZE_LIMIT,
+        default="1048576",
+    ),
+    Definition(
+        ("--idle-timeout",),
+        "close a connection that has sent nothing for SECONDS, unless it waits for a job or holds one",
+        field="limits.idle_timeout",
+        metavar="SECONDS",
+        variable="GREENSTALK_IDLE_TIMEOUT",
+        key="limits.idle_timeout",
+        type=TIMEOUT,
+        default="0",
+    ),
+    Definition(
+        ("--command-timeout",),
+        "close a connection that takes longer than SECONDS to send a command and its body",
+        field="limits.command_timeout",
+        metavar="SECONDS",
+        variable="GREENSTALK_COMMAND_TIMEOUT",
+        key="limits.command_timeout",
+        type=TIMEOUT,
+        default="0",
+    ),
+    Definition(
+        ("--dead-peer-timeout",),
+        "close a connection whose peer has not answered TCP for SECONDS",
+        field="limits.dead_peer_timeout",
+        metavar="SECONDS",
+        variable="GREENSTALK_DEAD_PEER_TIMEOUT",
+        key="limits.dead_peer_timeout",
+        type=TIMEOUT,
+        default="300",
+    ),
+    Definition(
+        ("--log-level",),
+        f"log events of LEVEL and above: {one_of(LOG_LEVELS)}",
+        field="log_level",
+        metavar="LEVEL",
+        variable="GREENSTALK_LOG_LEVEL",
+        key="log_level",
+        type=LOG_LEVEL,
+        default="info",
+    ),
+    Definition(
+        ("--log-format",),
+        "log as text, one line per event, or as json, one object per line",
+        field="log_format",
+        metavar="FORMAT",
+        variable="GREENSTALK_LOG_FORMAT",
+        key="log_format",
+        type=LOG_FORMAT,
+        default="text",
+    ),
+    Definition(
+        ("--web-host",),
+        "serve the dashboard on ADDR; requires a password if ADDR is not loopback",
+        field="web_host",
+        metavar="ADDR",
+        variable="GREENSTALK_WEB_HOST",
+        key="web.host",
+        default="127.0.0.1",
+    ),
+    Definition(
+        ("--web-port",),
+        "serve the dashboard on PORT; 0: any free port",
+        field="web_port",
+        metavar="PORT",
+        variable="PORT",
+        key="web.port",
+        type=PORT,
+        default="8080",
+    ),
+    Definition(
+        ("--no-web",),
+        "do not serve the dashboard",
+        field="web_enabled",
+        kind=Kind.SWITCH,
+        variable="GREENSTALK_WEB_ENABLED",
+        key="web.enabled",
+        type=BOOLEAN,
+        implies="no",
+        default="yes",
+    ),
+    Definition(
+        ("--url-prefix",),
+        "serve the dashboard under PATH, such as /queue, behind a proxy that passes paths on unchanged",
+        field="url_prefix",
+        metavar="PATH",
+        variable="GREENSTALK_URL_PREFIX",
+        key="web.url_prefix",
+        type=PATH_PREFIX,
+        default="",
+    ),
+    Definition(
+        ("--trusted-proxies",),
+        "trust the X-Forwarded- headers (-For, -Proto, -Host, -Prefix) of these addresses and networks",
+        field="trusted_proxies",
+        metavar="LIST",
+        variable="GREENSTALK_TRUSTED_PROXIES",
+        key="web.trusted_proxies",
+        type=NETWORKS,
+        default="",
+    ),
+    Definition(
+        ("--read-only",),
+        "make the dashboard read-only for everyone",
+        field="read_only",
+        kind=Kind.SWITCH,
+        variable="GREENSTALK_READ_ONLY",
+        key="web.read_only",
+        type=BOOLEAN,
+        implies="yes",
+        default="no",
+    ),
+    Definition(
+        ("--hide-bodies",),
+        "hide job bodies on the dashboard from everyone",
+        field="hide_bodies",
+        kind=Kind.SWITCH,
+        variable="GREENSTALK_HIDE_BODIES",
+        key="web.hide_bodies",
+        type=BOOLEAN,
+        implies="yes",
+        default="no",
+    ),
+    Definition(
+        (),
+        "user name that the dashboard requires with the admin password; by default any name is accepted",
+        field="web_user",
+        variable="GREENSTALK_WEB_USER",
+        key="web.user",
+    ),
+    Definition(
+        (),
+        "admin password of the dashboard; admins may change things",
+        field="web_password",
+        variable="GREENSTALK_WEB_PASSWORD",
+        key="web.password",
+        type=SECRET,
+        is_secret=True,
+    ),
+    Definition(
+        (),
+        "file with the admin password in its first line, instead of the variable",
+        field="web_password_file",
+        variable="GREENSTALK_WEB_PASSWORD_FILE",
+        key="web.password_file",
+    ),
+    Definition(
+        (),
+        "viewer password of the dashboard; viewers may change nothing. Without an admin password nobody can",
+        field="viewer_password",
+        variable="GREENSTALK_WEB_VIEWER_PASSWORD",
+        key="web.viewer_password",
+        type=SECRET,
+        is_secret=True,
+    ),
+    Definition(
+        (),
+        "bearer token for programs that use the API as admins; the pages still require a password",
+        field="api_token",
+        variable="GREENSTALK_API_TOKEN",
+        key="web.api_token",
+        type=SECRET,
+        is_secret=True,
+    ),
+    Definition(
+        (),
+        "bearer token for programs that use the API as viewers",
+        field="api_viewer_token",
+        variable="GREENSTALK_API_VIEWER_TOKEN",
+        key="web.api_viewer_token",
+        type=SECRET,
+        is_secret=True,
+    ),
+    Definition(
+        (),
+        "bearer token that /metrics requires, and that gives access to nothing else",
+        field="metrics_token",
+        variable="GREENSTALK_METRICS_TOKEN",
+        key="web.metrics_token",
+        type=SECRET,
+        is_secret=True,
+    ),
+    Definition(
+        (),
+        "1 to serve the dashboard without a password on any address",
+        field="allow_insecure",
+        variable="GREENSTALK_ALLOW_INSECURE",
+        key="web.allow_insecure",
+        type=BOOLEAN,
+        default="no",
+    ),
+)

@@ -1,0 +1,304 @@
+"""The types of option values: how a text or a TOML value is parsed, and how messages describe what is allowed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from ipaddress import IPv4Network, IPv6Network, ip_network
+from typing import Any, Final, NamedTuple
+
+from greenstalk_server.config.text import is_database_url, without_password
+from greenstalk_server.core.body_cache import LEAST_LIMIT
+from greenstalk_server.core.job import SECOND
+from greenstalk_server.protocol.access import Rule, read_rules
+
+LOG_LEVELS: Final = ("debug", "info", "warning", "error")
+LOG_FORMATS: Final = ("text", "json")
+
+NEVER: Final = "never"
+"""Accepted by -f instead of a number of milliseconds."""
+
+MILLISECOND: Final = 1_000_000
+"""Nanoseconds."""
+
+_MAX_COUNT: Final = 2**63 - 1
+_MAX_RATE: Final = 1_000_000
+_MAX_TIMEOUT: Final = 30 * 24 * 3600
+_MAX_LEASE: Final = 3600
+_MAX_NAME: Final = 200
+
+_SIZES: Final = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
+_SIZE_UNIT: Final = re.compile(r"([kmgt]?)(?:(?<=[kmgt])i?b)?\Z", re.IGNORECASE)
+
+_TIMES: Final = (24 * 3600 * SECOND, 3600 * SECOND, 60 * SECOND, SECOND, MILLISECOND)
+_TIME: Final = re.compile(r"(?:([0-9]+)d)?(?:([0-9]+)h)?(?:([0-9]+)m)?(?:([0-9]+)s)?(?:([0-9]+)ms)?")
+
+_URL_PREFIX: Final = re.compile(r"(/(?!\.{1,2}(/|$))[A-Za-z0-9._~-]+)*/?")
+"""Path segments other than `.` and `..`, which browsers resolve."""
+
+
+class Units(NamedTuple):
+    """The units that a value may have, as messages describe them."""
+
+    in_text: str
+    in_toml: str
+
+
+@dataclass(frozen=True, slots=True)
+class Type:
+    """The values of an option, and how they are written.
+
+    parse       converts a text to a value; raises ValueError for a text that is not allowed.
+    accepts     describes what `parse` allows, in messages.
+    toml_types  the types that the value may have in a configuration file.
+    units       the units that the text, or the TOML string, may have.
+    keyword     a word that is allowed instead of a number.
+    accepts_in_toml  describes what is allowed in a file, if *accepts* with or without quotes does not.
+    to_json     converts a value to JSON: what the configuration file would have.
+    from_toml   converts a TOML value that no text can express; its ValueError is the whole message.
+    """
+
+    parse: Callable[[str], object]
+    accepts: str
+    toml_types: tuple[type, ...] = (str,)
+    units: Units | None = None
+    keyword: str = ""
+    accepts_in_toml: str = ""
+    to_json: Callable[[Any], object] = lambda value: value
+    from_toml: Callable[[Any], object] | None = None
+
+    def read(self, text: str) -> object:
+        """Return the value of *text*; raise ValueError with what is allowed."""
+        try:
+            return self.parse(text)
+        except ValueError:
+            raise ValueError(self.allowed) from None
+
+    @property
+    def allowed(self) -> str:
+        """What a flag or a variable may be, for "must be ..."."""
+        units = f", {self.units.in_text}" if self.units is not None else ""
+        return self.accepts + units + (f"; or {self.keyword}" if self.keyword else "")
+
+    @property
+    def allowed_in_toml(self) -> str:
+        """What a configuration file may have, for "must be ..."."""
+        if self.accepts_in_toml:
+            return self.accepts_in_toml
+        units = f", {self.units.in_toml}" if self.units is not None else ""
+        quotes = ", in quotes" if self.toml_types == (str,) else ", without quotes"
+        return self.accepts + quotes + units + (f'; or "{self.keyword}"' if self.keyword else "")
+
+
+def _text(text: str) -> str:
+    if "\0" in text:
+        raise ValueError(text)
+    return text
+
+
+def _not_empty(text: str) -> str:
+    if not text:
+        raise ValueError(text)
+    return text
+
+
+def _directory(text: str) -> str:
+    return _text(_not_empty(text))
+
+
+def _name(text: str) -> str:
+    if not 0 < len(text) <= _MAX_NAME or not text.isprintable():
+        raise ValueError(text)
+    return text
+
+
+def _database_url(text: str) -> str:
+    if not is_database_url(text):
+        raise ValueError(text)
+    return _text(text)
+
+
+def _path_prefix(text: str) -> str:
+    """Return the path *text* without a trailing slash: `/` is the same as no prefix."""
+    if not _URL_PREFIX.fullmatch(text):
+        raise ValueError(text)
+    return text.rstrip("/")
+
+
+def _one_of(words: tuple[str, ...], text: str) -> str:
+    if text not in words:
+        raise ValueError(text)
+    return text
+
+
+def one_of(words: tuple[str, ...]) -> str:
+    """Return *words* as a list in prose: `a, b or c`."""
+    return f"{', '.join(words[:-1])} or {words[-1]}"
+
+
+def _boolean(text: str) -> bool:
+    match text.lower():
+        case "1" | "true" | "yes" | "on":
+            return True
+        case "0" | "false" | "no" | "off":
+            return False
+    raise ValueError(text)
+
+
+def _number(text: str, maximum: int | None = None) -> int:
+    """Return the decimal number *text*, which may have a plus sign, as beanstalkd allows."""
+    digits = text.removeprefix("+")
+    if not (digits.isascii() and digits.isdigit()):
+        raise ValueError(text)
+    number = int(digits)  # raises ValueError for more digits than Python converts
+    if maximum is not None and number > maximum:
+        raise ValueError(text)
+    return number
+
+
+def _size(text: str, maximum: int | None = None) -> int:
+    """Return *text* in bytes: a decimal number, optionally with a unit, of which k is 1024."""
+    unit = _SIZE_UNIT.search(text)
+    assert unit is not None  # it also matches the empty string at the end
+    size = _number(text[: unit.start()]) * _SIZES[unit[1].lower()]
+    if maximum is not None and size > maximum:
+        raise ValueError(text)
+    return size
+
+
+def _memory_limit(text: str) -> int:
+    limit = _size(text)
+    if 0 < limit < LEAST_LIMIT:
+        raise ValueError(text)
+    return limit
+
+
+def _time(text: str, unit: int) -> int:
+    """Return *text* in nanoseconds: a decimal number of *unit* nanoseconds, or one with units, such as 1h30m."""
+    if (parts := _TIME.fullmatch(text)) is None or not text:
+        return unit * _number(text)
+    return sum(_number(part or "0") * size for part, size in zip(parts.groups(), _TIMES, strict=True))
+
+
+def _sync_interval(text: str) -> int | None:
+    return None if text == NEVER else _time(text, MILLISECOND)
+
+
+def _sync_interval_to_json(interval: int | None) -> object:
+    return NEVER if interval is None else interval // MILLISECOND
+
+
+def _timeout(text: str) -> int:
+    seconds, rest = divmod(_time(text, SECOND), SECOND)
+    if rest or seconds > _MAX_TIMEOUT:
+        raise ValueError(text)
+    return seconds
+
+
+def _lease(text: str) -> int:
+    lease = _time(text, SECOND)
+    if not SECOND <= lease <= _MAX_LEASE * SECOND:
+        raise ValueError(text)
+    return lease
+
+
+def _lease_to_json(lease: int) -> object:
+    return f"{lease // MILLISECOND}ms" if lease % SECOND else lease // SECOND
+
+
+def _addresses(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(","))
+
+
+def _networks(text: str) -> tuple[IPv4Network | IPv6Network, ...]:
+    return tuple(ip_network(part.strip()) for part in text.split(",")) if text else ()
+
+
+def _no_rules(text: str) -> tuple[Rule, ...]:
+    """Return the default: only a configuration file can have access rules."""
+    assert not text
+    return ()
+
+
+_SIZE_UNITS: Final = Units(
+    "or with a unit, as in 64k, 10MB or 2GiB (k is 1024)", 'or with a unit in quotes ("64k", "10MB", "2GiB")'
+)
+_TIME_UNITS: Final = Units(
+    "or with units, as in 50ms, 90s or 1h30m", 'or with units in quotes ("50ms", "90s", "1h30m")'
+)
+_NUMBER: Final = (int,)
+_NUMBER_OR_TEXT: Final = (int, str)
+
+TEXT: Final = Type(_text, "a text without NUL")
+SECRET: Final = Type(_not_empty, "a text of at least one character")
+NAME: Final = Type(_name, f"1 to {_MAX_NAME} printable characters")
+DIRECTORY: Final = Type(_directory, "the path of a directory")
+POSTGRESQL_URL: Final = Type(
+    _database_url,
+    "a URL such as postgresql://USER@HOST/DATABASE",
+    to_json=lambda url: None if url is None else without_password(url),
+)
+PATH_PREFIX: Final = Type(_path_prefix, "a path such as /queue, of letters, digits and -._~")
+LOG_LEVEL: Final = Type(partial(_one_of, LOG_LEVELS), one_of(LOG_LEVELS))
+LOG_FORMAT: Final = Type(partial(_one_of, LOG_FORMATS), one_of(LOG_FORMATS))
+BOOLEAN: Final = Type(
+    _boolean,
+    "1, true, yes or on; or 0, false, no or off",
+    (bool,),
+    accepts_in_toml="true or false, without quotes",
+)
+PORT: Final = Type(partial(_number, maximum=65535), "a port number from 0 (any free port) to 65535", _NUMBER)
+COUNT: Final = Type(partial(_number, maximum=_MAX_COUNT), "a whole number, 0 (no limit) or more", _NUMBER)
+RATE: Final = Type(
+    partial(_number, maximum=_MAX_RATE),
+    f"a whole number of commands per second, from 0 (no limit) to {_MAX_RATE}",
+    _NUMBER,
+)
+SIZE: Final = Type(_size, "a whole number of bytes, 0 or more", _NUMBER_OR_TEXT, _SIZE_UNITS)
+SIZE_LIMIT: Final = Type(
+    partial(_size, maximum=_MAX_COUNT), "a whole number of bytes, 0 (no limit) or more", _NUMBER_OR_TEXT, _SIZE_UNITS
+)
+MEMORY_LIMIT: Final = Type(
+    _memory_limit,
+    f"a whole number of bytes, {LEAST_LIMIT} or more, or 0 (no limit)",
+    _NUMBER_OR_TEXT,
+    _SIZE_UNITS,
+)
+SYNC_INTERVAL: Final = Type(
+    _sync_interval,
+    "a whole number of milliseconds, 0 (at every write) or more",
+    _NUMBER_OR_TEXT,
+    _TIME_UNITS,
+    NEVER,
+    to_json=_sync_interval_to_json,
+)
+TIMEOUT: Final = Type(
+    _timeout, f"a whole number of seconds, from 0 (never) to {_MAX_TIMEOUT}", _NUMBER_OR_TEXT, _TIME_UNITS
+)
+LEASE: Final = Type(
+    _lease, f"a number of seconds from 1 to {_MAX_LEASE}", _NUMBER_OR_TEXT, _TIME_UNITS, to_json=_lease_to_json
+)
+ADDRESSES: Final = Type(
+    _addresses,
+    "a comma-separated list of addresses",
+    (str, list),
+    accepts_in_toml="an address in quotes, or an array of them",
+    to_json=list,
+)
+NETWORKS: Final = Type(
+    _networks,
+    "a comma-separated list of addresses and networks, such as 10.0.0.0/8,::1",
+    (list,),
+    accepts_in_toml='an array of addresses and networks, such as ["10.0.0.0/8", "::1"]',
+    to_json=lambda networks: [str(network) for network in networks],
+)
+RULES: Final = Type(
+    _no_rules,
+    "set in the configuration file",
+    (list,),
+    accepts_in_toml="tables, each headed [[access]]",
+    to_json=lambda rules: [rule.told() for rule in rules],
+    from_toml=read_rules,
+)

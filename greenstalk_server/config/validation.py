@@ -1,0 +1,119 @@
+"""Checks that concern several options at once: contradictions, which end a start, and doubts, which are warnings."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from ipaddress import ip_address
+from typing import Final
+
+from greenstalk_server.config.definitions import LARGEST_JOB_SIZE
+from greenstalk_server.config.options import Options, UsageError
+from greenstalk_server.config.text import quote_value, without_password
+
+DATABASE_URL: Final = "DATABASE_URL"
+"""The variable for --journal, which other programs use too."""
+
+TOKENS: Final = ("api_token", "api_viewer_token", "metrics_token")
+
+
+def problems(options: Options) -> Iterator[UsageError]:
+    """Yield every contradiction among *options*."""
+    for check in (
+        _refuse_two_journals,
+        _refuse_tls_without_certificate,
+        _refuse_open_dashboard,
+        _refuse_bad_passwords,
+        _refuse_bad_tokens,
+    ):
+        try:
+            check(options)
+        except UsageError as error:
+            yield error
+
+
+def warnings(options: Options) -> Iterator[str]:
+    """Yield a message for each option that the operator may have meant differently."""
+    if options.max_job_size > LARGEST_JOB_SIZE:
+        name = options.label_of("max_job_size")
+        yield f"the maximum job size ({name}) was reduced to {LARGEST_JOB_SIZE}, the largest allowed"
+    if options.journal is not None and "sync_interval_ns" in options.origins and options.sync_interval_ns != 0:
+        name = options.label_of("sync_interval_ns")
+        yield f"{name} is ignored: a journal in PostgreSQL is committed before anything is acknowledged"
+    url, origin = options.journal or "", options.origins.get("journal", "")
+    if origin.startswith("-") and without_password(url) != url:
+        advice = f"set {DATABASE_URL}, or journal in the configuration file, instead"
+        yield f"{origin}: every user of this machine can read the password in it; {advice}"
+    if options.viewer_password and not (options.web_password or options.web_password_file):
+        name, other = options.label_of("viewer_password"), options.label_of("web_password")
+        yield f"{name} is set without {other}: nobody can change anything on the dashboard"
+
+
+def refuse_equal_passwords(options: Options, password: str | None) -> None:
+    """Raise UsageError if the viewer password is *password*, the admin password."""
+    if password and password == options.viewer_password:
+        raise UsageError(f"{options.label_of('viewer_password')}: must differ from the admin password")
+
+
+def _refuse_two_journals(options: Options) -> None:
+    if options.journal is not None and options.binlog_dir is not None:
+        name, other = options.label_of("journal"), options.label_of("binlog_dir")
+        raise UsageError(f"{name}: must not be set together with {other}: a server has one journal")
+
+
+def _refuse_tls_without_certificate(options: Options) -> None:
+    if options.tls_cert is not None:
+        return
+    for field in ("tls_key", "tls_client_ca"):
+        if options.value_of(field) is not None:
+            raise UsageError(f"{options.label_of(field)}: must not be set without {options.label_of('tls_cert')}")
+
+
+def _refuse_open_dashboard(options: Options) -> None:
+    """Raise UsageError if anyone on the network could use the dashboard, unless the operator allows it."""
+    has_password = options.web_password or options.web_password_file or options.viewer_password
+    if not options.web_enabled or has_password or options.allow_insecure or _is_loopback(options.web_host):
+        return
+    tokens = [options.label_of(token) for token in TOKENS if options.value_of(token)]
+    note = f" ({tokens[0]} does not protect the pages)" if tokens else ""
+    raise UsageError(
+        f"{options.label_of('web_host')} {quote_value(options.web_host)}: must be a loopback address while the"
+        f" dashboard has no password{note}; set GREENSTALK_WEB_PASSWORD, or GREENSTALK_ALLOW_INSECURE=1 to open it to"
+        " everyone"
+    )
+
+
+def _refuse_bad_passwords(options: Options) -> None:
+    if options.web_password and options.web_password_file:
+        name, other = options.label_of("web_password_file"), options.label_of("web_password")
+        raise UsageError(f"{name}: must not be set together with {other}")
+    if options.web_user and not (options.web_password or options.web_password_file):
+        name, other = options.label_of("web_user"), options.label_of("web_password")
+        raise UsageError(f"{name}: must not be set without {other}, which goes with it")
+    if options.web_user and ":" in options.web_user:
+        raise UsageError(f"{options.label_of('web_user')}: must not contain a colon, which no browser can send")
+    refuse_equal_passwords(options, options.web_password)
+
+
+def _refuse_bad_tokens(options: Options) -> None:
+    """Raise UsageError if no HTTP header can carry a token, or if two tokens are equal."""
+    names: dict[str, str] = {}
+    for field in TOKENS:
+        token, name = options.value_of(field), options.label_of(field)
+        if token is None:
+            continue
+        if not re.fullmatch(r"[!-~]+", token):
+            raise UsageError(f"{name}: must be visible ASCII characters: no HTTP header can carry others")
+        if token in names:
+            raise UsageError(f"{name}: must differ from {names[token]}, which gives other access")
+        names[token] = name
+
+
+def _is_loopback(host: str) -> bool:
+    """Whether *host* certainly means this machine only, which a name other than localhost does not."""
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False

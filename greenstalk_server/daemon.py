@@ -1,0 +1,333 @@
+"""The daemon: how the server and the dashboard are put together, served, and stopped in order.
+
+The only module that knows both the server and the dashboard. A start checks and acquires, in this order: certificates,
+file limit, sockets, privileges, and the journal directory or the database. Each step may raise StartError, with an exit
+code of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import TYPE_CHECKING, Final
+
+import gevent
+from gevent.event import Event
+
+from greenstalk_server import __version__
+from greenstalk_server.cluster.status import ClusterStatus
+from greenstalk_server.config.definitions import DEFINITIONS
+from greenstalk_server.config.options import PROGRAM, Options
+from greenstalk_server.core.body_cache import Bodies
+from greenstalk_server.core.broker import Broker
+from greenstalk_server.core.journal import Journal, NullJournal
+from greenstalk_server.core.limits import LimitCounters, job_quotas
+from greenstalk_server.journal.files import Directory
+from greenstalk_server.journal.lock import DirectoryLock
+from greenstalk_server.journal.startup import recover
+from greenstalk_server.journal.writer import Binlog
+from greenstalk_server.net.acceptor import Files, WebServer
+from greenstalk_server.net.body_loader import Loader
+from greenstalk_server.net.committer import Committer
+from greenstalk_server.net.listeners import Listener, describe, open_listeners, open_web_listener
+from greenstalk_server.net.server import Server
+from greenstalk_server.net.tls import Certificates
+from greenstalk_server.preflight import (
+    importing_psycopg,
+    refuse_unusable_rules,
+    warn_if_world_writable,
+    with_password,
+)
+from greenstalk_server.runtime import logs
+from greenstalk_server.runtime.clock import Clock, steady_clock
+from greenstalk_server.runtime.gc_tuning import pause_gc, resident_bytes, tune_gc
+from greenstalk_server.runtime.process import (
+    READY,
+    STOPPING,
+    drop_privileges,
+    hide_secrets,
+    notify_manager,
+    raise_file_limit,
+    require_readable_code,
+    server_facts,
+)
+
+if TYPE_CHECKING:
+    from greenstalk_server.journal.postgresql.database import Rows, SharedBinlog
+    from greenstalk_server.web.app import Dashboard
+    from greenstalk_server.web.server import DashboardFactory
+
+WEB_STOP_TIMEOUT: Final = 1.0
+"""Seconds that HTTP requests have to finish at a stop; an idle kept-alive connection takes all of them."""
+
+log = logging.getLogger(__name__)
+
+
+def run(options: Options, environ: Mapping[str, str]) -> None:
+    """Serve with *options* until a signal stops the server; raise StartError if the start fails."""
+    for warning in options.warnings:
+        log.warning("%s", warning)
+    hide_secrets([row.variable for row in DEFINITIONS if row.is_secret or row.field == "journal"])
+    options = with_password(options)
+    certificates = Certificates(options) if options.tls_cert is not None else None
+    max_files = raise_file_limit()
+    is_serving = options.journal is None  # a standby refuses connections
+    with ExitStack() as at_exit:
+        listeners = [at_exit.enter_context(each) for each in open_listeners(options, environ, is_serving=is_serving)]
+        refuse_unusable_rules(options, [listener.name for listener in listeners])
+        if options.access and options.web_enabled and not (options.web_password or options.viewer_password):
+            log.warning(
+                "the access rules do not apply to the dashboard, which has no password: set GREENSTALK_WEB_PASSWORD,"
+                " or --no-web"
+            )
+        web_listener = at_exit.enter_context(open_web_listener(options)) if options.web_enabled else None
+        factory = _dashboard_factory(web_listener, options, listeners) if web_listener is not None else None
+        if options.user is not None:
+            drop_privileges(options.user)
+            if factory is not None:
+                require_readable_code(options.user)
+        if options.binlog_dir is not None:
+            at_exit.callback(DirectoryLock(options.binlog_dir).close)
+            warn_if_world_writable(options.binlog_dir)
+        serve = _serve if is_serving else _serve_in_cluster
+        serve(options, environ, _Resources(listeners, factory, certificates, max_files))
+
+
+@dataclass(frozen=True, slots=True)
+class _Resources:
+    """The sockets, certificates and file limit that a start acquires before it reads the journal."""
+
+    listeners: Sequence[Listener]
+    dashboard_factory: DashboardFactory | None
+    certificates: Certificates | None
+    max_files: int
+
+
+def _dashboard_factory(listener: socket.socket, options: Options, listeners: Sequence[Listener]) -> DashboardFactory:
+    from greenstalk_server.web.server import DashboardFactory  # noqa: PLC0415  Flask takes half of the time of a start
+
+    example = next((each for each in listeners if not each.is_tls), listeners[0])
+    return DashboardFactory(listener, options, describe(example.sock))
+
+
+def _serve(options: Options, environ: Mapping[str, str], resources: _Resources) -> None:
+    """Serve until SIGTERM or SIGINT; then stop in order."""
+    pause_gc()
+    clock = steady_clock()
+    broker, committer = _recovered_broker(options, clock)
+    files = Files(resources.max_files, broker.limit_counters)
+    server = _server(options, resources, broker, clock, committer, files)
+    web_server: WebServer | None = None
+    dashboard: Dashboard | None = None
+    if resources.dashboard_factory is not None:
+        dashboard = resources.dashboard_factory.start_dashboard(broker, clock, committer)
+        web_server = resources.dashboard_factory.create_server(dashboard.app, files)
+    stopping = Event()
+    _handle_signals(server.drain, stopping.set, options, resources.certificates)
+    tune_gc()
+    server.start()
+    if web_server is not None:
+        web_server.start()
+    _announce(options, resources)
+    notify_manager(READY, environ)
+    stopping.wait()
+    notify_manager(STOPPING, environ)
+    _stop(server, web_server, dashboard)
+
+
+def _serve_in_cluster(options: Options, environ: Mapping[str, str], resources: _Resources) -> None:
+    """Stand by until this server leads the journal that it shares with others; then serve as `_serve` does."""
+    pause_gc()
+    with importing_psycopg():
+        from greenstalk_server.cluster import leadership  # noqa: PLC0415  optional dependency
+    seat = leadership.make_seat(options, describe(resources.listeners[0].sock))
+    make_queue = partial(_SharedQueue, options, resources.dashboard_factory)
+    candidate = leadership.Candidate(seat, make_queue, options.strict_recovery)
+    lifetime = leadership.ProcessLifetime(candidate)
+    web_server: WebServer | None = None
+    if (factory := resources.dashboard_factory) is not None:
+        standby_app = factory.create_standby_app(candidate.status, os.uname().nodename, steady_clock())
+        web_server = factory.create_server(standby_app, Files(resources.max_files, LimitCounters()))
+        web_server.start()
+    _handle_signals(lifetime.drain, lifetime.request_exit, options, resources.certificates)
+    _announce(options, resources)
+    notify_manager(READY, environ)
+    if not lifetime.stand_by():
+        notify_manager(STOPPING, environ)
+        if web_server is not None:
+            web_server.stop(timeout=WEB_STOP_TIMEOUT)
+        return
+    queue = candidate.queue
+    files = Files(resources.max_files, queue.broker.limit_counters)
+    server = _server(options, resources, queue.broker, candidate.clock, queue.committer, files)
+    lifetime.on_drain = server.drain
+    tune_gc()
+    for listener in resources.listeners:
+        listener.listen()
+    server.start()
+    if web_server is not None:
+        queue.prepare(candidate.status)
+        assert queue.dashboard is not None
+        files.open, web_server.files = files.open + web_server.files.open, files
+        web_server.application = queue.dashboard.app
+    lifetime.stopping.wait()
+    if lifetime.is_exiting:
+        notify_manager(STOPPING, environ)
+    _stop(server, web_server, queue.dashboard, lifetime.release_lead)
+    if not lifetime.is_exiting:
+        lifetime.execute_again()
+
+
+def _server(
+    options: Options,
+    resources: _Resources,
+    broker: Broker,
+    clock: Clock,
+    committer: Committer | None,
+    files: Files,
+) -> Server:
+    return Server(
+        broker,
+        resources.listeners,
+        clock,
+        committer,
+        files=files,
+        limits=options.limits,
+        rules=options.access,
+        certificates=resources.certificates,
+    )
+
+
+def _recovered_broker(options: Options, clock: Clock) -> tuple[Broker, Committer | None]:
+    """Return the broker with the jobs of the journal, and the journal's committer, if there is a journal."""
+    if options.binlog_dir is None:
+        return _broker(options, clock, NullJournal(options.binlog_max_size), can_evict=False), None
+    files = Directory(options.binlog_dir)
+    binlog = Binlog(files, options.binlog_max_size, options.sync_interval_ns, os.urandom)
+    broker = _broker(options, clock, binlog, can_evict=True)
+    recover(files, broker, binlog, clock(), is_strict=options.strict_recovery)
+    return broker, Committer(binlog, Loader(broker, binlog, broker.bodies) if broker.bodies is not None else None)
+
+
+def _broker(options: Options, clock: Clock, journal: Journal, *, can_evict: bool) -> Broker:
+    """Return an empty broker; *can_evict*: whether bodies can be read back from *journal*."""
+    broker = Broker(server_facts(started_at=clock()), journal, options.max_job_size)
+    broker.quotas = job_quotas(options.limits)
+    broker.max_watched = options.limits.watched
+    if options.memory_limit:
+        broker.bodies = Bodies(_memory_for_jobs(options.memory_limit), can_evict)
+    return broker
+
+
+@cache
+def _memory_for_jobs(limit: int) -> int:
+    """Return the bytes of *limit* that jobs may take: those that the process does not take before it has any.
+
+    Measured once: a standby that reads the journal again has jobs in memory already.
+    """
+    return max(0, limit - resident_bytes())
+
+
+class _SharedQueue:
+    """The queue of a server in a cluster: read by a standby, served by the leader. Implements leadership.Queue."""
+
+    def __init__(self, options: Options, factory: DashboardFactory | None, rows: Rows, clock: Clock) -> None:
+        """Make an empty broker with its journal in *rows*."""
+        from greenstalk_server.journal.postgresql.database import SharedBinlog  # noqa: PLC0415  optional dependency
+
+        self.rows: Rows = rows
+        self.binlog: SharedBinlog = SharedBinlog(rows, options.binlog_max_size, 0, os.urandom)
+        self.broker: Broker = _broker(options, clock, self.binlog, can_evict=False)
+        self.committer: Committer = Committer(self.binlog)
+        self.dashboard: Dashboard | None = None
+        self._factory: DashboardFactory | None = factory
+        self._clock: Clock = clock
+
+    def prepare(self, status: Callable[[], ClusterStatus]) -> None:
+        """Make the dashboard unless it exists: a takeover should not take up to 0.3 s for it."""
+        if self.dashboard is None and self._factory is not None:
+            self.dashboard = self._factory.start_dashboard(self.broker, self._clock, self.committer, status)
+
+
+def _handle_signals(
+    drain: Callable[[], None], stop: Callable[[], None], options: Options, certificates: Certificates | None
+) -> None:
+    """Stop the server at SIGTERM and SIGINT, drain it at SIGUSR1, and toggle the log level at SIGUSR2.
+
+    With a terminal, SIGHUP means that the terminal was closed, and stops the server. Without one it reloads the
+    certificate; if there is none, the log says that SIGHUP has no effect, since the operator expects another log file
+    or new options. A SIGHUP that the parent process ignores, as nohup(1) does, stays ignored.
+    """
+    gevent.signal_handler(signal.SIGTERM, stop)
+    gevent.signal_handler(signal.SIGINT, stop)
+    gevent.signal_handler(signal.SIGUSR1, drain)
+    gevent.signal_handler(signal.SIGUSR2, logs.Verbosity(options.log_level).toggle)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        has_terminal = sys.stdin is not None and sys.stdin.isatty()
+        on_hangup = certificates.reload if certificates is not None else _note_hangup
+        gevent.signal_handler(signal.SIGHUP, stop if has_terminal else on_hangup)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # ProcessLifetime.execute_again has blocked them
+
+
+def _note_hangup() -> None:
+    log.info("SIGHUP is ignored: there is no log file to reopen, and new options need a restart")
+
+
+def _stop(
+    server: Server,
+    web_server: WebServer | None,
+    dashboard: Dashboard | None,
+    release: Callable[[], None] | None = None,
+) -> None:
+    """Refuse new connections, finish commands and requests; call *release* once all changes are durable."""
+    log.info("stopping: refusing new connections, finishing commands and requests")
+    server.broker.stop()
+    if web_server is not None:
+        web_server.close()
+    if dashboard is not None:
+        dashboard.stop()
+    server.stop()
+    if release is not None:
+        release()
+    if web_server is not None:
+        web_server.stop(timeout=WEB_STOP_TIMEOUT)
+    if dashboard is not None:
+        dashboard.flush()
+    log.info("stopped")
+
+
+def _announce(options: Options, resources: _Resources) -> None:
+    """Print the version, the addresses and the durability of jobs; or log them if the log is for programs."""
+    dashboard = resources.dashboard_factory.address if resources.dashboard_factory is not None else "off (--no-web)"
+    beanstalk = ", ".join([listener.described() for listener in resources.listeners])
+    facts = {"beanstalk": beanstalk, "dashboard": dashboard, "jobs": _durability(options)}
+    if options.log_format == "json":
+        log.info("serving", extra={"version": __version__, "pid": os.getpid(), **facts})
+        return
+    print(f"{PROGRAM} {__version__}, process {os.getpid()}")
+    print(f"beanstalk protocol: {facts['beanstalk']}")
+    print(f"dashboard: {facts['dashboard']}")
+    print(f"jobs: {facts['jobs']}", flush=True)
+
+
+def _durability(options: Options) -> str:
+    if options.journal is not None:
+        where = f"in PostgreSQL as journal {options.journal_name}"
+        return f"kept {where}, and survive the loss of this machine; one server at a time is active"
+    if options.binlog_dir is None:
+        return "in memory only; they do not survive a restart"
+    interval = options.sync_interval_ns
+    if interval is None:
+        synced = "the journal is never synced (-F)"
+    elif interval == 0:
+        synced = "each is on disk before it is acknowledged (-f 0)"
+    else:
+        synced = f"on disk within {interval // 1_000_000} ms (-f)"
+    return f"kept in {options.binlog_dir}, and survive a restart; {synced}"

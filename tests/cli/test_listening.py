@@ -1,0 +1,260 @@
+"""Listeners of the real command: addresses, Unix sockets, and sockets passed by systemd."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from pathlib import Path
+from typing import TextIO
+
+import pytest
+
+from tests.cli.test_command import PUT, QUIET
+from tests.daemon import COMMAND, PATIENCE, Daemon, ask, environment, run
+
+HAND_OVER = """\
+import os, sys
+for place, fd in enumerate(map(int, sys.argv[1].split(",")), 3):
+    os.dup2(fd, place)
+    os.set_inheritable(place, True)
+os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS=sys.argv[2])
+os.execv(sys.argv[3], sys.argv[3:])
+"""
+"""A parent like systemd: passes the sockets argv[1] as descriptors from 3 on, then executes argv[3:]."""
+
+
+def activation_command(
+    sock: socket.socket | TextIO, count: str = "1", program: tuple[str, ...] = COMMAND
+) -> tuple[str, ...]:
+    """Return the command that starts *program* by socket activation; *sock* must be passed to it."""
+    return (sys.executable, "-c", HAND_OVER, str(sock.fileno()), count, *program)
+
+
+@pytest.mark.parametrize("host", ["localhost", "::1"])
+def test_server_listens_on_host_names_and_ipv6(host: str) -> None:
+    if host == "::1" and not has_ipv6():
+        pytest.skip("this machine has no IPv6 on loopback")
+    with (
+        Daemon("-l", host, "-p", "0", "--no-web") as daemon,
+        socket.create_connection((host, daemon.port), PATIENCE) as sock,
+    ):
+        assert ask(sock, PUT) == b"INSERTED 1"
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        return int(sock.getsockname()[1])
+
+
+def has_ipv6() -> bool:
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return True
+    except OSError:
+        return False
+
+
+# Addresses that are the same, or cover one another
+
+
+def listening(*addresses: str) -> tuple[str, str]:
+    """Serve on *addresses*; return the addresses in the first lines, and the warnings."""
+    with Daemon(*[word for address in addresses for word in ("-l", address)], "--no-web") as daemon:
+        where = daemon.first_lines.partition("beanstalk protocol: ")[2].partition("\n")[0]
+        _, said = daemon.stop()
+    return where, "\n".join(line.partition("WARNING ")[2] for line in said.splitlines() if "WARNING" in line)
+
+
+@pytest.mark.parametrize(
+    ("addresses", "where", "ignored"),
+    [
+        (["127.0.0.1:{}", "127.0.0.1:{}"], "127.0.0.1:{}", ["127.0.0.1:{}"]),
+        (["127.0.0.1:{}", "127.0.0.1:{}", "127.0.0.1:{}"], "127.0.0.1:{}", ["127.0.0.1:{}", "127.0.0.1:{}"]),
+        (["127.0.0.1:{}", "plain:127.0.0.1:{}"], "127.0.0.1:{}", ["127.0.0.1:{}"]),
+        (["0.0.0.0:{}", "127.0.0.1:{}"], "0.0.0.0:{}", ["127.0.0.1:{}"]),
+        (["127.0.0.1:{}", "0.0.0.0:{}"], "0.0.0.0:{}", ["127.0.0.1:{}"]),
+        (["127.0.0.1:{}", "127.0.0.2:{}"], "127.0.0.1:{}, 127.0.0.2:{}", []),
+    ],
+)
+def test_address_that_another_covers_is_listened_on_once(addresses: list[str], where: str, ignored: list[str]) -> None:
+    port = free_port()
+    found, warnings = listening(*[address.format(port) for address in addresses])
+    assert found == where.replace("{}", str(port))
+    assert warnings.splitlines() == [f"-l {name.format(port)} is ignored: {found} covers it" for name in ignored]
+
+
+@pytest.mark.parametrize(
+    ("addresses", "where"),
+    [
+        (["[::1]:{}", "[::1]:{}"], "[::1]:{}"),
+        (["[::1]:{}", "[::]:{}"], "[::]:{}"),
+        (["0.0.0.0:{}", "[::]:{}"], "[::]:{}"),
+        (["[::]:{}", "127.0.0.1:{}"], "[::]:{}"),
+        (["[::ffff:127.0.0.1]:{}", "0.0.0.0:{}"], "0.0.0.0:{}"),
+        (["[::1]:{}", "127.0.0.1:{}"], "[::1]:{}, 127.0.0.1:{}"),
+    ],
+)
+def test_address_of_ipv6_that_another_covers_is_listened_on_once(addresses: list[str], where: str) -> None:
+    if not has_ipv6():
+        pytest.skip("this machine has no IPv6")
+    port = free_port()
+    found, warnings = listening(*[address.format(port) for address in addresses])
+    assert found == where.replace("{}", str(port))
+    assert len(warnings.splitlines()) == len(addresses) - len(where.split(", "))
+
+
+def test_host_name_of_an_address_that_is_listened_on_is_ignored() -> None:
+    port = free_port()
+    host = socket.getaddrinfo("localhost", 0, type=socket.SOCK_STREAM)[0][4][0]
+    address = f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}"
+    found, warnings = listening(address, f"localhost:{port}", f"localhost:{port}")
+    assert found == address
+    assert warnings.splitlines() == [f"-l localhost:{port} is ignored: {address} covers it"] * 2
+
+
+def test_address_may_be_given_twice_with_the_port_apart() -> None:
+    port = str(free_port())
+    with Daemon("-l", "127.0.0.1", "-p", port, "-l", "127.0.0.1", "--no-web") as daemon:
+        with socket.create_connection(("127.0.0.1", int(port)), PATIENCE) as sock:
+            assert ask(sock, PUT) == b"INSERTED 1"
+        daemon.stop()
+
+
+def test_same_unix_socket_twice_is_listened_on_once(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path)
+    path = tmp_path / "socket"
+    found, warnings = listening(f"unix:{path}", f"unix:{tmp_path}/link/socket")
+    assert found == f"unix:{path}"
+    assert warnings == f"-l unix:{tmp_path}/link/socket is ignored: unix:{path} covers it"
+
+
+def test_same_address_with_port_0_gets_a_port_each_time() -> None:
+    found, warnings = listening("127.0.0.1:0", "127.0.0.1:0")
+    assert len(set(found.split(", "))) == 2
+    assert warnings == ""
+
+
+def test_repeated_address_and_port_of_another_server_is_in_use(taken_port: int) -> None:
+    done = run("-l", "127.0.0.1", "-p", str(taken_port), "-l", "127.0.0.1", "--no-web")
+    assert done.stderr == f"greenstalk-server: cannot listen on 127.0.0.1:{taken_port}: Address already in use\n"
+    assert done.returncode == 111
+
+
+# Unix sockets
+
+
+def test_server_listens_on_a_unix_socket(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    with Daemon("-l", f"unix:{path}", "-p", "1", "--no-web") as daemon:
+        assert f"\nbeanstalk protocol: unix:{path}\n" in daemon.first_lines
+        assert ask_unix(path) == b"INSERTED 1"
+
+
+def test_stale_unix_socket_is_replaced_with_a_warning(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    with socket.socket(socket.AF_UNIX) as old:
+        old.bind(str(path))
+    with Daemon("-l", f"unix:{path}", "--no-web") as daemon:
+        assert ask_unix(path) == b"INSERTED 1"
+        _, said = daemon.stop()
+    assert f"WARNING removing the socket at {path}, to listen there" in said
+
+
+def test_unix_socket_of_a_running_server_is_not_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    with Daemon("-l", f"unix:{path}", "--no-web"):
+        done = run("-l", f"unix:{path}", "--no-web")
+        assert (done.returncode, done.stderr) == (
+            111,
+            f"greenstalk-server: cannot listen on unix:{path}: a server listens there already\n",
+        )
+        assert ask_unix(path) == b"INSERTED 1"
+
+
+def test_file_that_is_not_a_socket_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "precious"
+    path.write_text("data")
+    done = run("-l", f"unix:{path}", "--no-web")
+    assert done.stderr == (
+        f"greenstalk-server: cannot listen on unix:{path}: a file that is not a socket is there already\n"
+    )
+    assert done.returncode == 111
+    assert path.read_text() == "data"
+
+
+def test_unix_socket_without_a_path_is_refused() -> None:
+    assert run("-l", "unix:", "--no-web").returncode == 111
+
+
+def ask_unix(path: Path) -> bytes:
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(PATIENCE)
+        sock.connect(str(path))
+        return ask(sock, PUT)
+
+
+# Socket activation
+
+
+def test_socket_activation_tcp() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        flags = ("-l", "192.0.2.1", "-p", "1", "--no-web")
+        with Daemon(*flags, command=activation_command(listener), pass_fds=[listener.fileno()]) as daemon:
+            assert daemon.port == port
+            assert daemon.ask(PUT) == b"INSERTED 1"
+            _, said = daemon.stop()
+    assert "WARNING -l 192.0.2.1 is ignored: serving the socket that was handed over" in said
+    assert "WARNING -p 1 is ignored: serving the socket that was handed over" in said
+
+
+def test_socket_activation_unix(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        with Daemon("--no-web", command=activation_command(listener), pass_fds=[listener.fileno()]) as daemon:
+            assert f"\nbeanstalk protocol: unix:{path}\n" in daemon.first_lines
+            assert ask_unix(path) == b"INSERTED 1"
+            assert "ignored" not in daemon.stop()[1]
+
+
+def test_socket_activation_uses_all_of_several_sockets(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    with socket.create_server(("127.0.0.1", 0)) as first, socket.socket(socket.AF_UNIX) as second:
+        second.bind(str(path))
+        second.listen()
+        command = (sys.executable, "-c", HAND_OVER, f"{first.fileno()},{second.fileno()}", "2", *COMMAND)
+        with Daemon("--no-web", command=command, pass_fds=[first.fileno(), second.fileno()]) as daemon:
+            port = first.getsockname()[1]
+            assert f"\nbeanstalk protocol: 127.0.0.1:{port}, unix:{path}\n" in daemon.first_lines
+            assert ask_unix(path) == b"INSERTED 1"
+            with socket.create_connection(("127.0.0.1", port), PATIENCE) as sock:
+                assert ask(sock, PUT) == b"INSERTED 2"
+
+
+def test_sockets_for_another_process_are_ignored() -> None:
+    with Daemon(*QUIET, environ=environment(LISTEN_PID="1", LISTEN_FDS="1")) as daemon:
+        assert daemon.ask(PUT) == b"INSERTED 1"
+
+
+@pytest.mark.parametrize("kind", ["not listening", "datagram", "file"])
+def test_socket_activation_needs_a_listening_stream_socket(beanstalkd: str, kind: str, tmp_path: Path) -> None:
+    with (
+        socket.socket(type=socket.SOCK_DGRAM if kind == "datagram" else socket.SOCK_STREAM) as sock,
+        (tmp_path / "file").open("w") as file,
+    ):
+        sock.bind(("127.0.0.1", 0))
+        passed = file if kind == "file" else sock
+        for program in ((beanstalkd,), (*COMMAND, "--no-web")):
+            done = run(command=activation_command(passed, program=program), pass_fds=[passed.fileno()])
+            assert done.returncode == 111
+    assert "cannot listen on the socket handed over as file descriptor 3: " in done.stderr
+
+
+@pytest.mark.parametrize("count", ["0", "many", "-1"])
+def test_socket_activation_with_a_bad_count_is_refused(count: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        done = run(command=activation_command(listener, count), pass_fds=[listener.fileno()])
+    assert f"LISTEN_FDS {count!r}: must be how many sockets are handed over, at least 1" in done.stderr
+    assert done.returncode == 111
