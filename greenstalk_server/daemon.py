@@ -33,7 +33,7 @@ from greenstalk_server.journal.files import Directory
 from greenstalk_server.journal.lock import DirectoryLock
 from greenstalk_server.journal.startup import recover
 from greenstalk_server.journal.writer import Binlog
-from greenstalk_server.net.acceptor import Files, WebServer
+from greenstalk_server.net.acceptor import DescriptorBudget, WebServer
 from greenstalk_server.net.body_loader import Loader
 from greenstalk_server.net.committer import Committer
 from greenstalk_server.net.listeners import Listener, describe, open_listeners, open_web_listener
@@ -122,7 +122,7 @@ def _serve(options: Options, environ: Mapping[str, str], resources: _Resources) 
     pause_gc()
     clock = steady_clock()
     broker, committer = _recovered_broker(options, clock)
-    files = Files(resources.max_files, broker.limit_counters)
+    files = DescriptorBudget(resources.max_files, broker.limit_counters)
     server = _server(options, resources, broker, clock, committer, files)
     web_server: WebServer | None = None
     dashboard: Dashboard | None = None
@@ -154,7 +154,7 @@ def _serve_in_cluster(options: Options, environ: Mapping[str, str], resources: _
     web_server: WebServer | None = None
     if (factory := resources.dashboard_factory) is not None:
         standby_app = factory.create_standby_app(candidate.status, os.uname().nodename, steady_clock())
-        web_server = factory.create_server(standby_app, Files(resources.max_files, LimitCounters()))
+        web_server = factory.create_server(standby_app, DescriptorBudget(resources.max_files, LimitCounters()))
         web_server.start()
     _handle_signals(lifetime.drain, lifetime.request_exit, options, resources.certificates)
     _announce(options, resources)
@@ -165,7 +165,7 @@ def _serve_in_cluster(options: Options, environ: Mapping[str, str], resources: _
             web_server.stop(timeout=WEB_STOP_TIMEOUT)
         return
     queue = candidate.queue
-    files = Files(resources.max_files, queue.broker.limit_counters)
+    files = DescriptorBudget(resources.max_files, queue.broker.limit_counters)
     server = _server(options, resources, queue.broker, candidate.clock, queue.committer, files)
     lifetime.on_drain = server.drain
     tune_gc()
@@ -191,7 +191,7 @@ def _server(
     broker: Broker,
     clock: Clock,
     committer: Committer | None,
-    files: Files,
+    files: DescriptorBudget,
 ) -> Server:
     return Server(
         broker,

@@ -9,9 +9,9 @@ from hypothesis import settings
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.counters import ServerFacts
-from tests.core.world import make_broker
-from tests.daemon import Daemon
-from tests.postgresql.cluster import Cluster
+from tests.support.cluster import Cluster
+from tests.support.daemon import Daemon
+from tests.support.world import make_broker
 
 settings.register_profile("no-deadline", deadline=None)  # a busy machine is no failure
 settings.load_profile("no-deadline")

@@ -16,9 +16,6 @@ PAUSE: Final = 0.003
 IDLE_ROUND_TRIP: Final = 0.0001
 """Seconds in which the loop comes round when nobody else has work."""
 
-YIELD_DELAY: Final = 0.000001
-"""Seconds between two slices of work that is to go on at once: time for the loop to look at its sockets."""
-
 BUSY_PERIOD: Final = 0.01
 """Seconds that others are taken to be at work after a turn in which they were."""
 

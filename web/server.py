@@ -15,7 +15,7 @@ from flask import Flask
 from greenstalk_server.cluster.status import ClusterStatus
 from greenstalk_server.config.options import Options
 from greenstalk_server.core.broker import Broker
-from greenstalk_server.net.acceptor import Files, WebServer
+from greenstalk_server.net.acceptor import DescriptorBudget, WebServer
 from greenstalk_server.net.committer import Committer
 from greenstalk_server.net.http import RequestHandler
 from greenstalk_server.net.listeners import describe
@@ -70,7 +70,7 @@ class DashboardFactory:
         """Return the app that shows a standby's role and lag."""
         return create_standby_app(role, hostname, clock, self._options)
 
-    def create_server(self, app: Flask, files: Files) -> WebServer:
+    def create_server(self, app: Flask, files: DescriptorBudget) -> WebServer:
         """Return an HTTP server of *app*, not started."""
         server = WebServer(
             self._listener,

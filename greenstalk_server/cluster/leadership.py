@@ -44,10 +44,10 @@ from greenstalk_server.journal.postgresql.database import (
 from greenstalk_server.journal.postgresql.link import RETRY_EVERY, Away, Link, NotLeader, Row, conninfo_of
 from greenstalk_server.journal.recovery import Recovery
 from greenstalk_server.journal.startup import go_on, refuse_unfit
-from greenstalk_server.protocol.session import TURN
 from greenstalk_server.runtime.clock import Clock, steady_clock
 from greenstalk_server.runtime.exit_codes import EXIT_BINLOG, EXIT_OK, StartError
 from greenstalk_server.runtime.process import FIRST_INHERITED_FD
+from greenstalk_server.runtime.scheduling import YIELD_DELAY
 from greenstalk_server.runtime.threads import run_in_thread
 
 log = logging.getLogger(__name__)
@@ -310,7 +310,7 @@ class Candidate(Generic[Q]):
             if len(rows) < FETCH_ROWS and _bytes_of(rows) < FETCH_BYTES:
                 self._read_at = began
                 break
-            gevent.sleep(TURN)
+            gevent.sleep(YIELD_DELAY)
         if self._has_garbage:  # cyclic garbage of an earlier read would be frozen with the rest
             self._has_garbage = False
             gc.collect()

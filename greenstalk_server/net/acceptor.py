@@ -1,8 +1,8 @@
-"""Accepting connections, of the beanstalk protocol and of HTTP: with patience, when no file descriptor is left.
+"""Accept connections of the beanstalk protocol and of HTTP, and pause while no file descriptor is free.
 
-A server that accepts until none is left could not open a file of its journal any more, and would refuse puts. So some
-descriptors are kept back, and whoever connects when only those are left waits in the system's queue. The same
-where the system has none, or no memory: nobody who is connected notices.
+If connections used every file descriptor, the journal could not open a segment and puts would fail. So `RESERVED`
+descriptors are never given to connections. While only those are left, or the system has no descriptor or memory, new
+connections wait in the system's accept queue. Open connections are served as usual.
 """
 
 from __future__ import annotations
@@ -19,84 +19,93 @@ from gevent.server import StreamServer
 
 from greenstalk_server.core.limits import LimitCounters
 from greenstalk_server.net.poller import BUDGET, Poller
-from greenstalk_server.net.scheduling import Turns
+from greenstalk_server.runtime.scheduling import FairQueue
 
 log = logging.getLogger(__name__)
 
-KEPT_BACK: Final = 64
-"""File descriptors for the journal, its locks and directories, and what is open from the start."""
+RESERVED: Final = 64
+"""File descriptors for the journal, its locks and directories, and the files that are open from the start."""
 
-LOOK_AGAIN: Final = 0.1
-"""Seconds until it is tried again."""
+RETRY_INTERVAL: Final = 0.1
+"""Seconds that accepting pauses when it fails or no descriptor is free."""
 
 ACCEPT_COST: Final = BUDGET // 16
 """Cost of accepting a connection; see Poller.spend."""
 
-_WITHOUT_MEANS: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
+_EXHAUSTED: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
+"""Errors of `accept` that pass when other connections close."""
 
 
-class Files:
-    """The file descriptors that connections take, of those there may be."""
+class DescriptorBudget:
+    """The file descriptors that connections may use, in total and by HTTP.
 
-    def __init__(self, limit: int, limited: LimitCounters) -> None:
-        """*limit* is how many the process may have open."""
-        self._most: int = max(limit - KEPT_BACK, limit // 2)
-        self.limited: LimitCounters = limited
+    open             connections that are open, of both protocols.
+    limit_counters   count the times that accepting paused.
+    """
+
+    def __init__(self, limit: int, limit_counters: LimitCounters) -> None:
+        """*limit* is the number of files that the process may have open."""
+        self._maximum: int = max(limit - RESERVED, limit // 2)
+        self.limit_counters: LimitCounters = limit_counters
         self.open: int = 0
 
-    def are_used_up(self) -> bool:
-        """Whether there is none for one more connection; that is noted."""
-        if self.open < self._most:
-            return False
-        self.note(f"{self.open} connections are open, as many as the limit on open files allows")
-        return True
+    def shortage(self) -> str:
+        """Return why no connection may be accepted, or an empty string if one may."""
+        if self.open < self._maximum:
+            return ""
+        return f"{self.open} connections are open, as many as the limit on open files allows"
 
-    def are_enough_for_web(self, taken: int) -> bool:
-        """Whether HTTP has *taken* all that it may: half, so that it keeps no worker out; that is noted."""
-        if taken < self._most // 2:
-            return False
-        self.note(f"{taken} HTTP connections are open, half as many as the limit on open files allows in all")
-        return True
+    def web_shortage(self, count: int) -> str:
+        """Return why HTTP, with *count* connections, may have no more, or an empty string if it may.
 
-    def note(self, reason: str) -> None:
-        """Note that accepting has to wait."""
-        self.limited.note("files", what=reason)
+        HTTP may use half of the budget, so that it does not keep workers out.
+        """
+        if count < self._maximum // 2:
+            return ""
+        return f"{count} HTTP connections are open, half as many as the limit on open files allows in total"
+
+    def note_pause(self, reason: str) -> None:
+        """Count that accepting pauses for *reason*."""
+        self.limit_counters.note("files", what=reason)
 
 
-class _Patient:
-    """What both servers do: see to it that there is a descriptor, or look again a little later."""
+class _Backpressure:
+    """Mixin for a gevent server: accepts only while a file descriptor is free, and retries after `RETRY_INTERVAL`."""
 
-    files: Files
+    files: DescriptorBudget
 
     def do_read(self) -> Any:
-        if not self.files.are_used_up():
+        shortage = self.files.shortage()
+        if shortage:
+            self.files.note_pause(shortage)
+        else:
             try:
                 accepted = super().do_read()  # type: ignore[misc]
-            except ConnectionAbortedError:  # others may be behind it in the queue, which no event announces again
+            except ConnectionAbortedError:  # no event announces the connections behind it in the accept queue
                 pass
             except OSError as error:
-                if error.errno not in _WITHOUT_MEANS:
+                if error.errno not in _EXHAUSTED:
                     raise
-                self.files.note(error.strerror or str(error))
+                self.files.note_pause(error.strerror or str(error))
             else:
                 if accepted is not None:
                     self.files.open += 1
                 return accepted
-        self._look_again()
+        self._pause_accepting()
         return None
 
     def do_close(self, *args: Any) -> None:
         super().do_close(*args)  # type: ignore[misc]
         self.files.open -= 1
 
-    def _look_again(self: Any) -> None:
+    def _pause_accepting(self: Any) -> None:
         self.stop_accepting()
-        self._timer = self.loop.timer(LOOK_AGAIN)
+        self._timer = self.loop.timer(RETRY_INTERVAL)
         self._timer.start(self._start_accepting_if_started)
 
 
 class _Plain(StreamServer):  # type: ignore[misc]
-    """Accepts plain non-blocking sockets: gevent's own would add two watchers each that nobody uses."""
+    """Accepts plain non-blocking sockets: each gevent socket would have two watchers that are not used."""
 
     def do_read(self) -> tuple[socket.socket, object] | None:
         try:
@@ -112,16 +121,18 @@ class _Plain(StreamServer):  # type: ignore[misc]
 
 
 Admit = Callable[[socket.socket, object], Callable[[], None] | None]
-"""Admits the connection of a socket from an address, and returns what its greenlet runs; None if it is refused."""
+"""Admit a socket from an address: return the function that its greenlet runs, or None if the connection is refused."""
 
 
-class Acceptor(_Patient, _Plain):
-    """Accepts clients of the beanstalk protocol, as a handler of a poller: in order with what connections send."""
+class Acceptor(_Backpressure, _Plain):
+    """Accepts beanstalk connections, as a Handler of the poller: in order with the input of other connections."""
 
-    def __init__(self, listener: socket.socket, admit: Admit, files: Files, poller: Poller, batch_size: int) -> None:
-        """*batch_size* connections are accepted at most before others are served."""
+    def __init__(
+        self, listener: socket.socket, admit: Admit, files: DescriptorBudget, poller: Poller, batch_size: int
+    ) -> None:
+        """*batch_size* is the maximum of connections accepted before other handlers are served."""
         super().__init__(listener, admit)
-        self.files: Files = files
+        self.files: DescriptorBudget = files
         self.max_accept: int = batch_size
         self._admit: Admit = admit
         self._poller: Poller = poller
@@ -172,7 +183,7 @@ class Acceptor(_Patient, _Plain):
     # For the poller
 
     def receive(self) -> bytes:
-        """Return what makes the poller call `serve`, in order with the other handlers of the batch."""
+        """Return a value that makes the poller call `serve`, in order with the other handlers of the batch."""
         return b""
 
     def serve(self, data: bytes, now: int, limit: range) -> bytes:
@@ -188,15 +199,15 @@ class Acceptor(_Patient, _Plain):
         return b""
 
     def serve_more(self, now: int) -> bool:
-        """Serve nothing: no acceptor is unfinished."""
+        """Do nothing: an acceptor never has unfinished input."""
         return False
 
     def collect(self) -> bytes:
-        """Return no replies."""
+        """Return b"": an acceptor has no replies."""
         return b""
 
     def send(self, out: bytes) -> None:
-        """Send nothing."""
+        """Do nothing: an acceptor has no replies."""
 
     def defer(self, data: bytes) -> None:
         """Accept in the next batch."""
@@ -207,35 +218,37 @@ class Acceptor(_Patient, _Plain):
         self._poller.queue(self)
 
     def note_hang_up(self) -> None:
-        """Accept when the poller calls `resume`: errors are those of `accept`."""
+        """Accept when the poller calls `resume`; `accept` reports the error, if there is one."""
         self._poller.queue(self)
 
     def fail(self, error: Exception) -> None:
-        """Log *error*, and accept again a little later."""
-        log.error("internal error: accepting pauses for %s s", LOOK_AGAIN, exc_info=error)
-        self._look_again()
+        """Log *error*, and retry after `RETRY_INTERVAL`."""
+        log.error("internal error: accepting pauses for %s s", RETRY_INTERVAL, exc_info=error)
+        self._pause_accepting()
 
 
-class WebServer(_Patient, WSGIServer):  # type: ignore[misc]
-    """gevent's HTTP server; *files* is to be set before it starts.
+class WebServer(_Backpressure, WSGIServer):  # type: ignore[misc]
+    """gevent's HTTP server. Set `files` before it starts.
 
-    turns   of all its connections.
+    turns   shared by all of its connections; each portion read and each request answered takes one.
     """
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
-        self.turns: Turns = Turns()
-        self._taken: int = 0
+        self.turns: FairQueue = FairQueue()
+        self._count: int = 0
 
     def do_read(self) -> Any:
-        if self.files.are_enough_for_web(self._taken):
-            self._look_again()
+        shortage = self.files.web_shortage(self._count)
+        if shortage:
+            self.files.note_pause(shortage)
+            self._pause_accepting()
             return None
         accepted = super().do_read()
         if accepted is not None:
-            self._taken += 1
+            self._count += 1
         return accepted
 
     def do_close(self, *args: Any) -> None:
         super().do_close(*args)
-        self._taken -= 1
+        self._count -= 1

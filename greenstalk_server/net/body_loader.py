@@ -22,7 +22,7 @@ from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job import RESERVED, Job
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.journal.writer import Binlog
-from greenstalk_server.protocol.session import TURN
+from greenstalk_server.runtime.scheduling import YIELD_DELAY
 
 AHEAD: Final = 512
 AHEAD_BYTES: Final = 2**22
@@ -110,7 +110,7 @@ class Loader:
         for id, deliver in asked:
             deliver(found.get(id))
         while self._binlog.let_go(LET_GO_AT_ONCE):
-            gevent.sleep(TURN)
+            gevent.sleep(YIELD_DELAY)
 
     def _next_of(self, tube: Tube) -> list[Job]:
         """The next jobs of *tube* whose bodies are on disk alone; and mark the one after which to come again."""

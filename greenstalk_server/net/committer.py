@@ -30,7 +30,7 @@ from greenlet import getcurrent
 from greenstalk_server.core.job import SECOND
 from greenstalk_server.journal.writer import READ_AT_ONCE, Batch, Binlog, Sync
 from greenstalk_server.net.body_loader import LET_GO_AT_ONCE, Loader
-from greenstalk_server.protocol.session import TURN
+from greenstalk_server.runtime.scheduling import YIELD_DELAY
 
 log = logging.getLogger(__name__)
 
@@ -163,7 +163,7 @@ class Committer:
         is_synced = binlog.sync_interval == 0 or (is_large and binlog.sync_interval is not None)
         self._await_room(is_large)
         while self._owed > 0 and self._compact_slice(COMPACTION_SLICE):
-            gevent.sleep(TURN)
+            gevent.sleep(YIELD_DELAY)
         if not binlog.wants_rewrite:
             if not binlog.has_records:  # a new segment's header waits for the first record
                 self._release(self._take_holders())
@@ -195,7 +195,7 @@ class Committer:
                 next(slices)
             except StopIteration as end:
                 return bool(end.value)
-            gevent.sleep(TURN)
+            gevent.sleep(YIELD_DELAY)
 
     def _write_all(self, run: Callable[[Batch], None]) -> bool:
         """Write and sync all there is, in as many steps as it takes; False if the disk fails. Only for `stop`."""
@@ -331,7 +331,7 @@ class Committer:
                 self.binlog.have_read(read)
             is_behind = self.binlog.compact(COMPACTION_SLICE if read is None else READ_AT_ONCE)
             while self.binlog.let_go(LET_GO_AT_ONCE):
-                gevent.sleep(TURN)
+                gevent.sleep(YIELD_DELAY)
             if is_behind or self.binlog.wants_bodies:
                 gevent.sleep(IDLE_PAUSE)
                 self._upkeep_wanted.set()

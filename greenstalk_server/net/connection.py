@@ -1,15 +1,15 @@
 """One connection of a client: its socket, its session, and the greenlet that waits for it.
 
-The poller calls the connection when something has arrived, or when a wait of its client has ended: the commands are
-served in that call, in the hub, since a broker method never switches. Whatever may have to wait is left to the
-greenlet, which is otherwise blocked on its Event: it sends what the socket has not taken, sends large replies piece by
-piece, pauses a client that exceeds its rate, and closes the socket. Meanwhile the connection is busy: it is not read,
-and nobody else sends. Replies that wait for the journal are held; the committer sends them.
+The poller calls the connection when input has arrived, or when the client's wait for a job has ended. The call serves
+the commands in the hub, which is possible since no broker method switches. The greenlet does what may have to wait: it
+sends the bytes that the socket did not accept, sends large replies in pieces, pauses a client that exceeds its rate,
+and closes the socket. Otherwise it blocks on its Event. While the greenlet works the connection is busy: it is not
+read, and only the greenlet sends. Replies that wait for the journal are held; the committer sends them.
 
-A close or a `quit` takes effect in the broker in the call that serves it, so before any command that arrives later; the
-socket is closed afterwards, by the greenlet.
+A close or a `quit` takes effect in the broker in the call that serves it, so before any command that arrives later. The
+greenlet closes the socket afterwards.
 
-Methods say if they may switch greenlets.
+Docstrings say which methods may switch greenlets.
 """
 
 from __future__ import annotations
@@ -38,38 +38,39 @@ from greenstalk_server.protocol.session import Session
 from greenstalk_server.runtime.clock import Clock
 
 RECEIVE_SIZE: Final = 65536 + 4096
-"""Bytes received at once: the largest put of a default server, whole."""
+"""Bytes per recv: the largest put that a server with the default -z accepts, whole."""
 
 MAX_HELD: Final = 16
-"""Chunks whose replies wait for the journal, before a connection is read no further."""
+"""Chunks of replies that wait for the journal; at this number, reading from the connection pauses."""
 
-STREAMED_AT_ONCE: Final = 262144
-"""Bytes of a large reply that are sent at once; then other connections are served."""
+STREAM_BATCH: Final = 262144
+"""Bytes of a large reply that are sent before other connections are served."""
 
 COSTLY: Final = 8192
-"""Cost above which a call counts toward the poller's budget although no input is left."""
+"""Cost above which a call counts toward the poller's budget even if no input is left."""
 
 TLS_WEIGHT: Final = 4
-"""Cost of a received byte of TLS that is no data. A portion of records that hold none takes 6 to 10 ms."""
+"""Cost per received byte of TLS overhead. A portion that consists of records without data takes 6 to 10 ms."""
 
 NO_LIMIT: Final = 2**62
-"""Bytes, more than there are."""
+"""Bytes: an output limit that is never reached."""
 
 WRITE: Final = 2
 """Event of a gevent io watcher."""
 
 _TCP_INFO: Final = struct.Struct("24xI28xI")
-"""Of struct tcp_info (linux/tcp.h): segments that are not acknowledged; milliseconds since anything was."""
+"""tcpi_unacked (segments) and tcpi_last_ack_recv (milliseconds) in struct tcp_info of linux/tcp.h."""
 
 
-def _ignore_leaving(client: Client) -> None:
-    """Stand in for `Connection.on_leave` where nobody keeps a log."""
+def _ignore_leave(client: Client) -> None:
+    """Do nothing: the default of `Connection.on_leave`."""
 
 
 class Connection:
-    """One connection, a poller.Handler; `start`, then `run` in a greenlet of its own, then `close`.
+    """One connection, a poller.Handler. Call `start`, then `run` in a greenlet of its own, then `close`.
 
-    on_leave   is called with the client before the broker disconnects it.
+    on_leave   called with the client before the broker disconnects it.
+    failure    errno that ended the connection, or 0 if the socket did not fail.
     """
 
     __slots__ = (
@@ -92,7 +93,7 @@ class Connection:
         "_is_readable",
         "_is_stopping",
         "_journal",
-        "_limited",
+        "_limit_counters",
         "_needed",
         "_output_limit",
         "_poller",
@@ -121,7 +122,7 @@ class Connection:
         make_session: Callable[[Broker, Callable[[], None]], Session] = Session,
         output_limit: int = 0,
     ) -> None:
-        """Connect a client to *broker*. *refused* is as Session has it, *output_limit* as Limits."""
+        """Connect a client to *broker*. *refused* is `Session.refused`; *output_limit* is `Limits.output`."""
         self._sock: socket.socket = sock
         self._fd: int = sock.fileno()
         self._recv: Callable[[int], bytes] = sock.recv
@@ -138,35 +139,35 @@ class Connection:
         self.client.address, self.client.name = describe_peer(sock, address)
         self.client.hang_up = self.kill
         self.session.refused = refused
-        self.on_leave: Callable[[Client], None] = _ignore_leaving
+        self.on_leave: Callable[[Client], None] = _ignore_leave
         self._greenlet: Any = None
         self._held: list[tuple[int, bytes]] = []
         self._held_size: int = 0
-        self._limited: LimitCounters = broker.limit_counters
+        self._limit_counters: LimitCounters = broker.limit_counters
         self._output_limit: int = output_limit or NO_LIMIT
-        self.failure: int = 0  # errno of what ended it, if that was the socket
+        self.failure: int = 0
         self._replies: list[bytes] | None = None  # of the portions served in this batch
         self._unsent: bytes = b""
         self._released: Event | None = None
-        self._unacknowledged_at: int = 0  # when that was first seen of what is on its way; 0 if nothing is
-        self._has_promised: bool = False  # by slices whose reply is still to come
-        self._deferred: bytes | None = None  # received, but not served yet
+        self._unacknowledged_at: int = 0  # when sent data was first seen unacknowledged; 0 if none is
+        self._has_promised: bool = False  # a served slice, whose reply is not collected yet, has changed the journal
+        self._deferred: bytes | None = None  # received, not served yet
         self._is_busy: bool = False
         self._is_gone: bool = False
         self._is_killed: bool = False
-        self._is_paused: bool = False  # what arrives is left unread
-        self._is_readable: bool = False  # something has been left unread
+        self._is_paused: bool = False  # input is left unread
+        self._is_readable: bool = False  # input was left unread
         self._is_stopping: bool = False
         self._has_hung_up: bool = False
         self._has_left: bool = False
         self._error: Exception | None = None
 
     def start(self) -> None:
-        """Have the poller serve the connection; raise OSError if it cannot. Does not switch."""
+        """Add the connection to the poller; raise OSError if the system cannot poll it. Does not switch."""
         self._poller.add(self._fd, self)
 
     def run(self) -> None:
-        """Do whatever may have to wait, until either side closes. Switches.
+        """Do the work that may have to wait, until either side closes. Switches.
 
         CPU per command with canned replies: 17.6 us with gevent's socket.recv, 9.1 with a switch to this greenlet for
         each command, 7.9 in a watcher's callback, 7 in the poller.
@@ -184,15 +185,15 @@ class Connection:
             if session.is_closing or (self._is_stopping and not session.has_more):
                 self._flush()
                 return
-            if not self._send_all():  # what the journal has released meanwhile
+            if not self._send_all():  # replies that the journal has released meanwhile
                 return
             self._is_busy = False
             self._proceed()
 
-    # For the poller; none switches
+    # Called by the poller. No method switches.
 
     def receive(self) -> bytes | None:
-        """Return what has arrived; b"" at its end, None if nothing has, or it is to be left unread."""
+        """Return the bytes that have arrived, b"" at the end of the stream, or None if nothing is to be served."""
         if self._is_paused:
             self._is_readable = True
             return None
@@ -213,23 +214,23 @@ class Connection:
         return data
 
     def note_unread(self) -> None:
-        """Have `resume` called, to receive again, though the poller reports nothing new."""
+        """Have the poller call `resume`, which receives again, even if epoll reports nothing new."""
         self._is_readable = True
         self._poller.queue(self)
 
     def note_hang_up(self) -> None:
-        """Have the rest of the stream received: the poller reports nothing new once the peer has closed."""
+        """Receive up to the end of the stream: epoll reports nothing new after the peer has closed."""
         self._has_hung_up = True
         self.note_unread()
 
     def defer(self, data: bytes) -> None:
-        """Keep *data*, as `receive` returned it, and have `resume` called, to serve it."""
+        """Keep *data*, the result of `receive`, and have the poller call `resume`, which serves it."""
         self._deferred = data
         self._is_paused = True
         self._poller.queue(self)
 
     def serve(self, data: bytes, now: int, limit: range) -> bytes:
-        """Serve *data*, as `receive` returned it; return the replies that may leave now."""
+        """Serve *data*, the result of `receive`; return the replies that can be sent now."""
         session, journal = self.session, self._journal
         promised = journal.promised if data or not session.is_woken else journal.safe  # as in `resume`, at the end
         if data:
@@ -242,12 +243,12 @@ class Connection:
         return self._settle(out, journal.promised != promised, now)
 
     def resume(self, now: int, limit: range) -> bytes:
-        """Continue after a wait or a slice, or serve what is deferred or unread; return what `serve` returns."""
+        """Continue after a wait or a slice, or serve deferred or unread input; return the replies to be sent now."""
         session, journal = self.session, self._journal
         if self._is_busy:
             return b""
         if session.is_woken:
-            promised = journal.safe  # whoever has put the job it may have been given
+            promised = journal.safe  # the put of the job that ended the wait may not be safe yet
         elif session.has_more:
             if self._is_full():
                 return b""
@@ -266,7 +267,7 @@ class Connection:
         return out
 
     def serve_more(self, now: int) -> bool:
-        """Serve another portion of what has arrived, and keep the replies; return whether more is left."""
+        """Serve another portion of the input, and keep the replies; return whether more input is left."""
         session, journal = self.session, self._journal
         promised = journal.promised
         out = session.resume(now, PORTION)
@@ -274,7 +275,7 @@ class Connection:
         return self._is_unfinished()
 
     def collect(self) -> bytes:
-        """Return the replies of all portions, as far as they may leave now."""
+        """Return those replies of all portions that can be sent now."""
         session = self.session
         out = b"".join(self._replies) if self._replies else b""
         self._replies = None
@@ -291,12 +292,12 @@ class Connection:
         return out
 
     def send(self, out: bytes) -> None:
-        """Send *out*; what the peer does not take at once is left to the greenlet."""
+        """Send *out*; the greenlet sends the bytes that the socket does not accept now."""
         try:
             sent = self._send(out)
         except BlockingIOError:
             sent = 0
-        except OSError:  # the peer is gone; what it has sent besides is not served
+        except OSError:  # the peer is gone; its unserved input is dropped
             self._is_gone = True
             self._leave(self._clock())
             self._need_greenlet(b"")
@@ -305,12 +306,12 @@ class Connection:
             self._need_greenlet(out[sent:])
 
     def fail(self, error: Exception) -> None:
-        """Have the greenlet raise *error*, which ends the connection."""
+        """Make the greenlet raise *error*, which ends the connection."""
         self._error = error
         self._need_greenlet(b"")
 
     def _serve_unread(self, now: int, limit: range) -> bytes:
-        """Serve what was deferred, or receive and serve what was left unread."""
+        """Serve deferred input, or receive and serve unread input."""
         data, self._deferred = self._deferred, None
         if data is not None:
             self._is_paused = False
@@ -322,7 +323,7 @@ class Connection:
         return b"" if data is None else self.serve(data, now, limit)
 
     def _settle(self, out: bytes, has_promised: bool, now: int) -> bytes:
-        """Decide what follows a slice that gave *out*; return what of that may leave now."""
+        """Decide what follows a slice with the replies *out*; return those replies that can be sent now."""
         session = self.session
         if session.has_more or session.is_closing:
             self._is_paused = True
@@ -336,11 +337,11 @@ class Connection:
         if out and self._committer is not None and self._is_held(self._committer, out, has_promised):
             out = b""
         if session.is_waiting and not session.wants_input:
-            self._is_paused = True  # enough has arrived while it is parked
+            self._is_paused = True  # enough input is kept while the client waits for a job
         return out
 
     def _note_slice(self, out: bytes, has_promised: bool, now: int) -> None:
-        """Keep *out*, the replies of a slice that is not the last of its input, or is the last of all."""
+        """Keep *out*, the replies of a slice that is followed by more input or that ends the session."""
         session = self.session
         self._poller.spend(session.cost)
         self._has_promised = self._has_promised or has_promised
@@ -352,12 +353,12 @@ class Connection:
             self._leave(now)
 
     def _is_unfinished(self) -> bool:
-        """Whether more input can be served at once."""
+        """Return whether more input can be served without a wait."""
         session = self.session
         return session.has_more and session.stream is None and not session.pause and not session.is_closing
 
     def _leave(self, now: int) -> None:
-        """Have the broker disconnect the client, if it has not yet."""
+        """Disconnect the client from the broker, once."""
         if not self._has_left:
             self._has_left = True
             try:
@@ -367,30 +368,30 @@ class Connection:
                 self._poller.spend(self.session.cost)
 
     def _is_held(self, committer: Committer, out: bytes, has_promised: bool) -> bool:
-        """Whether *out* has to wait for the journal: then *committer* has it sent."""
+        """Return whether *out* has to wait for the journal; then hold it, and have *committer* release it."""
         if not (self._held or (has_promised and not committer.commit_for(self))):
             return False
         self._held.append((self._journal.promised, out))
         self._held_size += len(out)
         committer.hold(self)
         if self._is_full():
-            self._limited.note("output", self.client.address)
+            self._limit_counters.note("output", self.client.address)
             self._is_paused = True
         return True
 
     def _is_full(self) -> bool:
-        """Whether it is served no further until some of the replies that wait for the journal have left."""
+        """Return whether serving pauses until some of the replies that wait for the journal have been sent."""
         return len(self._held) >= MAX_HELD or self._held_size > self._output_limit
 
     def _need_greenlet(self, unsent: bytes) -> None:
-        """Have the greenlet send *unsent*, and do what else may have to wait."""
+        """Wake the greenlet to send *unsent* and do what else may have to wait."""
         self._is_busy = True
         self._is_paused = True
         self._unsent = unsent
         self._needed.set()
 
     def _proceed(self) -> None:
-        """Read again, unless busy or enough is kept; have the poller continue what was left to be done meanwhile."""
+        """Read again, unless busy or full; queue the connection if input or a job came while it was not read."""
         session = self.session
         if self._is_busy:
             return
@@ -399,28 +400,28 @@ class Connection:
         if is_unread or session.is_woken or session.has_more:
             self._poller.queue(self)
 
-    # For the server
+    # Called by the server
 
     def stop(self) -> None:
-        """Close once the replies under way have left. Does not switch."""
+        """Close after the pending replies are sent. Does not switch."""
         self._is_stopping = True
         if not self._is_busy and not self._held and not self.session.has_more:
             self.kill()
 
     @property
-    def is_deaf(self) -> bool:
-        """Whether it is parked in a reserve, and not read since it has sent too much already."""
+    def is_waiting_unread(self) -> bool:
+        """Whether the client waits for a job while its input is not read, since too much is kept already."""
         return self.session.is_waiting and self._is_paused
 
     @property
     def awaits_disk(self) -> bool:
-        """Whether replies wait for the journal; so it may not be read either."""
+        """Whether replies wait for the journal. Then reading may be paused as well."""
         return bool(self._held)
 
     def is_unanswered(self, seconds: int, now: int) -> bool:
-        """Whether nothing was acknowledged for *seconds*, though something is on its way all the while.
+        """Return whether sent data has been unacknowledged for *seconds*.
 
-        To be asked now and then. What the peer does not read, its system acknowledges: who is slow is there.
+        Call it several times within *seconds*. A peer that reads slowly is not unanswered: its kernel acknowledges.
         """
         if self._sock.family == socket.AF_UNIX:
             return False
@@ -432,10 +433,10 @@ class Connection:
             self._unacknowledged_at = now
         return segments > 0 and now - self._unacknowledged_at >= seconds * SECOND
 
-    def has_lost_its_peer(self) -> bool:
-        """Whether the connection is broken, though nobody reads it."""
+    def is_disconnected(self) -> bool:
+        """Return whether the peer has disconnected; works while the connection is not read."""
         poll = select.poll()
-        poll.register(self._sock.fileno(), 0)  # errors and hang-ups are reported unasked
+        poll.register(self._sock.fileno(), 0)  # errors and hang-ups are always reported
         return bool(poll.poll(0))
 
     def kill(self) -> None:
@@ -445,19 +446,19 @@ class Connection:
             gevent.kill(self._greenlet)
 
     def close(self) -> None:
-        """Give the socket and the client back; call once, last. Does not switch."""
-        self._is_busy = self._is_paused = True  # the poller may still have it queued
+        """Close the socket and disconnect the client. Call it once, last. Does not switch."""
+        self._is_busy = self._is_paused = True  # it may still be in the queue of the poller
         self._poller.remove(self._fd)
         if self._greenlet is not None:
             self._needed.unlink(self._greenlet.switch)
-        self._held = []  # the committer still comes to release them, and must not have it read again
+        self._held = []  # the committer still calls `release`, which must not resume reading
         try:
             self._leave(self._clock())
         finally:
             self._sock.close()
 
     def release(self, safe: int) -> None:
-        """Send the replies that waited for records up to number *safe*. Run by the committer; does not switch."""
+        """Send the replies that waited for records up to number *safe*. Called by the committer. Does not switch."""
         held = self._held
         count = len(held)
         while count and held[count - 1][0] > safe:
@@ -471,27 +472,27 @@ class Connection:
         elif out:
             try:
                 self.send(out)
-            except Exception as error:  # noqa: BLE001  the greenlet raises it; the committer has others to release
+            except Exception as error:  # noqa: BLE001  the greenlet raises it, the committer continues
                 self.fail(error)
         if self._released is not None:
             self._released.set()
         elif self._is_busy:
-            return  # its greenlet goes on
+            return  # the greenlet calls `_proceed`
         elif self._is_stopping and not self.session.has_more:
             self._need_greenlet(b"")
         elif was_full:
             self._proceed()
 
-    # In the connection's own greenlet
+    # Called in the connection's own greenlet
 
     def _block(self) -> None:
-        """Return once the greenlet is needed. Switches. As Event.wait, which would take 800 bytes more meanwhile."""
+        """Wait until the greenlet is needed. Switches. Event.wait would do, but takes 800 bytes more while it waits."""
         self._needed.rawlink(self._greenlet.switch)
         get_hub().switch()
         self._needed.clear()
 
     def _flush(self) -> bool:
-        """Wait until all replies are safe and sent. False if the peer is gone. Switches."""
+        """Wait until all replies are safe and sent; return False if the peer is gone. Switches."""
         while self._held:
             self._released = Event()
             self._released.wait()
@@ -499,7 +500,7 @@ class Connection:
         return self._send_all()
 
     def _send_stream(self) -> bool:
-        """Send the session's stream, if it has one, after all other replies. False if the peer is gone. Switches."""
+        """Send the session's stream, if any, after all other replies; return False if the peer is gone. Switches."""
         stream = self.session.stream
         if stream is None:
             return True
@@ -512,14 +513,14 @@ class Connection:
             if not self._send_all():
                 return False
             sent += len(piece)
-            if sent >= STREAMED_AT_ONCE:
+            if sent >= STREAM_BATCH:
                 sent = 0
                 self._poller.turns.take()
         self.session.end_stream()
         return True
 
     def _send_all(self) -> bool:
-        """Send `_unsent` as the peer takes it. False if the peer is gone. Switches."""
+        """Send `_unsent`; return False if the peer is gone. Switches."""
         while self._unsent:
             try:
                 self._unsent = self._unsent[self._send(self._unsent) :]
@@ -530,7 +531,7 @@ class Connection:
         return True
 
     def _await_writable(self) -> None:
-        """Return when the peer takes more. Switches."""
+        """Wait until the socket accepts more bytes. Switches."""
         hub = get_hub()
         watcher = hub.loop.io(self._fd, WRITE)
         try:

@@ -22,8 +22,8 @@ from typing import Any, Final
 
 from gevent.pywsgi import Input, _InvalidClientInput
 
-from greenstalk_server.net.scheduling import Turns
 from greenstalk_server.runtime import logs
+from greenstalk_server.runtime.scheduling import FairQueue
 
 PORTION: Final = 4096
 """Bytes read in one turn. As chunks of one byte they take 3 ms."""
@@ -72,7 +72,7 @@ class RequestHandler(logs.RequestHandler):
         finally:
             if self._incoming.is_late:
                 address = self.client_address[0] if isinstance(self.client_address, tuple) else ""
-                self.server.files.limited.note("request_timeout", address)
+                self.server.files.limit_counters.note("request_timeout", address)
 
     def read_requestline(self) -> str:
         """Read the line that begins a request; skip one empty line before it (RFC 9112, 2.2)."""
@@ -209,10 +209,10 @@ class _Incoming(io.RawIOBase):
     is_late     it has ended so, in the middle of a request.
     """
 
-    def __init__(self, sock: Any, turns: Turns) -> None:
+    def __init__(self, sock: Any, turns: FairQueue) -> None:
         self.is_late: bool = False
         self._sock: Any = sock
-        self._turns: Turns = turns
+        self._turns: FairQueue = turns
         self._came: int = 0  # bytes of this request
         self._began: float = 0.0  # when the first of them came
         self._is_head: bool = True

@@ -1,63 +1,19 @@
-"""The log's word on limits, and the connections that stay for too long.
-
-A limit that is reached may be reached a thousand times a second; so each has its line at most once in a second, which
-says how often it was since the one before.
-"""
+"""Find connections that are idle, stalled in the middle of a command, or whose peer has disappeared."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator
-from typing import Final, Protocol
+from typing import Protocol
 
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.job import SECOND
-from greenstalk_server.core.limits import LIMIT_DESCRIPTIONS, Limits
-from greenstalk_server.core.listener import BrokerListener
+from greenstalk_server.core.limits import Limits
 from greenstalk_server.protocol.restricted_session import RestrictedSession
 from greenstalk_server.protocol.session import Session
-from greenstalk_server.runtime.clock import Clock
-
-log = logging.getLogger(__name__)
-
-AGAIN_AFTER: Final = SECOND
-"""Nanoseconds between two lines about the same limit."""
 
 
-class Complaints(BrokerListener):
-    """Tells the log of limits that were reached."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock: Clock = clock
-        self._told_at: dict[str, int] = {}
-        self._untold: dict[str, int] = {}
-
-    def on_limit_hit(self, limit: str, address: str, what: str) -> None:
-        """Tell that *limit* was reached by the client at *address*, which asked for *what*. Does not switch."""
-        if self._is_soon(limit):
-            self._untold[limit] = self._untold.get(limit, 0) + 1
-        else:
-            self._tell({"limit": limit, "address": address, "what": what})
-
-    def tell_the_rest(self) -> None:
-        """Tell how often a limit was reached since its last line, though it is no more. Does not switch."""
-        for limit in [limit for limit in self._untold if not self._is_soon(limit)]:
-            self._tell({"limit": limit})
-
-    def _is_soon(self, limit: str) -> bool:
-        told_at = self._told_at.get(limit)
-        return told_at is not None and self._clock() - told_at < AGAIN_AFTER
-
-    def _tell(self, facts: dict[str, str]) -> None:
-        limit = facts["limit"]
-        self._told_at[limit] = self._clock()
-        extra = facts | {"more": self._untold.pop(limit, 0)}
-        shown = {name: value for name, value in extra.items() if value}
-        log.warning("%s: %s", limit, LIMIT_DESCRIPTIONS[limit], extra=shown)
-
-
-class Guest(Protocol):
-    """A connection, as far as it can stay too long."""
+class TimedConnection(Protocol):
+    """A connection that is subject to timeouts."""
 
     client: Client
 
@@ -70,11 +26,13 @@ class Guest(Protocol):
     def is_unanswered(self, seconds: int, now: int) -> bool: ...
 
 
-def overstayed(connections: Iterable[Guest], limits: Limits, now: int) -> Iterator[tuple[Guest, str]]:
-    """Those of *connections* that have sent nothing, or are in the middle of a command, for too long; with the limit.
+def find_idle(
+    connections: Iterable[TimedConnection], limits: Limits, now: int
+) -> Iterator[tuple[TimedConnection, str]]:
+    """Yield each connection that has exceeded its idle or command timeout, with the name of that limit.
 
-    One that waits for a job is not idle, nor is one that holds some: its worker is at work. And it is no client's fault
-    if the disk is slow: while that is waited for, time stands still.
+    A connection that waits for a job or holds one is not idle. While replies wait for the disk, both timeouts are
+    restarted: a slow disk is not the client's fault.
     """
     idle_since = now - limits.idle_timeout * SECOND
     begun_before = now - limits.command_timeout * SECOND
@@ -90,10 +48,13 @@ def overstayed(connections: Iterable[Guest], limits: Limits, now: int) -> Iterat
             yield connection, "idle_timeout"
 
 
-def unanswered(connections: Iterable[Guest], limits: Limits, now: int) -> Iterator[tuple[Guest, str]]:
-    """Those of *connections* whose other side has acknowledged nothing for too long; with the limit.
+def find_dead(
+    connections: Iterable[TimedConnection], limits: Limits, now: int
+) -> Iterator[tuple[TimedConnection, str]]:
+    """Yield each connection whose peer has not acknowledged sent data for too long, with the name of that limit.
 
-    TCP sends it again for a quarter of an hour as a rule, and asks who has nothing to acknowledge (see listeners).
+    TCP itself retransmits for about a quarter of an hour. A peer with nothing to acknowledge is probed by keepalive
+    (see listeners.notice_dead_peers).
     """
     for connection in connections:
         if connection.is_unanswered(limits.dead_peer_timeout, now):

@@ -23,9 +23,9 @@ from typing import Any, Final, Protocol
 
 from gevent import get_hub
 
-from greenstalk_server.net.scheduling import Turns
 from greenstalk_server.protocol.session import COMMAND_SLICE, OUTPUT_SLICE
 from greenstalk_server.runtime.clock import Clock
+from greenstalk_server.runtime.scheduling import YIELD_DELAY, FairQueue
 
 READ: Final = 1
 """Event of a gevent io watcher."""
@@ -47,9 +47,6 @@ BUDGET: Final = OUTPUT_SLICE
 
 DEFER_ABOVE: Final = 2 * BUDGET
 """Cost of a batch above which the handlers not yet served wait for the next call of the loop."""
-
-NEXT_ITERATION: Final = 0.000001
-"""Seconds. Not 0: gevent runs callbacks without a delay many times over before it looks at sockets and timers."""
 
 
 class Handler(Protocol):
@@ -106,8 +103,8 @@ class Poller:
         self._is_stopped: bool = False
         self._loop: Any = get_hub().loop
         self._watcher: Any = self._loop.io(self._epoll.fileno(), READ, priority=self._loop.MAXPRI)  # before the timer
-        self._timer: Any = self._loop.timer(NEXT_ITERATION)
-        self.turns: Turns = Turns()
+        self._timer: Any = self._loop.timer(YIELD_DELAY)
+        self.turns: FairQueue = FairQueue()
 
     def start(self) -> None:
         """Begin to serve sockets."""

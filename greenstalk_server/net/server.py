@@ -1,8 +1,7 @@
-"""The gevent side: the connections to one broker, and its time.
+"""Serves one broker to the network: accepts connections, closes them, and calls the broker's tick.
 
-One greenlet owns each connection's socket (see connection), a ticker greenlet owns time.
-
-Methods say if they may switch greenlets.
+Each connection's socket is owned by one greenlet (see connection), time by the greenlet of `Ticker`, and housekeeping
+by a third one. Docstrings say which methods may switch greenlets.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import socket
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import count, islice
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import gevent
 from gevent.event import Event
@@ -25,52 +24,64 @@ from greenstalk_server.core.client import Client
 from greenstalk_server.core.job import SECOND, Job
 from greenstalk_server.core.limits import Limits
 from greenstalk_server.core.listener import BrokerListener
-from greenstalk_server.net.acceptor import Acceptor, Files
+from greenstalk_server.net.acceptor import Acceptor, DescriptorBudget
 from greenstalk_server.net.admission import Admission
 from greenstalk_server.net.committer import Committer
 from greenstalk_server.net.connection import Connection
-from greenstalk_server.net.idle import Complaints, Guest, overstayed, unanswered
+from greenstalk_server.net.idle import TimedConnection, find_dead, find_idle
+from greenstalk_server.net.limit_log import LimitLog
 from greenstalk_server.net.listeners import Listener, describe_peer, notice_dead_peers
 from greenstalk_server.net.poller import Poller
 from greenstalk_server.net.tls import Certificates, TlsSocket, reason_of, shake_hands
 from greenstalk_server.protocol.access import Rule, grants
 from greenstalk_server.protocol.restricted_session import RestrictedSession
-from greenstalk_server.protocol.session import TURN, Session
+from greenstalk_server.protocol.session import Session
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.runtime.gc_tuning import Heap, collect_old
+from greenstalk_server.runtime.scheduling import YIELD_DELAY
 
 log = logging.getLogger(__name__)
 
+Found: TypeAlias = Iterator[tuple[TimedConnection, str]]
+"""Connections to be closed, each with the name of the limit that it has exceeded."""
+
 STOP_GRACE: Final = 10.0
-"""Seconds that replies under way have to leave when the server stops."""
+"""Seconds that unsent replies have left when the server stops."""
 
 HANDSHAKE_TIMEOUT: Final = 10.0
-"""Seconds from a connection to the end of its TLS handshake."""
+"""Seconds from accepting a connection to the end of its TLS handshake."""
 
-HOUSEKEEPING_EVERY: Final = 2.0
-"""Seconds."""
+HOUSEKEEPING_INTERVAL: Final = 2.0
+"""Seconds between housekeeping passes."""
 
-OLD_COLLECTED: Final = 5
-"""How many rounds of that until the collector looks at what is old."""
+FULL_COLLECTION_PASSES: Final = 5
+"""Housekeeping passes per full garbage collection."""
 
-ASKED_OFTEN: Final = 8
-"""How many times within the dead peer's timeout it is asked if one is."""
+DEAD_PEER_CHECKS: Final = 8
+"""Checks of each connection within the dead-peer timeout."""
 
-LOOKED_AT_ONCE: Final = 500
-"""Connections, before others have their turn."""
+TIMEOUT_CHECK_BATCH: Final = 500
+"""Connections checked for timeouts before the loop serves others."""
 
-JOBS_LOGGED: Final = 100
-"""Of those that a connection held when it was closed, at debug."""
+MAX_JOBS_LOGGED: Final = 100
+"""Jobs listed in the debug line about a connection that held some when it was closed."""
 
-COMMAND_LOGGED: Final = 224
-"""Bytes of a refused command, at debug: no command that is allowed is longer."""
+MAX_COMMAND_LOGGED: Final = 224
+"""Bytes of a refused command in its debug line. No valid command is longer."""
 
-SLEEP_AT_MOST: Final = 3600.0
-"""Seconds the ticker sleeps; a deadline may be a century away, which no timer takes."""
+MAX_SLEEP: Final = 3600.0
+"""Seconds that the ticker sleeps at most. A deadline can be a century away, which exceeds the range of timers."""
+
+ACCEPT_BATCH: Final = 16
+"""Connections accepted before others are served: fewer than the poller serves per call, so that a flood of connections
+is not accepted faster than it is served."""
+
+TLS_ACCEPT_BATCH: Final = 10
+"""The same for TLS. A handshake takes some milliseconds."""
 
 
 class Server:
-    """Serves *broker* on *listeners*, which are bound, listening, non-blocking sockets."""
+    """Serves *broker* on *listeners*, whose sockets are bound, listening and non-blocking."""
 
     def __init__(
         self,
@@ -79,12 +90,12 @@ class Server:
         clock: Clock,
         committer: Committer | None = None,
         *,
-        files: Files,
+        files: DescriptorBudget,
         limits: Limits,
         rules: Sequence[Rule] = (),
         certificates: Certificates | None = None,
     ) -> None:
-        """*committer* is that of the broker's journal, if it has one on disk; *certificates* are for who speaks TLS."""
+        """*committer* belongs to the broker's journal, if it is durable; *certificates* are for the TLS listeners."""
         self.broker: Broker = broker
         self.clock: Clock = clock
         self.connections: set[Connection] = set()
@@ -99,34 +110,34 @@ class Server:
             notice_dead_peers(listener.sock, limits.dead_peer_timeout)
         self._poller: Poller = Poller(clock)
         self._acceptors: list[Acceptor] = [
-            Acceptor(listener.sock, partial(self._admit, listener), files, self._poller, _accepted_at_once(listener))
+            Acceptor(listener.sock, partial(self._admit, listener), files, self._poller, _accept_batch(listener))
             for listener in listeners
         ]
         self._ticker: Ticker = Ticker(broker, clock)
-        self._complaints: Complaints = Complaints(clock)
-        broker.subscribe(self._complaints)
+        self._limit_log: LimitLog = LimitLog(clock)
+        broker.subscribe(self._limit_log)
         broker.subscribe(_TimeoutLog())
         broker.subscribe(self._ticker)
         self._housekeeper: gevent.Greenlet | None = None
         self._is_stopped: Event = Event()
 
     def start(self) -> None:
-        """Begin to accept connections. Does not switch."""
+        """Start accepting connections. Does not switch."""
         self._ticker.start()
         self._poller.start()
-        self._housekeeper = gevent.spawn(self._keep_house)
+        self._housekeeper = gevent.spawn(self._run_housekeeping)
         if self._committer is not None:
             self._committer.start()
         for acceptor in self._acceptors:
             acceptor.start()
 
     def drain(self) -> None:
-        """Refuse puts from now on. Does not switch."""
+        """Enter drain mode, which refuses puts. Does not switch."""
         self.broker.drain()
-        log.info("draining: puts are refused, all else goes on")
+        log.info("draining: puts are refused; all other commands are served")
 
     def stop(self) -> None:
-        """Accept no more, let replies under way leave, close every connection. Switches; may be called again."""
+        """Stop accepting, send pending replies within `STOP_GRACE`, close every connection. Idempotent. Switches."""
         self._is_stopping = True
         for acceptor in self._acceptors:
             acceptor.close()
@@ -148,46 +159,54 @@ class Server:
         self._is_stopped.set()
 
     def serve_forever(self) -> None:
-        """Start, and return when `stop` has been called. Switches."""
+        """Start, and return after `stop`. Switches."""
         self.start()
         self._is_stopped.wait()
 
-    def _keep_house(self) -> None:
-        """See to what nobody tells us of: memory that has become free, and peers that are gone while not read."""
+    def _run_housekeeping(self) -> None:
+        """Every `HOUSEKEEPING_INTERVAL`, trim memory, close timed-out connections, and flush the limit log. Switches.
+
+        A connection that waits for a job with input left unread gets no event when its peer disconnects, so it is
+        polled here.
+        """
         heap = Heap()
         for number in count(1):
-            gevent.sleep(HOUSEKEEPING_EVERY)
-            if not number % OLD_COLLECTED:
+            gevent.sleep(HOUSEKEEPING_INTERVAL)
+            if not number % FULL_COLLECTION_PASSES:
                 collect_old()
             heap.trim()
-            self._turn_out(number)
-            self._complaints.tell_the_rest()
-            for connection in [connection for connection in self.connections if connection.is_deaf]:
-                if connection.has_lost_its_peer():
+            self._close_timed_out(number)
+            self._limit_log.flush()
+            for connection in [connection for connection in self.connections if connection.is_waiting_unread]:
+                if connection.is_disconnected():
                     connection.kill()
 
-    def _turn_out(self, number: int) -> None:
-        """Close connections that are idle, in the middle of a command, or gone for longer than they may. Switches."""
+    def _close_timed_out(self, number: int) -> None:
+        """Close idle, stalled and dead connections in housekeeping pass *number*. Switches."""
         limits = self._limits
         if limits.idle_timeout or limits.command_timeout:
-            self._turn_out_those(overstayed)
-        asked_every = max(1, int(limits.dead_peer_timeout / HOUSEKEEPING_EVERY) // ASKED_OFTEN)
-        if limits.dead_peer_timeout and not number % asked_every:
-            self._turn_out_those(unanswered)
+            self._close_found(find_idle)
+        passes = max(1, int(limits.dead_peer_timeout / HOUSEKEEPING_INTERVAL) // DEAD_PEER_CHECKS)
+        if limits.dead_peer_timeout and not number % passes:
+            self._close_found(find_dead)
 
-    def _turn_out_those(self, found: Callable[[list[Connection], Limits, int], Iterator[tuple[Guest, str]]]) -> None:
+    def _close_found(
+        self, find: Callable[[list[Connection], Limits, int], Iterator[tuple[TimedConnection, str]]]
+    ) -> None:
+        """Close each connection that *find* yields. Switches."""
         connections = list(self.connections)
-        for begin in range(0, len(connections), LOOKED_AT_ONCE):
-            still_there = [one for one in connections[begin : begin + LOOKED_AT_ONCE] if one in self.connections]
-            for connection, limit in found(still_there, self._limits, self.clock()):
+        for begin in range(0, len(connections), TIMEOUT_CHECK_BATCH):
+            batch = [one for one in connections[begin : begin + TIMEOUT_CHECK_BATCH] if one in self.connections]
+            for connection, limit in find(batch, self._limits, self.clock()):
                 self.broker.limit_counters.note(limit, connection.client.address)
                 connection.client.hang_up()
-            gevent.sleep(TURN)
+            gevent.sleep(YIELD_DELAY)
 
     def _admit(self, listener: Listener, sock: socket.socket, address: object) -> Callable[[], None] | None:
-        """Admit a connection to *listener*; return what its greenlet runs, None if it is one too many. Does not switch.
+        """Admit a connection to *listener*; return the function that its greenlet runs, or None if a limit forbids it.
 
-        A plain connection counts from now on, before anything that arrives later is served.
+        A plain connection exists for the broker from now on, before input that arrives later is served. Does not
+        switch.
         """
         host = address[0] if isinstance(address, tuple) else ""
         limit = self._admission.enter(host)
@@ -195,21 +214,21 @@ class Server:
             self.broker.limit_counters.note(limit, describe_peer(sock, address)[0])
             return None
         if listener.is_tls:
-            return partial(self._serve_by_tls, listener, sock, address, host)
+            return partial(self._serve_tls, listener, sock, address, host)
         connection = self._connect(listener, sock, address, host, [])
         return None if connection is None else partial(self._serve, connection, host)
 
-    def _serve_by_tls(self, listener: Listener, sock: socket.socket, address: object, host: str) -> None:
-        """Complete the TLS handshake, and serve. Switches."""
+    def _serve_tls(self, listener: Listener, sock: socket.socket, address: object, host: str) -> None:
+        """Complete the TLS handshake, then serve the connection. Switches."""
         assert self._certificates is not None
-        greenlet, where = getcurrent(), describe_peer(sock, address)[0]
+        greenlet, peer = getcurrent(), describe_peer(sock, address)[0]
         self._handshakes.add(greenlet)
         secured: TlsSocket | None = None
         try:
             if not self._is_stopping:  # `stop` has ended the handshakes in progress, but not those about to begin
                 secured = shake_hands(self._certificates, sock, HANDSHAKE_TIMEOUT)
         except OSError as error:
-            self.broker.limit_counters.note("handshake", where, reason_of(error))
+            self.broker.limit_counters.note("handshake", peer, reason_of(error))
         except GreenletExit:
             pass
         finally:
@@ -224,7 +243,7 @@ class Server:
     def _connect(
         self, listener: Listener, sock: socket.socket, address: object, host: str, names: list[str]
     ) -> Connection | None:
-        """Return a connection whose certificate has *names*; None, and close it, if it cannot be polled.
+        """Return a connection whose client certificate has *names*, or close it and return None if it cannot be polled.
 
         Does not switch.
         """
@@ -272,7 +291,7 @@ class Server:
                 self.broker.limit_counters.note("dead_peer_timeout", connection.client.address)
 
     def _session_maker(self, listener: Listener, names: list[str]) -> Callable[[Broker, Callable[[], None]], Session]:
-        """What makes the session of a connection: a plain one where nothing restricts it."""
+        """Return the constructor of a connection's session: Session itself if no rule or limit applies."""
         limits = self._limits
         if not (self._rules or limits.rate or limits.idle_timeout or limits.command_timeout):
             return Session
@@ -280,34 +299,30 @@ class Server:
         return partial(RestrictedSession, grants=granted, rate=limits.rate, now=self.clock())
 
 
-def _accepted_at_once(listener: Listener) -> int:
-    """Connections, before others have their turn: a handshake takes some ms.
-
-    Fewer than the poller serves in a turn, else those of a flood would come faster than they go.
-    """
-    return 10 if listener.is_tls else 16
+def _accept_batch(listener: Listener) -> int:
+    return TLS_ACCEPT_BATCH if listener.is_tls else ACCEPT_BATCH
 
 
 def _fields(client: Client) -> dict[str, object]:
-    """What the log says of a connection."""
+    """Return the fields of log lines about *client*."""
     return {"connection": client.number, "address": client.address}
 
 
 def _on_leave(client: Client) -> None:
-    """Note that *client* is disconnected, with the jobs that it held. Does not switch."""
+    """Log at debug that *client* disconnected, with the jobs that it held. Does not switch."""
     if log.isEnabledFor(logging.DEBUG):
-        log.debug("disconnected", extra=_fields(client) | {"jobs": list(islice(client.reserved, JOBS_LOGGED))})
+        log.debug("disconnected", extra=_fields(client) | {"jobs": list(islice(client.reserved, MAX_JOBS_LOGGED))})
 
 
 def _on_refused(client: Client, command: bytes, reply: bytes) -> None:
-    """Note that *command* was answered by an error. Does not switch."""
+    """Log at debug that *command* got the error *reply*. Does not switch."""
     if log.isEnabledFor(logging.DEBUG):
-        facts = {"command": command[:COMMAND_LOGGED].decode(errors="replace")}
+        facts = {"command": command[:MAX_COMMAND_LOGGED].decode(errors="replace")}
         log.debug("refused: %s", reply.decode().rstrip(), extra=_fields(client) | facts)
 
 
 class _TimeoutLog(BrokerListener):
-    """Logs reservations that time out, at debug."""
+    """Logs at debug each reservation that times out."""
 
     def on_reservation_timeout(self, client: Client, job: Job) -> None:
         if log.isEnabledFor(logging.DEBUG):
@@ -316,38 +331,38 @@ class _TimeoutLog(BrokerListener):
 
 
 class Ticker(BrokerListener):
-    """The greenlet that calls the broker's tick when something falls due."""
+    """Calls the broker's tick when a deadline is reached, in a greenlet of its own."""
 
     def __init__(self, broker: Broker, clock: Clock) -> None:
         self._broker: Broker = broker
         self._clock: Clock = clock
         self._due: int | None = None
-        self._sooner: Event = Event()
+        self._earlier: Event = Event()
         self._greenlet: gevent.Greenlet | None = None
 
     def start(self) -> None:
-        """Begin. Does not switch."""
+        """Start the greenlet. Does not switch."""
         self._greenlet = gevent.spawn(self._run)
 
     def stop(self) -> None:
-        """End. Switches."""
+        """End the greenlet. Switches."""
         if self._greenlet is not None:
             self._greenlet.kill()
             self._greenlet = None
 
     def on_alarm(self, when: int) -> None:
         if self._due is None or when < self._due:
-            self._sooner.set()
+            self._earlier.set()
 
     def _run(self) -> None:
         while True:
-            self._sooner.clear()
+            self._earlier.clear()
             self._due = self._broker.tick(self._clock())
             if self._due is None:
-                self._sooner.wait(SLEEP_AT_MOST)
+                self._earlier.wait(MAX_SLEEP)
                 continue
             left = self._due - self._clock()
             if left > 0:
-                self._sooner.wait(min(left / SECOND, SLEEP_AT_MOST))
+                self._earlier.wait(min(left / SECOND, MAX_SLEEP))
             else:
-                gevent.sleep(TURN)
+                gevent.sleep(YIELD_DELAY)

@@ -28,8 +28,8 @@ from gevent.socket import wait_read, wait_write
 from gevent.timeout import Timeout
 
 from greenstalk_server.config.options import Options
-from greenstalk_server.net.scheduling import Turns
 from greenstalk_server.runtime.exit_codes import EXIT_USAGE, StartError
+from greenstalk_server.runtime.scheduling import FairQueue
 
 log = logging.getLogger(__name__)
 
@@ -234,7 +234,7 @@ class Certificates:
     def __init__(self, options: Options) -> None:
         """Read what *options*, which name a certificate, name; raise StartError."""
         assert options.tls_cert is not None
-        self.turns: Turns = Turns()
+        self.turns: FairQueue = FairQueue()
         self._options: Options = options
         self._context: ssl.SSLContext = self._read()
 

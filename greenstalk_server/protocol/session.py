@@ -75,10 +75,6 @@ NEW_TUBE_WEIGHT: Final = 2048
 LEAVE_WEIGHT: Final = 128
 """The same, for each job and each watched tube of a client that disconnects."""
 
-TURN: Final = 0.000001
-"""Seconds between two slices, in which others have their turn. No zero: gevent would go on with all that does not wait
-for a socket, and look at the sockets after fifty slices."""
-
 
 class Session:
     """One connection's conversation with *broker*; see the module."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.daemon import Daemon, environment
+from tests.support.daemon import Daemon, environment
 
 
 @pytest.fixture(scope="module")

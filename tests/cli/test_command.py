@@ -23,7 +23,7 @@ import psutil
 import pytest
 
 from greenstalk_server import __version__
-from tests.daemon import COMMAND, MINDING_SIGNALS, PATIENCE, REPOSITORY, Daemon, ask, environment, run
+from tests.support.daemon import COMMAND, MINDING_SIGNALS, PATIENCE, REPOSITORY, Daemon, ask, environment, run
 
 LOOPBACK = ("-l", "127.0.0.1", "-p", "0")
 QUIET = (*LOOPBACK, "--no-web")

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from greenstalk_server.journal.record import VERSION
-from tests.daemon import COMMAND, PATIENCE, REPOSITORY, Daemon, environment, run
-from tests.server.peer import eventually
-from tests.server.secured import make_certificates
+from tests.support.daemon import COMMAND, PATIENCE, REPOSITORY, Daemon, environment, run
+from tests.support.peer import eventually
+from tests.support.tls import make_certificates
 
 LOOPBACK = ("-l", "127.0.0.1", "-p", "0", "--web-port", "0")
 VALID = "greenstalk-server: the configuration is valid\n"

@@ -23,8 +23,8 @@ from greenstalk_server.core.tube import Tube
 from greenstalk_server.journal import archive, record
 from greenstalk_server.journal.archive import BadLine, Pause, Reader, Writer
 from greenstalk_server.journal.transfer import SEGMENT_SIZE
-from tests.daemon import COMMAND, PATIENCE, REPOSITORY, Daemon, environment, run
-from tests.server.peer import eventually
+from tests.support.daemon import COMMAND, PATIENCE, REPOSITORY, Daemon, environment, run
+from tests.support.peer import eventually
 
 QUIET = ("-l", "127.0.0.1", "-p", "0", "--no-web")
 BINARY = bytes(range(256)) + b"\r\n"

@@ -22,8 +22,8 @@ from greenstalk_server.core.job import Job
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.journal import record
 from greenstalk_server.journal.check import Report, inspect
-from tests.daemon import PATIENCE, Daemon, run
 from tests.journal import version1
+from tests.support.daemon import PATIENCE, Daemon, run
 
 QUIET = ("-l", "127.0.0.1", "-p", "0", "--no-web")
 SMALL = ("-s", "4096", "-f", "0")

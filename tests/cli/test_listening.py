@@ -10,7 +10,7 @@ from typing import TextIO
 import pytest
 
 from tests.cli.test_command import PUT, QUIET
-from tests.daemon import COMMAND, PATIENCE, Daemon, ask, environment, run
+from tests.support.daemon import COMMAND, PATIENCE, Daemon, ask, environment, run
 
 HAND_OVER = """\
 import os, sys

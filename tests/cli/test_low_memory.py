@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemon import COMMAND, PATIENCE, REPOSITORY, environment, run
+from tests.support.daemon import COMMAND, PATIENCE, REPOSITORY, environment, run
 
 BODY = 150 * 10**6
 LITTLE = 300 * 10**6

@@ -14,7 +14,7 @@ import pytest
 from greenstalk_server.config.command_line import parse
 from greenstalk_server.config.definitions import DEFINITIONS
 from greenstalk_server.config.options import Options
-from tests.daemon import REPOSITORY, run
+from tests.support.daemon import REPOSITORY, run
 
 PAGE = REPOSITORY / "docs" / "configuration.md"
 

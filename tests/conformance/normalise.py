@@ -15,7 +15,7 @@ import re
 import zlib
 from collections.abc import Callable
 
-from .servers import Baseline
+from tests.support.servers import Baseline
 
 _LONG_BODY = 200
 

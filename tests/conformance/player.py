@@ -13,6 +13,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from tests.support.servers import Server
+from tests.support.wire import Connection
+
 from .normalise import normalise
 from .script import (
     Close,
@@ -29,8 +32,6 @@ from .script import (
     Step,
     Wait,
 )
-from .servers import Server
-from .wire import Connection
 
 PATIENCE_SECONDS = 0.1
 """Enough, since the barrier follows before a silence is believed."""

@@ -10,11 +10,12 @@ from queue import SimpleQueue
 
 import pytest
 
+from tests.support.servers import Kind, Server, ours, peer
+
 from .corpus import CORPUS
 from .differences import DIFFERENCES, as_ours
 from .player import Delivery, Transcript, play, replies
 from .script import Conversation
-from .servers import Kind, Server, ours, peer
 
 TIME_TOLERANCE_SECONDS = 0.35
 """Between the moments of a reply on the two sides; every step of the corpus that waits, waits for longer."""

@@ -8,6 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.support.servers import Baseline, ServerError, peer
+from tests.support.wire import END, MISSING_CRLF, QUIET, SILENCE, Connection
+
 from .differences import as_ours
 from .normalise import normalise
 from .script import (
@@ -24,8 +27,6 @@ from .script import (
     parse_payload,
     parse_step,
 )
-from .servers import Baseline, ServerError, peer
-from .wire import END, MISSING_CRLF, QUIET, SILENCE, Connection
 
 BASELINE = Baseline(pid=7, last_id=40, stats={"cmd-put": "5"}, default_tube={"total-jobs": "3", "current-using": "1"})
 

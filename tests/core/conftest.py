@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.core.world import World
+from tests.support.world import World
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 from greenstalk_server.core.broker import SLICE
 from greenstalk_server.core.job import BURIED, DELAYED, READY, SECOND
 from greenstalk_server.core.limits import Refusal
-from tests.core.world import FullJournal, World
+from tests.support.world import FullJournal, World
 
 
 def test_bury_job_takes_a_ready_or_delayed_one(world: World) -> None:

@@ -10,7 +10,7 @@ import pytest
 from greenstalk_server.core.broker import SLICE
 from greenstalk_server.core.job import BURIED, DELAYED, READY
 from greenstalk_server.core.tube import Tube
-from tests.core.world import Actor, World
+from tests.support.world import Actor, World
 
 
 class Oracle:

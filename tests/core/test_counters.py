@@ -11,7 +11,7 @@ from greenstalk_server.core.broker import PARTED_AT_MOST, Broker
 from greenstalk_server.core.counters import ServerFacts
 from greenstalk_server.core.job import BURIED, READY, SECOND, Job
 from greenstalk_server.core.tube import Tube
-from tests.core.world import START, Actor, DroppedTubes, FullJournal, World
+from tests.support.world import START, Actor, DroppedTubes, FullJournal, World
 
 
 def lengths(*seconds: float) -> dict[int, int]:

@@ -7,7 +7,7 @@ import pytest
 from greenstalk_server.core.broker import SLICE
 from greenstalk_server.core.client import SCAN_AT_MOST
 from greenstalk_server.core.job import DELAYED, SECOND
-from tests.core.world import World
+from tests.support.world import World
 
 INSTANT = 1 / SECOND
 

@@ -10,7 +10,7 @@ from greenstalk_server.core import job_history
 from greenstalk_server.core.body_cache import held_body
 from greenstalk_server.core.broker import SLICE
 from greenstalk_server.core.job import BURIED, DELAYED, NO_KEY, SECOND, Job
-from tests.core.world import Actor, DroppedTubes, FullJournal, World, slots
+from tests.support.world import Actor, DroppedTubes, FullJournal, World, slots
 
 STATES = ("ready", "delayed", "buried", "reserved")
 

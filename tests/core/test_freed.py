@@ -19,7 +19,7 @@ from greenstalk_server.core.ready_ages import Arrivals
 from greenstalk_server.core.ready_queue import ReadyQueue
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.core.tube_set import FEW, Watch
-from tests.core.world import START, make_broker
+from tests.support.world import START, make_broker
 
 NAMES = [b"tube-%d" % number for number in range(2 * FEW)]
 KINDS = (Arrivals, Client, Job, JobHeap, Past, ReadyQueue, Tube, Watch)

@@ -6,7 +6,7 @@ import pytest
 
 from greenstalk_server.core.broker import SLICE
 from greenstalk_server.core.job import BURIED, DELAYED
-from tests.core.world import Actor, World
+from tests.support.world import Actor, World
 
 
 def bury(client: Actor, count: int) -> list[int]:

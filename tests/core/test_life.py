@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from greenstalk_server.core import job_history
 from greenstalk_server.core.job import BURIED, DELAYED
 from greenstalk_server.core.job_history import Event
-from tests.core.world import START, World
+from tests.support.world import START, World
 
 EVENTS = st.lists(
     st.builds(

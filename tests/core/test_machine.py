@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from greenstalk_server.core import broker, job_history
 from greenstalk_server.core.job import BURIED, DELAYED, SECOND, URGENT_BELOW
 from tests.core.model import Model, ModelJob, Tie
-from tests.core.world import START, Actor, World
+from tests.support.world import START, Actor, World
 
 CLIENTS = 6
 COUNTED = (

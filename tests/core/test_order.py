@@ -8,7 +8,7 @@ import pytest
 
 from greenstalk_server.core.broker import SLICE
 from greenstalk_server.core.job import BURIED, DELAYED
-from tests.core.world import World
+from tests.support.world import World
 
 
 def test_ready_jobs_go_by_priority_and_then_by_id(world: World) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from greenstalk_server.core.job import RESERVED, SECOND
-from tests.core.world import START, Actor, World, make_broker
+from tests.support.world import START, Actor, World, make_broker
 
 DEEDS: dict[str, Callable[[Actor, int], bool]] = {
     "delete": lambda actor, id: actor.delete(id),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from greenstalk_server.core.job import IN_RUN, Job
 from greenstalk_server.core.ready_queue import CHUNK, RUNS, ReadyQueue
 from greenstalk_server.core.tube import Tube
-from tests.core.world import World
+from tests.support.world import World
 
 
 class Shelf:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from greenstalk_server.core.job import URGENT_BELOW
-from tests.core.world import START, FullJournal, World
+from tests.support.world import START, FullJournal, World
 
 
 def test_jobs_are_counted_per_state_and_urgent_ones_are_ready_ones(world: World) -> None:

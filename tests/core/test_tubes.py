@@ -6,7 +6,7 @@ import pytest
 
 from greenstalk_server.core.broker import SLICE
 from greenstalk_server.core.job import BURIED, SECOND
-from tests.core.world import World
+from tests.support.world import World
 
 INSTANT = 1 / SECOND
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from greenstalk_server.core.job import BURIED, SECOND
-from tests.core.world import Actor, World
+from tests.support.world import Actor, World
 
 INSTANT = 1 / SECOND
 

@@ -9,7 +9,7 @@ import pytest
 from greenstalk_server.core.job import READY, Job
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.core.tube_set import AT_MOST, FEW, SLACK, Watch
-from tests.core.world import Actor, World
+from tests.support.world import Actor, World
 
 NAMES = [b"tube-%d" % number for number in range(3 * FEW)]
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
 from tests.crash.ledger import BURIED, DELAYED, GONE, READY, Known, Ledger, State
-from tests.daemon import PATIENCE
+from tests.support.daemon import PATIENCE
 
 SHARED_TUBES: Final = (b"shared-a", b"shared-b")
 MAX_LIVE: Final = 1500

@@ -11,8 +11,8 @@ from typing import Final
 
 from tests.crash.agent import private_tube
 from tests.crash.ledger import BURIED, DELAYED, GONE, READY, Known, Ledger, State
-from tests.daemon import Daemon
-from tests.server.peer import Peer
+from tests.support.daemon import Daemon
+from tests.support.peer import Peer
 
 AT_ONCE: Final = 100
 """Jobs requested per batch."""

@@ -15,8 +15,8 @@ from typing import Final
 from tests.crash.agent import LARGE, Agent
 from tests.crash.audit import Audit
 from tests.crash.ledger import Ledger
-from tests.daemon import COMMAND, REPOSITORY, Daemon, environment, run
-from tests.server.peer import eventually
+from tests.support.daemon import COMMAND, REPOSITORY, Daemon, environment, run
+from tests.support.peer import eventually
 
 BATCHES: Final = (1, 1, 1, 8, 30, 60)
 """Maximum number of commands in flight of each client."""

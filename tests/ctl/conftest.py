@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.conformance.servers import Server, ours, peer
 from tests.ctl.world import Client, WithApi, connect
+from tests.support.servers import Server, ours, peer
 
 
 @pytest.fixture(scope="session")

@@ -24,7 +24,6 @@ from greenstalkctl.channel import Channel
 from greenstalkctl.exits import Interrupted, Unreachable
 from greenstalkctl.follower import Lister
 from greenstalkctl.interrupt import Interrupt
-from tests.conformance.servers import Server
 from tests.ctl.test_jobs import fill
 from tests.ctl.world import (
     COMMAND,
@@ -42,7 +41,8 @@ from tests.ctl.world import (
     run,
     spawn,
 )
-from tests.daemon import PATIENCE, REPOSITORY, Daemon, environment
+from tests.support.daemon import PATIENCE, REPOSITORY, Daemon, environment
+from tests.support.servers import Server
 
 ADMIN, VIEWER = "admins-token", "viewers-token"
 MANY = 2500

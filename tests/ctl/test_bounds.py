@@ -12,9 +12,9 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from greenstalkctl.server import MAX_STATS
-from tests.conformance.servers import Server
 from tests.ctl.world import COMMAND, Done, ctl, run
-from tests.daemon import PATIENCE, REPOSITORY, Daemon
+from tests.support.daemon import PATIENCE, REPOSITORY, Daemon
+from tests.support.servers import Server
 
 MIB = 2**20
 ROOM = 1000 * MIB

@@ -12,7 +12,7 @@ import pytest
 from greenstalkctl.cli import cli
 from greenstalkctl.settings import Settings
 from tests.ctl.world import WithApi, ctl
-from tests.daemon import REPOSITORY, environment
+from tests.support.daemon import REPOSITORY, environment
 
 PAGE = (REPOSITORY / "docs" / "greenstalkctl.md").read_text()
 README = (REPOSITORY / "README.md").read_text()

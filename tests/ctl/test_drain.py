@@ -12,10 +12,10 @@ from greenstalkctl.address import parse
 from greenstalkctl.queue import Stats
 from greenstalkctl.server import Server as Connection
 from greenstalkctl.transfer import Outcome, Tally, Transfer
-from tests.conformance.servers import Server, peer
 from tests.ctl.test_jobs import fill
 from tests.ctl.world import Client, address, connect, ctl, finish, ids, jobs, old_server, run, spawn
-from tests.daemon import PATIENCE
+from tests.support.daemon import PATIENCE
+from tests.support.servers import Server, peer
 
 MANY = 900
 

@@ -15,10 +15,10 @@ import pytest
 
 from greenstalkctl.address import Address, parse
 from greenstalkctl.cli import cli
-from tests.conformance.servers import Server, peer
 from tests.ctl.test_looking import wait_for_look
 from tests.ctl.world import COMMAND, Done, address, connect, ctl, finish, run, spawn
-from tests.daemon import PATIENCE, REPOSITORY, Daemon
+from tests.support.daemon import PATIENCE, REPOSITORY, Daemon
+from tests.support.servers import Server, peer
 
 BUFFERED_OR_NOT = pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
 

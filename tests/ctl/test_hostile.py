@@ -9,8 +9,8 @@ import threading
 import pytest
 
 from greenstalkctl import text
-from tests.conformance.servers import Server
 from tests.ctl.world import HOSTILE, Client, Terminal, address, ctl, run
+from tests.support.servers import Server
 
 BODY = HOSTILE.encode()
 HARMLESS = r"\x1b]0;owned\x07\x1b[2J\x9b31m\u202e\x0d\x08[bold]x[/bold]"

@@ -8,8 +8,8 @@ import greenstalk
 import pytest
 
 from greenstalkctl.commands import put
-from tests.conformance.servers import Server
 from tests.ctl.world import EITHER_WAY, Client, ctl, ids, jobs
+from tests.support.servers import Server
 
 pytestmark = EITHER_WAY
 

@@ -13,9 +13,9 @@ from greenstalkctl.commands.bench import summary
 from greenstalkctl.follower import SLACK, Follower
 from greenstalkctl.queue import Stats
 from greenstalkctl.server import Server as Connection
-from tests.conformance.servers import Server
 from tests.ctl.world import EITHER_WAY, Client, address, connect, ctl, finish, spawn
-from tests.daemon import PATIENCE
+from tests.support.daemon import PATIENCE
+from tests.support.servers import Server
 
 
 @EITHER_WAY

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.conformance.servers import Server
 from tests.ctl.world import Terminal, WithApi, address, connect, ctl, front, jobs, run
-from tests.daemon import PATIENCE, Daemon
-from tests.server.secured import make_certificates
+from tests.support.daemon import PATIENCE, Daemon
+from tests.support.servers import Server
+from tests.support.tls import make_certificates
 
 
 @pytest.fixture(scope="module")

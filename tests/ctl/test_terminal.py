@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.conformance.servers import Server
 from tests.ctl.test_drain import fill_many
 from tests.ctl.world import COMMAND, Terminal, address, connect, ctl, finish, jobs, run
-from tests.daemon import MINDING_SIGNALS, PATIENCE, REPOSITORY
+from tests.support.daemon import MINDING_SIGNALS, PATIENCE, REPOSITORY
+from tests.support.servers import Server
 
 
 @pytest.mark.parametrize(("answer", "code", "left"), [("y\n", 0, 0), ("n\n", 1, 1), ("\n", 1, 1), ("\x04", 1, 1)])

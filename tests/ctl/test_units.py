@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from greenstalkctl import units
-from tests.conformance.servers import Server
 from tests.ctl.world import connect, ctl
+from tests.support.servers import Server
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from greenstalkctl.table import ELLIPSIS, GAP, LEAST, Column, fit
-from tests.conformance.servers import Server
 from tests.ctl.world import EITHER_WAY, Client, Terminal, WithApi, connect, ctl, where
+from tests.support.servers import Server
 
 LONG = "production.eu-west-1." + "x" * 158 + ".thumbnails.retry-low"
 """A name of 200 bytes, whose both ends tell it from others."""

@@ -30,8 +30,8 @@ import greenstalk
 import pytest
 
 from greenstalkctl.cli import main
-from tests.conformance.servers import Baseline, Kind, Server, ours
-from tests.daemon import MINDING_SIGNALS, PATIENCE, REPOSITORY
+from tests.support.daemon import MINDING_SIGNALS, PATIENCE, REPOSITORY
+from tests.support.servers import Baseline, Kind, Server, ours
 
 COMMAND = (sys.executable, "-m", "greenstalkctl")
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e\r\x08[bold]x[/bold]"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.daemon import PATIENCE, REPOSITORY
+from tests.support.daemon import PATIENCE, REPOSITORY
 
 RULES = REPOSITORY / "docs" / "prometheus-alerts.yml"
 SERIES = Path(__file__).with_name("alerts.yml")

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import psutil
 
-from tests.daemon import COMMAND, PATIENCE, REPOSITORY, Daemon, environment
 from tests.packaging.test_wheel import NEEDED_TO_BUILD, SOURCES
+from tests.support.daemon import COMMAND, PATIENCE, REPOSITORY, Daemon, environment
 
 DOCKERFILE = REPOSITORY / "deploy" / "Dockerfile"
 INSTRUCTIONS = [

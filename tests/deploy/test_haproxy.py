@@ -10,11 +10,11 @@ import time
 from itertools import pairwise
 from pathlib import Path
 
-from tests.daemon import REPOSITORY, ask
 from tests.deploy.test_procfile import free_port
-from tests.failover.nodes import Node, Nodes, run_command, wait_until
 from tests.failover.test_roles import PUT
-from tests.postgresql.cluster import Cluster
+from tests.support.cluster import Cluster
+from tests.support.daemon import REPOSITORY, ask
+from tests.support.nodes import Node, Nodes, run_command, wait_until
 
 RETRIED = 3.0
 """Seconds that HAProxy keeps a client waiting for a server that has gone, by default."""

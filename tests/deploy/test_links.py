@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemon import REPOSITORY
+from tests.support.daemon import REPOSITORY
 
 PAGES = sorted([*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/*.md"), *REPOSITORY.glob("bench/*.md")])
 INDEX = REPOSITORY / "docs" / "README.md"

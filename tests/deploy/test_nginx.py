@@ -16,9 +16,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.daemon import PATIENCE, REPOSITORY, Daemon, environment
-from tests.deploy.pages import free_ports
-from tests.failover.nodes import wait_until
+from tests.support.daemon import PATIENCE, REPOSITORY, Daemon, environment
+from tests.support.nodes import wait_until
+from tests.support.pages import free_ports
 
 PASSWORD = "secret"  # noqa: S105
 PATHS = {"at the root": "", "under a path": "/queue"}

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from tests.cli.test_command import PUT
-from tests.daemon import PATIENCE, REPOSITORY, Daemon, ask, environment
-from tests.failover.nodes import wait_until
-from tests.postgresql.cluster import Cluster
+from tests.support.cluster import Cluster
+from tests.support.daemon import PATIENCE, REPOSITORY, Daemon, ask, environment
+from tests.support.nodes import wait_until
 
 BIN = Path(sys.executable).parent
 PASSWORD = {"GREENSTALK_WEB_PASSWORD": "secret"}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from .pages import blocks, follow, without_ports
+from tests.support.pages import blocks, follow, without_ports
 
 REHEARSALS = {"from-beanstalkd.md": "Rehearsal", "backup.md": "A rehearsal"}
 

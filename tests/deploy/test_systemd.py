@@ -18,7 +18,7 @@ import pytest
 from greenstalk_server.config.definitions import DEFINITIONS
 from tests.cli.test_command import PUT
 from tests.cli.test_listening import activation_command
-from tests.daemon import COMMAND, PATIENCE, REPOSITORY, Daemon, ask, environment
+from tests.support.daemon import COMMAND, PATIENCE, REPOSITORY, Daemon, ask, environment
 
 SERVICE = REPOSITORY / "deploy" / "greenstalk-server.service"
 SOCKET = REPOSITORY / "deploy" / "greenstalk-server.socket"

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.deploy.pages import in_shell, path_with_commands
+from tests.support.pages import in_shell, path_with_commands
 
 LONGEST = 60.0
 """Seconds that all commands of a page may take."""

@@ -13,8 +13,8 @@ from pathlib import Path
 import greenstalk
 import pytest
 
-from tests.daemon import MINDING_SIGNALS, PATIENCE, REPOSITORY, Daemon, environment
-from tests.server.peer import eventually
+from tests.support.daemon import MINDING_SIGNALS, PATIENCE, REPOSITORY, Daemon, environment
+from tests.support.peer import eventually
 
 PAGE = REPOSITORY / "docs" / "clients.md"
 

@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.daemon import REPOSITORY, Daemon
-from tests.deploy.pages import free_ports
+from tests.support.daemon import REPOSITORY, Daemon
+from tests.support.pages import free_ports
 
 from .examples import Example, examples, is_like, matches, run
 

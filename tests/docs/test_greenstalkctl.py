@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemon import REPOSITORY, Daemon
+from tests.support.daemon import REPOSITORY, Daemon
 
 from .examples import Example, examples, run
 

@@ -20,11 +20,11 @@ from typing import NamedTuple
 import psycopg
 import pytest
 
-from tests.daemon import REPOSITORY, Daemon, ask, environment
-from tests.deploy.pages import in_shell, path_with_commands
-from tests.failover.nodes import Node, Nodes, wait_until
 from tests.failover.test_roles import PUT
-from tests.postgresql.cluster import Cluster, bin_directory
+from tests.support.cluster import Cluster, bin_directory
+from tests.support.daemon import REPOSITORY, Daemon, ask, environment
+from tests.support.nodes import Node, Nodes, wait_until
+from tests.support.pages import in_shell, path_with_commands
 
 from .examples import examples
 

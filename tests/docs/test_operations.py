@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemon import REPOSITORY, Daemon
-from tests.deploy.pages import in_shell, path_with_commands
+from tests.support.daemon import REPOSITORY, Daemon
+from tests.support.pages import in_shell, path_with_commands
 
 LONGEST = 60.0
 """Seconds that commands may take."""

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from greenstalk_server.config.definitions import DEFINITIONS
-from tests.daemon import PATIENCE, REPOSITORY, Daemon
+from tests.support.daemon import PATIENCE, REPOSITORY, Daemon
 
 README = (REPOSITORY / "README.md").read_text()
 COMPILE = "GREENSTALK_COMPILE"

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from tests.failover.rounds import Promotions, Rounds, summary
-from tests.postgresql.cluster import Cluster
+from tests.support.cluster import Cluster
 
 
 def main() -> int:

@@ -17,8 +17,8 @@ import psycopg
 
 from tests.failover.clients import Client, drain, put_large
 from tests.failover.history import Disturbance, History
-from tests.failover.nodes import Node, Nodes, run_command, wait_until
-from tests.postgresql.cluster import Cluster
+from tests.support.cluster import Cluster
+from tests.support.nodes import Node, Nodes, run_command, wait_until
 
 CLIENTS: Final = 5
 WORK_SECONDS: Final = (0.2, 1.0)

@@ -9,12 +9,12 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from tests.daemon import ask
-from tests.failover.nodes import ACTIVE, Node, Nodes, wait_until
 from tests.failover.rounds import MAX_BACKENDS, Census
 from tests.failover.test_roles import PUT, connect
-from tests.postgresql.cluster import Cluster
 from tests.postgresql.test_faults import set_standbys
+from tests.support.cluster import Cluster
+from tests.support.daemon import ask
+from tests.support.nodes import ACTIVE, Node, Nodes, wait_until
 
 HUNG_SECONDS = 15.0
 

@@ -8,7 +8,7 @@ from typing import Final
 import pytest
 
 from tests.failover.rounds import HANGS, KILLED, WAKES, Promotions, Rounds, summary
-from tests.postgresql.cluster import Cluster
+from tests.support.cluster import Cluster
 
 SEED = 22
 

@@ -30,11 +30,11 @@ from greenstalk_server.journal import record
 from greenstalk_server.journal.postgresql.database import Rows, Seat, SharedBinlog
 from greenstalk_server.journal.postgresql.link import conninfo_of
 from greenstalk_server.runtime.clock import Clock
-from tests.core.world import make_broker
-from tests.daemon import PATIENCE, REPOSITORY, ask, environment
-from tests.failover.nodes import ACTIVE, Node, Nodes, run_command, wait_until
-from tests.postgresql.cluster import Cluster
 from tests.postgresql.test_journal import Member
+from tests.support.cluster import Cluster
+from tests.support.daemon import PATIENCE, REPOSITORY, ask, environment
+from tests.support.nodes import ACTIVE, Node, Nodes, run_command, wait_until
+from tests.support.world import make_broker
 
 PUT = b"put 0 0 600 1\r\na\r\n"
 

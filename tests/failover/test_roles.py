@@ -14,9 +14,9 @@ import pytest
 from greenstalk_server.cluster.status import ClusterStatus
 from greenstalk_server.runtime.clock import steady_clock
 from greenstalk_server.web.app import WebOptions, create_standby_app
-from tests.daemon import ask
-from tests.failover.nodes import ACTIVE, STANDBY, Node, Nodes, run_command, wait_until
-from tests.postgresql.cluster import Cluster
+from tests.support.cluster import Cluster
+from tests.support.daemon import ask
+from tests.support.nodes import ACTIVE, STANDBY, Node, Nodes, run_command, wait_until
 
 PUT = b"put 0 0 600 1\r\na\r\n"
 TOKEN = "t0ken"  # noqa: S105

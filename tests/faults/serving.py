@@ -7,8 +7,8 @@ import urllib.request
 from pathlib import Path
 from typing import Final
 
-from tests.daemon import PATIENCE, Daemon
-from tests.server.peer import Peer
+from tests.support.daemon import PATIENCE, Daemon
+from tests.support.peer import Peer
 
 OUT_OF_MEMORY: Final = b"OUT_OF_MEMORY"
 SEGMENT: Final = 65_536

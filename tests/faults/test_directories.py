@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from greenstalk_server.journal import record
-from tests.daemon import Daemon, run
 from tests.faults.conftest import SMALL
 from tests.faults.disks import tmpfs
 from tests.faults.serving import id_of, jobs, put, serving
-from tests.server.peer import Peer
+from tests.support.daemon import Daemon, run
+from tests.support.peer import Peer
 
 QUIET = ("-l", "127.0.0.1", "-p", "0", "--no-web")
 COUNT = 300

@@ -7,7 +7,7 @@ import signal
 
 from tests.faults.disks import FailingDisk
 from tests.faults.serving import OUT_OF_MEMORY, id_of, jobs, put, readiness, serving, states
-from tests.server.peer import Peer, eventually
+from tests.support.peer import Peer, eventually
 
 SIZE = 1000
 BLOCK = 60_000

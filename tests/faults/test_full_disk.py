@@ -13,7 +13,7 @@ import pytest
 from tests.crash.rounds import Rounds
 from tests.faults.disks import ext4, fill, tmpfs
 from tests.faults.serving import OUT_OF_MEMORY, id_of, jobs, put, put_until_full, readiness, serving, states
-from tests.server.peer import Peer, eventually
+from tests.support.peer import Peer, eventually
 
 SEGMENT_SIZES = (65_536, 262_144, 1_048_576, 10_485_760)
 """Values of -s: from a ninth of the smallest disk to more than the largest."""

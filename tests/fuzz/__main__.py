@@ -19,8 +19,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Final
 
-from tests.daemon import REPOSITORY
 from tests.fuzz import corpus
+from tests.support.daemon import REPOSITORY
 
 TARGETS: Final = ("wire", "journal", "binlog", "archive")
 

@@ -21,10 +21,10 @@ from greenstalk_server.journal.archive import Reader, Writer
 from greenstalk_server.journal.lock import LOCK_NAME
 from greenstalk_server.journal.transfer import import_journal
 from greenstalk_server.runtime.exit_codes import StartError
-from tests.core.world import START
 from tests.fuzz.journal import LATER, facts, put_one, scratch, started
 from tests.fuzz.source import Source
 from tests.journal.disk import Disk
+from tests.support.world import START
 
 ODD: Final[tuple[Any, ...]] = (
     None, True, False, 0, 1, -1, 1.0, 1e400, 2**32 - 1, 2**32, 2**63 - 1, 2**63, 2**64 - 1, 2**64, "", "default", "a",

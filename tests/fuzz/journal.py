@@ -33,10 +33,10 @@ from greenstalk_server.journal.segment import name_of, numbers
 from greenstalk_server.journal.startup import replay_all
 from greenstalk_server.journal.writer import Binlog
 from greenstalk_server.runtime.exit_codes import StartError
-from tests.core.world import START, make_broker
 from tests.fuzz.source import Source
 from tests.journal.disk import Disk, seeded
 from tests.journal.workload import SMALL, Bench, Look
+from tests.support.world import START, make_broker
 
 SEEDS: Final = (1, 2, 3, 4)
 TURNS: Final = 40

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemon import REPOSITORY
 from tests.fuzz import corpus
 from tests.fuzz.__main__ import TARGETS
+from tests.support.daemon import REPOSITORY
 
 SECONDS = 6
 

@@ -23,12 +23,12 @@ from greenstalk_server.protocol import codec
 from greenstalk_server.protocol.codec import MAX_LINE
 from greenstalk_server.protocol.session import COMMAND_SLICE, INPUT_LIMIT, OUTPUT_SLICE, Session
 from tests.core.model import Tie
-from tests.core.world import EDITS, START, make_broker
 from tests.fuzz.oracle import Oracle
 from tests.fuzz.source import Source
 from tests.journal.disk import Chance, Disk, Fault, seeded
 from tests.journal.workload import Bench
-from tests.protocol.talk import kept, stream_of
+from tests.support.talk import kept, stream_of
+from tests.support.world import EDITS, START, make_broker
 
 CLIENTS: Final = 4
 SMALL_REPLY: Final = 230

@@ -21,8 +21,8 @@ from typing import Final
 
 import psutil
 
-from tests.daemon import COMMAND, REPOSITORY, Daemon
 from tests.hostile.clients import NAMES, READY, SILENT, allow_files
+from tests.support.daemon import COMMAND, REPOSITORY, Daemon
 
 THINKS: Final = 0.002
 """Seconds between two commands."""

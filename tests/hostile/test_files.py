@@ -8,8 +8,8 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from tests.daemon import PATIENCE, Daemon
-from tests.server.peer import Peer, eventually, open_files
+from tests.support.daemon import PATIENCE, Daemon
+from tests.support.peer import Peer, eventually, open_files
 
 FILES = 40
 COMERS = 60

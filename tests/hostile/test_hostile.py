@@ -12,9 +12,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.daemon import REPOSITORY, Daemon
 from tests.hostile.clients import NAMES, READY, SILENT, allow_files
-from tests.server.peer import MIB, Peer, connections, eventually, open_files, rss
+from tests.support.daemon import REPOSITORY, Daemon
+from tests.support.peer import MIB, Peer, connections, eventually, open_files, rss
 
 ROUND_TRIPS = 50
 MEMORY = dict.fromkeys(NAMES, 24 * MIB) | {

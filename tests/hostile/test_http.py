@@ -17,11 +17,11 @@ import pytest
 
 from greenstalk_server.core.limits import LimitCounters
 from greenstalk_server.net import http
-from greenstalk_server.net.acceptor import Files, WebServer
+from greenstalk_server.net.acceptor import DescriptorBudget, WebServer
 from greenstalk_server.net.http import LARGEST_HEAD, RequestHandler
 from greenstalk_server.web.live.peer import descriptor_of
-from tests.daemon import COMMAND, PATIENCE, Daemon, environment
-from tests.server.peer import Peer, eventually
+from tests.support.daemon import COMMAND, PATIENCE, Daemon, environment
+from tests.support.peer import Peer, eventually
 
 FLAGS = ("-l", "127.0.0.1", "-p", "0", "--web-host", "127.0.0.1", "--web-port", "0")
 
@@ -126,7 +126,7 @@ class Served:
             return [told.encode()]
 
         server = WebServer(("127.0.0.1", 0), app, log=None, handler_class=RequestHandler)
-        server.files = Files(1000, self.limited)
+        server.files = DescriptorBudget(1000, self.limited)
         server.start()
         self.port = server.server_port
         self.is_ready.set()

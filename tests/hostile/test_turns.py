@@ -18,10 +18,10 @@ from gevent import socket as patient
 from greenstalk_server.core.broker import SLICE, Broker
 from greenstalk_server.core.job import SECOND
 from greenstalk_server.core.limits import Limits
-from greenstalk_server.net.acceptor import Files
+from greenstalk_server.net.acceptor import DescriptorBudget
 from greenstalk_server.net.listeners import Listener
 from greenstalk_server.net.server import Server
-from tests.daemon import PATIENCE
+from tests.support.daemon import PATIENCE
 
 TUBES = 2000
 SLICES = 100
@@ -40,7 +40,7 @@ class Here:
         sock.setblocking(False)
         sock.bind(self._address)
         sock.listen()
-        files = Files(1000, broker.limit_counters)
+        files = DescriptorBudget(1000, broker.limit_counters)
         server = Server(broker, [Listener(sock, "here")], lambda: self.now, files=files, limits=Limits())
         server.start()
         self._at_exit = ExitStack()

@@ -27,11 +27,11 @@ from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, SECOND,
 from greenstalk_server.core.tube import is_tube_name
 from greenstalk_server.journal.beanstalkd import Binlog, ImportedJob, find
 from greenstalk_server.runtime.exit_codes import StartError
-from tests.conformance.servers import Server, peer
-from tests.conformance.wire import Connection
-from tests.core.world import START
 from tests.journal.disk import Chance, Disk, Fault, nothing, seeded
 from tests.journal.workload import recovered
+from tests.support.servers import Server, peer
+from tests.support.wire import Connection
+from tests.support.world import START
 
 V5, V7 = 5, 7
 LENGTH = {V5: struct.Struct("<Q"), V7: struct.Struct("<i")}

@@ -10,9 +10,9 @@ import pytest
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.job import BURIED, SECOND
 from greenstalk_server.journal.segment import name_of, numbers
-from tests.core.world import START
 from tests.journal.disk import Chance, Disk, Fault, nothing, seeded
 from tests.journal.workload import SMALL, Bench, recovered
+from tests.support.world import START
 
 SEGMENT = 16384
 

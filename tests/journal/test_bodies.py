@@ -15,10 +15,10 @@ from greenstalk_server.journal import writer
 from greenstalk_server.journal.segment import name_of
 from greenstalk_server.journal.writer import READ_AT_ONCE
 from greenstalk_server.net import body_loader
-from tests.core.world import START, make_broker
 from tests.journal.disk import Chance, Disk, Fault, nothing, seeded
 from tests.journal.test_power_loss import KEPT, resume, sync_intervals
 from tests.journal.workload import Bench, recovered
+from tests.support.world import START, make_broker
 
 
 @pytest.fixture(autouse=True)

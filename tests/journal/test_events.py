@@ -10,11 +10,11 @@ from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, SECOND
 from greenstalk_server.core.job_history import Event
 from greenstalk_server.journal import record
 from greenstalk_server.journal.segment import name_of, numbers
-from tests.core.world import START
 from tests.journal import version1
 from tests.journal.disk import Chance, Disk, seeded
 from tests.journal.test_binlog import Yard
 from tests.journal.workload import recovered
+from tests.support.world import START
 
 KEPT_ALL = 1.0
 

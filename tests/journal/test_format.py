@@ -13,7 +13,7 @@ from greenstalk_server.core.job import BURIED, RESERVED, SECOND, Job
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.journal import record
 from greenstalk_server.journal.recovery import Recovery
-from tests.daemon import REPOSITORY
+from tests.support.daemon import REPOSITORY
 
 DOCUMENT = (REPOSITORY / "docs" / "journal-format.md").read_text()
 

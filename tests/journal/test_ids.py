@@ -12,12 +12,12 @@ from greenstalk_server.core.job import BURIED, DELAYED, READY, SECOND, Job
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.journal import record, startup, writer
 from greenstalk_server.journal.record import Encoder, SegmentHeader
-from tests.core.world import START, make_broker
-from tests.daemon import Daemon
 from tests.journal.disk import Chance, Disk, seeded
 from tests.journal.test_power_loss import KEPT
 from tests.journal.workload import Bench, recovered
-from tests.server.peer import Peer
+from tests.support.daemon import Daemon
+from tests.support.peer import Peer
+from tests.support.world import START, make_broker
 
 VERSION_2: Path = Path(__file__).with_name("version2_files")
 """A journal that the last server of version 2 wrote."""

@@ -24,10 +24,10 @@ from greenstalk_server.journal.recovery import SECTOR, Damage, Recovery
 from greenstalk_server.journal.segment import name_of, numbers
 from greenstalk_server.journal.startup import replay_all
 from greenstalk_server.runtime.exit_codes import StartError
-from tests.core.world import START
 from tests.journal import version1
 from tests.journal.disk import Disk, seeded
 from tests.journal.workload import recovered
+from tests.support.world import START
 
 HEADER_SIZE = record.SEGMENT_HEADER_SIZE
 

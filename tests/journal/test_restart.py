@@ -22,12 +22,12 @@ from greenstalk_server.journal.beanstalkd import find
 from greenstalk_server.journal.files import Directory
 from greenstalk_server.journal.startup import IMPORTED_DIRECTORY
 from greenstalk_server.runtime.exit_codes import StartError
-from tests.conformance.servers import Kind, Server, ours, peer
-from tests.core.world import START
-from tests.daemon import PATIENCE
 from tests.journal.disk import Chance, Disk, Fault, PowerLostError, nothing, power_lost_at, seeded
 from tests.journal.test_beanstalkd import V7, binlog_files, change_all_ways, client_of, full, gone, made, start
 from tests.journal.workload import recovered
+from tests.support.daemon import PATIENCE
+from tests.support.servers import Kind, Server, ours, peer
+from tests.support.world import START
 
 LARGE = ("-z", "300000")
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.conformance.servers import Kind, Server, ours, peer, yaml_mapping
-from tests.conformance.wire import Connection
-from tests.daemon import PATIENCE
 from tests.journal.test_restart import SLACK, serving
+from tests.support.daemon import PATIENCE
+from tests.support.servers import Kind, Server, ours, peer, yaml_mapping
+from tests.support.wire import Connection
 
 COUNTS = {"reserves", "timeouts", "releases", "buries", "kicks"}
 SHOWN = {"state", "pri", "delay", "time-left", *COUNTS}

@@ -23,8 +23,8 @@ from greenstalk_server.journal import startup
 from greenstalk_server.journal.files import Files
 from greenstalk_server.journal.record import recorded_size
 from greenstalk_server.journal.writer import Binlog, Read
-from tests.core.world import START, make_broker
 from tests.journal.disk import Disk
+from tests.support.world import START, make_broker
 
 SMALL: Final = 4096
 """Bytes of a segment, so that all that happens to segments happens soon."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 
-from tests.daemon import REPOSITORY
+from tests.support.daemon import REPOSITORY
 
 
 def test_each_dependency_has_a_reason() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemon import PATIENCE, REPOSITORY, Daemon
+from tests.support.daemon import PATIENCE, REPOSITORY, Daemon
 
 SOURCES = {
     "greenstalk_server": "greenstalk_server",

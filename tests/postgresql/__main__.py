@@ -8,8 +8,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from tests.daemon import REPOSITORY, environment
-from tests.postgresql.cluster import Cluster
+from tests.support.cluster import Cluster
+from tests.support.daemon import REPOSITORY, environment
 
 PEER = "beanstalkd -l 127.0.0.1 -p {port} -b {dir} -f 0"
 

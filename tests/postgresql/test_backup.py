@@ -6,9 +6,9 @@ from pathlib import Path
 
 import psycopg
 
-from tests.daemon import Daemon, run
-from tests.failover.nodes import ACTIVE, Node, Nodes, wait_until
-from tests.postgresql.cluster import Cluster
+from tests.support.cluster import Cluster
+from tests.support.daemon import Daemon, run
+from tests.support.nodes import ACTIVE, Node, Nodes, wait_until
 
 NAME = "moved"
 COMMANDS = (
@@ -84,8 +84,10 @@ def test_what_cannot_be_done_is_told_and_no_password(cluster: Cluster, tmp_path:
     done = run("journal", "check", secret)
     assert (done.returncode, done.stderr) == (
         5,
-        "greenstalk-server: journal check: postgresql://ada:***@127.0.0.1/jobs: must be a directory; use `journal export`,"
-        " which reads all of a database's journal\n",
+        (
+            "greenstalk-server: journal check: postgresql://ada:***@127.0.0.1/jobs: must be a directory;"
+            " use `journal export`, which reads all of a database's journal\n"
+        ),
     )
     done = run("journal", "export", secret, GREENSTALK_JOURNAL_NAME="a\udcff")
     assert done.returncode == 5

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.crash.rounds import Rounds
-from tests.daemon import Daemon
-from tests.postgresql.cluster import Cluster
-from tests.server.peer import eventually
+from tests.support.cluster import Cluster
+from tests.support.daemon import Daemon
+from tests.support.peer import eventually
 
 SEED = 21
 

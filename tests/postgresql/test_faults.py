@@ -12,17 +12,17 @@ from uuid import UUID
 import psycopg
 import pytest
 
-from greenstalk_server.cluster.leadership import CLOCK_MARGIN, Candidate
+from greenstalk_server.cluster.leadership import CLOCK_DRIFT, Candidate
 from greenstalk_server.journal.postgresql.database import PIECE, SCHEMA_LOCK, LostTrack, Seat, Standing
 from greenstalk_server.journal.postgresql.link import APPLICATION, Away, Locked, NotLeader, Refused, conninfo_of
 from greenstalk_server.journal.segment import name_of
 from greenstalk_server.journal.startup import write_out
-from tests.daemon import PATIENCE
-from tests.failover.nodes import wait_until
 from tests.failover.test_process import Kept
 from tests.journal.workload import rewrite_step
-from tests.postgresql.cluster import Cluster
 from tests.postgresql.test_journal import Member, bodies, take_over
+from tests.support.cluster import Cluster
+from tests.support.daemon import PATIENCE
+from tests.support.nodes import wait_until
 
 LEASE = 2.0
 
@@ -343,6 +343,6 @@ def test_a_lease_that_is_not_renewed_ends_though_the_clock_of_the_database_is_se
     seen = Standing(1, False, False, "two", False, UUID(int=1), 10**15, 0.2)
     assert not candidate.may_lead(seen)
     assert not candidate.may_lead(replace(seen, remaining=30.2))
-    time.sleep(0.2 + CLOCK_MARGIN)
+    time.sleep(0.2 + CLOCK_DRIFT)
     assert candidate.may_lead(replace(seen, remaining=30.0))
     assert not candidate.may_lead(replace(seen, remaining=2.0, lease_until=10**15 + 1))

@@ -16,8 +16,8 @@ from greenstalk_server.journal.recovery import Recovery
 from greenstalk_server.journal.segment import name_of
 from greenstalk_server.journal.startup import go_on, write_out
 from greenstalk_server.runtime.exit_codes import StartError
-from tests.core.world import START, make_broker
-from tests.postgresql.cluster import Cluster
+from tests.support.cluster import Cluster
+from tests.support.world import START, make_broker
 
 SEGMENT = 4096
 HOUR = 3600.0

@@ -11,8 +11,8 @@ from psycopg.conninfo import conninfo_to_dict
 from greenstalk_server.journal.postgresql.database import Seat
 from greenstalk_server.journal.postgresql.link import Away, Hosts, Link, Refused, conninfo_of
 from greenstalk_server.runtime.exit_codes import StartError
-from tests.postgresql.cluster import Cluster
 from tests.postgresql.test_journal import Member, bodies
+from tests.support.cluster import Cluster
 
 
 def url_of(cluster: Cluster, role: str, database: str = "greenstalk") -> str:

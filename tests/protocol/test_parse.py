@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from greenstalk_server.core.job import SECOND
 from greenstalk_server.protocol import codec
 from greenstalk_server.protocol.codec import BadFormat, Command, UnknownCommand, parse
-from tests.protocol.talk import Talk
+from tests.support.talk import Talk
 
 NAME_200 = b"n" * 200
 EVERY_NAME_BYTE = b"ABCXYZabcxyz0189-+/;.$_()"

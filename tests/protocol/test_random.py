@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from greenstalk_server.protocol.codec import MAX_LINE
-from tests.protocol.talk import MARK, Talk, kept
+from tests.support.talk import MARK, Talk, kept
 
 IDS = st.integers(0, 6).map(lambda id: b"%d" % id)
 NAMES = st.sampled_from([b"default", b"a", b"b"])

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.core.world import FullJournal, make_broker
-from tests.protocol.talk import CUTS, MARK, MARKED, Talk
+from tests.support.talk import CUTS, MARK, MARKED, Talk
+from tests.support.world import FullJournal, make_broker
 
 Cut = Callable[[bytes], list[bytes]]
 

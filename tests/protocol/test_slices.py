@@ -13,8 +13,8 @@ from greenstalk_server.protocol.session import (
     OUTPUT_SLICE,
     WATCHED_WEIGHT,
 )
-from tests.core.world import make_broker
-from tests.protocol.talk import MARK, MARKED, Talk, stream_of
+from tests.support.talk import MARK, MARKED, Talk, stream_of
+from tests.support.world import make_broker
 
 BODY = b"b" * 60_000
 PUT = b"put 0 0 60 60000\r\n" + BODY + b"\r\n"

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from greenstalk_server.core.counters import COUNTERS
-from tests.protocol.talk import Talk
+from tests.support.talk import Talk
 
 COUNTED: dict[bytes, str] = {
     b"put 0 0 9 0\r\n\r\n": "put",

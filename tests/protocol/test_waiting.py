@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from greenstalk_server.protocol.session import INPUT_LIMIT
-from tests.protocol.talk import MARK, MARKED, Talk, kept
+from tests.support.talk import MARK, MARKED, Talk, kept
 
 PUT = b"put 0 0 60 1\r\nx\r\n"
 GOT = b"RESERVED 1 1\r\nx\r\n"

@@ -13,8 +13,8 @@ from ruamel.yaml import YAML
 
 from greenstalk_server.protocol.codec import stats
 from greenstalk_server.protocol.stats import server_stats
-from tests.core.world import make_broker
-from tests.protocol.talk import Talk
+from tests.support.talk import Talk
+from tests.support.world import make_broker
 
 NAME_CHARACTERS = "ABCXYZabefinotxyz0123456789-+/;.$_()"
 

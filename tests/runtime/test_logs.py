@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from greenstalk_server.runtime.logs import JsonFormatter, TextFormatter
-from tests.daemon import COMMAND, MINDING_SIGNALS, PATIENCE, REPOSITORY, Daemon, ask, environment, run
+from tests.support.daemon import COMMAND, MINDING_SIGNALS, PATIENCE, REPOSITORY, Daemon, ask, environment, run
 
 LOOPBACK = ("-l", "127.0.0.1", "-p", "0")
 QUIET = (*LOOPBACK, "--no-web")

@@ -29,10 +29,10 @@ from typing import Final
 
 import psutil
 
-from tests.daemon import REPOSITORY, environment
 from tests.soak import clients, plot
 from tests.soak.ledger import Ledger, audit
 from tests.soak.server import CHECKED
+from tests.support.daemon import REPOSITORY, environment
 
 PROCESSES: Final = (
     ("producer", "producer", "worker", "worker", "leaver", "bulk"),

@@ -17,9 +17,10 @@ from greenstalk_server.core.client import Client
 from greenstalk_server.core.counters import ServerFacts
 from greenstalk_server.core.job import SECOND
 from greenstalk_server.core.job_table import JobTable
+from greenstalk_server.runtime.scheduling import YIELD_DELAY
 from greenstalk_server.web import cooperative
 from greenstalk_server.web.app import WebOptions, create_dashboard
-from tests.daemon import Daemon
+from tests.support.daemon import Daemon
 
 from .browser import Browser, Tab, browser
 from .visit import FLAGS, Clients
@@ -163,8 +164,8 @@ def visit(queue: Queue) -> Callable[..., FlaskClient]:
 @pytest.fixture
 def short_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have each rest of long work be a turn of others, however fast the machine is."""
-    monkeypatch.setattr(cooperative, "STEP", 0.0)
-    monkeypatch.setattr(cooperative, "REST", cooperative.TURN)
+    monkeypatch.setattr(cooperative, "SLICE", 0.0)
+    monkeypatch.setattr(cooperative, "PAUSE", YIELD_DELAY)
 
 
 @pytest.fixture(scope="session")

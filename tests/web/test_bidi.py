@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from greenstalk_server.web import text
 from greenstalk_server.web.jobs.body_format import describe_body, row_preview
-from tests.daemon import Daemon
+from tests.support.daemon import Daemon
 
 from .browser import Browser, Tab
 from .visit import Clients, press, said

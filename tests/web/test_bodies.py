@@ -33,7 +33,7 @@ from greenstalk_server.protocol.stats import server_stats
 from greenstalk_server.web.fields import MAX_PUT
 from greenstalk_server.web.jobs.bodies import BATCH_BYTES, BATCH_SIZE, ON_DISK
 from greenstalk_server.web.pages.export import LARGE_BODY
-from tests.daemon import PATIENCE
+from tests.support.daemon import PATIENCE
 
 from .api.conftest import TOKEN, Program, problem
 from .conftest import Queue

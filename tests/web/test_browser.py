@@ -14,7 +14,7 @@ import pytest
 from playwright.sync_api import Route
 
 from greenstalk_server.web.live import hub
-from tests.daemon import PATIENCE, Daemon, environment
+from tests.support.daemon import PATIENCE, Daemon, environment
 
 from .browser import Browser, Tab
 from .visit import FLAGS

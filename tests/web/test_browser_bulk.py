@@ -15,7 +15,7 @@ import greenstalk
 import pytest
 from playwright.sync_api import expect
 
-from tests.daemon import PATIENCE, Daemon
+from tests.support.daemon import PATIENCE, Daemon
 
 from .browser import Browser, Tab
 from .visit import AXE, FOUND, Clients, is_too_wide, press

@@ -9,7 +9,7 @@ import greenstalk
 import pytest
 from playwright.sync_api import expect
 
-from tests.daemon import Daemon
+from tests.support.daemon import Daemon
 
 from .browser import Browser, Tab
 from .test_job_actions import BODIES

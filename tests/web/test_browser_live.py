@@ -8,7 +8,7 @@ from typing import Any
 import greenstalk
 import pytest
 
-from tests.daemon import Daemon
+from tests.support.daemon import Daemon
 
 from .browser import Browser, Tab
 from .visit import Clients

@@ -11,7 +11,7 @@ from typing import Any
 import greenstalk
 import pytest
 
-from tests.daemon import Daemon
+from tests.support.daemon import Daemon
 
 from .browser import Browser, Tab
 from .visit import AXE, FLAGS, FOUND, Clients, is_too_wide, press, said

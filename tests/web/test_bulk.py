@@ -15,7 +15,7 @@ from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, SECOND,
 from greenstalk_server.core.journal import NullJournal
 from greenstalk_server.web.operations import bulk
 from greenstalk_server.web.operations.tasks import CANCELLED, DONE, FAILED, Task
-from tests.daemon import PATIENCE
+from tests.support.daemon import PATIENCE
 
 from .conftest import Queue
 from .table import Page

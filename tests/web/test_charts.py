@@ -20,7 +20,7 @@ from greenstalk_server.core.job import SECOND
 from greenstalk_server.web.metrics.rings import SERIES, SPANS
 from greenstalk_server.web.pages.charts import TABLE_ROWS, TUBE_CHARTS, format_value
 from greenstalk_server.web.pages.sparkline import path
-from tests.daemon import PATIENCE, REPOSITORY, Daemon
+from tests.support.daemon import PATIENCE, REPOSITORY, Daemon
 
 from .browser import Browser, Tab
 from .conftest import Queue

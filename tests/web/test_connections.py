@@ -19,7 +19,7 @@ from greenstalk_server.core.client import Client
 from greenstalk_server.core.job import READY, SECOND
 from greenstalk_server.web.connection_queries import BATCH_SIZE, MAX_JOBS_LISTED, MAX_SCANNED_JOBS, MAX_TUBES_LISTED
 from greenstalk_server.web.pages.connections import MAX_ROWS
-from tests.daemon import PATIENCE, Daemon
+from tests.support.daemon import PATIENCE, Daemon
 
 from .conftest import Queue
 from .table import Page

@@ -80,9 +80,9 @@ def test_each_rest_has_the_loop_look_at_its_sockets(short_steps: None) -> None:
 
 
 def test_it_does_not_wait_while_nobody_else_has_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cooperative, "REST", 10**6)
-    monkeypatch.setattr(cooperative, "STEP", 0.0)
-    monkeypatch.setattr(cooperative, "QUIET", 10**6)  # else this machine's other work would count for that of others
+    monkeypatch.setattr(cooperative, "PAUSE", 10**6)
+    monkeypatch.setattr(cooperative, "SLICE", 0.0)
+    monkeypatch.setattr(cooperative, "IDLE_ROUND_TRIP", 10**6)  # ignore the load of the machine
     paced = Pace()
     for _ in range(100):
         paced.yield_if_due()

@@ -21,8 +21,8 @@ from greenstalk_server.web.app import WebOptions, create_standby_app
 from greenstalk_server.web.assets import static_folder
 from greenstalk_server.web.auth.guard import SECURITY_HEADERS
 from greenstalk_server.web.pages.overview import OverviewBuilder
+from tests.support.daemon import PATIENCE, Daemon
 
-from ..daemon import PATIENCE, Daemon
 from .conftest import Queue
 from .table import Page
 from .visit import FLAGS

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.daemon import PATIENCE
+from tests.support.daemon import PATIENCE
 
 from .browser import Browser, Tab
 from .visit import AXE, FOUND, is_too_wide

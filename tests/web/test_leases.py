@@ -31,7 +31,7 @@ from greenstalk_server.web.operations.leases import (
     ReserveRefused,
     ReserveRequest,
 )
-from tests.daemon import PATIENCE
+from tests.support.daemon import PATIENCE
 
 from .conftest import Queue
 

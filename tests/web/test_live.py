@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from greenstalk_server.core.job import SECOND
 from greenstalk_server.web.live import hub
 from greenstalk_server.web.live.hub import LiveHub, difference
-from tests.daemon import PATIENCE, Daemon
+from tests.support.daemon import PATIENCE, Daemon
 
 from .conftest import Queue
 from .turns import until

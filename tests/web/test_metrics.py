@@ -27,7 +27,7 @@ from greenstalk_server.web.cooperative import Pace
 from greenstalk_server.web.metrics import ledger
 from greenstalk_server.web.metrics.exporter import SAMPLE_BATCH
 from greenstalk_server.web.metrics.ledger import LABEL_RETENTION, MAX_LABELS, MAX_SWAPS, OTHER, TUBE_BATCH
-from tests.daemon import PATIENCE, REPOSITORY, Daemon, environment
+from tests.support.daemon import PATIENCE, REPOSITORY, Daemon, environment
 
 from .conftest import Queue
 from .test_guard import basic

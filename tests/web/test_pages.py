@@ -136,7 +136,7 @@ def test_first_page_of_many_jobs_costs_what_that_of_few_does(
     queue: Queue, client: FlaskClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In calls of functions and in memory, which are the same on every machine."""
-    monkeypatch.setattr(cooperative, "STEP", 3600.0)  # others' calls would be counted else
+    monkeypatch.setattr(cooperative, "SLICE", 3600.0)  # others' calls would be counted else
 
     def cost() -> tuple[int, int]:
         calls = 0

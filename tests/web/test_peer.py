@@ -11,7 +11,7 @@ import pytest
 from gevent.event import Event
 
 from greenstalk_server.web.live.peer import Peer, peer_of
-from tests.daemon import PATIENCE
+from tests.support.daemon import PATIENCE
 
 from .turns import until
 

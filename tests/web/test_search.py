@@ -17,7 +17,7 @@ from greenstalk_server.web.jobs.matching import SMALL_TUBE, candidate_ids
 from greenstalk_server.web.jobs.query import parse
 from greenstalk_server.web.pages import search
 from greenstalk_server.web.pages.search import MAX_MATCHES, PAGE_SIZE
-from tests.daemon import PATIENCE
+from tests.support.daemon import PATIENCE
 
 from .conftest import Queue
 from .table import Page

@@ -24,7 +24,7 @@ from greenstalk_server.web.operations.tasks import (
     TaskFailed,
     Tasks,
 )
-from tests.daemon import PATIENCE
+from tests.support.daemon import PATIENCE
 
 from .conftest import Queue
 from .table import Page

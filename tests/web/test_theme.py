@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from flask.testing import FlaskClient
 
-from tests.daemon import Daemon
+from tests.support.daemon import Daemon
 
 from .browser import Browser
 from .conftest import Queue

@@ -14,7 +14,7 @@ from typing import Self
 import gevent
 from gevent import socket
 
-from tests.daemon import PATIENCE
+from tests.support.daemon import PATIENCE
 
 
 class Turns:

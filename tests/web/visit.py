@@ -7,7 +7,7 @@ from typing import Any
 
 import greenstalk
 
-from tests.daemon import Daemon
+from tests.support.daemon import Daemon
 
 from .browser import Tab
 

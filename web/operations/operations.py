@@ -21,8 +21,9 @@ from greenstalk_server.core.job import BURIED, RESERVED, SECOND, STATE_NAMES, Jo
 from greenstalk_server.core.limits import LIMIT_NAMES, Refusal
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.runtime.clock import Clock
+from greenstalk_server.runtime.scheduling import YIELD_DELAY
 from greenstalk_server.web import text
-from greenstalk_server.web.cooperative import YIELD_DELAY, Pace
+from greenstalk_server.web.cooperative import Pace
 from greenstalk_server.web.jobs.job_list import count_jobs
 from greenstalk_server.web.operations.audit import Audit
 from greenstalk_server.web.operations.store import Store

@@ -29,8 +29,8 @@ from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, SECOND,
 from greenstalk_server.core.journal import NullJournal
 from greenstalk_server.web.api.values import MAX_JSON_BODY
 from greenstalk_server.web.operations import leases as operations
-from tests.daemon import PATIENCE, REPOSITORY, Daemon, environment
-from tests.server.peer import Peer, eventually, open_files
+from tests.support.daemon import PATIENCE, REPOSITORY, Daemon, environment
+from tests.support.peer import Peer, eventually, open_files
 from tests.web.conftest import Queue
 from tests.web.visit import FLAGS
 

@@ -14,8 +14,8 @@ from flask import Flask
 from werkzeug.test import TestResponse
 
 from greenstalk_server.web.api.framework.problems import MEANINGS
+from tests.support.daemon import REPOSITORY
 
-from ...daemon import REPOSITORY
 from ..conftest import Queue
 from ..table import Page
 from ..test_guard import basic

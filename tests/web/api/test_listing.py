@@ -19,7 +19,7 @@ from greenstalk_server.web.api import jobs, listing
 from greenstalk_server.web.jobs.job_list import MAX_LISTED
 from greenstalk_server.web.jobs.matching import SMALL_TUBE
 from greenstalk_server.web.jobs.query import Query, parse
-from tests.daemon import PATIENCE
+from tests.support.daemon import PATIENCE
 
 from ..conftest import Queue
 from .conftest import Program, problem

@@ -14,7 +14,8 @@ from urllib.parse import urlsplit
 import greenstalk
 import pytest
 
-from ...daemon import Daemon, environment
+from tests.support.daemon import Daemon, environment
+
 from ..browser import Browser
 from ..visit import AXE, FLAGS, FOUND, is_too_wide
 from .conftest import ROOT, TOKEN, bearer

@@ -13,9 +13,9 @@ from gevent import get_hub
 
 from greenstalk_server.config.command_line import parse
 from greenstalk_server.config.options import Options
-from greenstalk_server.net.scheduling import Turns
 from greenstalk_server.net.tls import Certificates, TlsSocket, shake_hands
-from tests.server.secured import InMemory, context, make_certificates
+from greenstalk_server.runtime.scheduling import FairQueue
+from tests.support.tls import InMemory, context, make_certificates
 
 MANY = 20
 
@@ -36,7 +36,7 @@ def rounds() -> Iterator[list[int]]:
 
 
 def test_one_turn_in_each_round(rounds: list[int]) -> None:
-    turns = Turns()
+    turns = FairQueue()
     had: list[tuple[int, int]] = []
 
     def take(number: int) -> None:
@@ -49,7 +49,7 @@ def test_one_turn_in_each_round(rounds: list[int]) -> None:
 
 
 def test_nobody_passes_who_stands_in_line() -> None:
-    turns = Turns()
+    turns = FairQueue()
     had: list[int] = []
 
     def take(number: int) -> None:
@@ -68,7 +68,7 @@ def test_nobody_passes_who_stands_in_line() -> None:
 
 
 def test_who_gives_up_leaves_the_line() -> None:
-    turns = Turns()
+    turns = FairQueue()
     turns.take()
     waiting = [gevent.spawn(turns.take) for _ in range(3)]
     gevent.sleep(0)

@@ -26,9 +26,9 @@ from greenstalk_server.config.options import Options, UsageError
 from greenstalk_server.net import tls
 from greenstalk_server.net.tls import PORTION, Certificates, TlsSocket, shake_hands
 from greenstalk_server.runtime.exit_codes import StartError
-from tests.daemon import COMMAND, MINDING_SIGNALS, PATIENCE, Daemon, ask, run
-from tests.server.peer import Peer, eventually
-from tests.server.secured import KEY_UPDATE_SIZE, PAGE, InMemory, KeyUpdater, connect, context, make_certificates
+from tests.support.daemon import COMMAND, MINDING_SIGNALS, PATIENCE, Daemon, ask, run
+from tests.support.peer import Peer, eventually
+from tests.support.tls import KEY_UPDATE_SIZE, PAGE, InMemory, KeyUpdater, connect, context, make_certificates
 
 BODY = bytes(range(256)) * 240
 """60 KiB: four records of TLS."""

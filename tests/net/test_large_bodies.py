@@ -13,9 +13,9 @@ from typing import Self
 
 import pytest
 
-from greenstalk_server.runtime.gc_tuning import resident
-from tests.daemon import COMMAND, PATIENCE, Daemon
-from tests.protocol.talk import Talk
+from greenstalk_server.runtime.gc_tuning import resident_bytes
+from tests.support.daemon import COMMAND, PATIENCE, Daemon
+from tests.support.talk import Talk
 
 LARGE = 30_000_000
 COUNT = 6
@@ -59,7 +59,7 @@ def test_no_iteration_of_the_loop_copies_a_large_body(sync: Sequence[str], tmp_p
     """The bodies exceed the memory limit, so that some of them are read back for the peeks."""
     figures, directory = tmp_path / "longest", tmp_path / "journal"
     directory.mkdir()
-    measured = (sys.executable, "-m", "tests.server.measured", str(figures))
+    measured = (sys.executable, "-m", "tests.net.measured", str(figures))
     flags = ("-l", "127.0.0.1", "-p", "0", "--no-web", "-z", str(LARGE), "--memory-limit", "160m", "-b", str(directory))
     bodies = [os.urandom(LARGE) for _ in range(COUNT)]
     with Daemon(*flags, *sync, command=measured) as daemon:
@@ -76,14 +76,14 @@ def test_no_iteration_of_the_loop_copies_a_large_body(sync: Sequence[str], tmp_p
 
 
 def test_a_put_whose_body_has_not_arrived_takes_little_memory() -> None:
-    before = resident()
+    before = resident_bytes()
     talks = [Talk() for _ in range(20)]
     for talk in talks:
         talk.broker.max_job_size = DECLARED
         talk.session._largest = DECLARED
         assert talk.send(b"put 0 0 60 %d\r\n" % DECLARED) == b""
         assert talk.send(b"x" * 65536) == b""
-    assert resident() - before < DECLARED // 16
+    assert resident_bytes() - before < DECLARED // 16
 
 
 def test_a_put_for_which_no_memory_can_be_allocated_is_refused() -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-REPOSITORY = Path(__file__).resolve().parent.parent
+REPOSITORY = Path(__file__).resolve().parents[2]
 COMMAND = (sys.executable, "-m", "greenstalk_server")
 MINDING_SIGNALS = ("env", "--default-signal=HUP,INT")
 """Before a command that a test signals: under nohup or in the background we ignore them, and children inherit that."""

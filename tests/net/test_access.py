@@ -17,10 +17,10 @@ from greenstalk_server.protocol import codec
 from greenstalk_server.protocol.access import Grants, grants, read_rules
 from greenstalk_server.protocol.restricted_session import _CHECKED, _NEED_NO_GRANT, RestrictedSession, guard
 from greenstalk_server.protocol.session import HANDLERS
-from tests.core.world import START, make_broker
-from tests.daemon import PATIENCE, Daemon, environment, run
-from tests.protocol.talk import CUTS, Talk
-from tests.server.secured import PAGE, connect, context, make_certificates
+from tests.support.daemon import PATIENCE, Daemon, environment, run
+from tests.support.talk import CUTS, Talk
+from tests.support.tls import PAGE, connect, context, make_certificates
+from tests.support.world import START, make_broker
 
 REFUSED = b"UNKNOWN_COMMAND\r\n"
 NOT_FOUND = b"NOT_FOUND\r\n"

@@ -13,9 +13,9 @@ from greenstalk_server.core.client import Client
 from greenstalk_server.core.job import READY
 from greenstalk_server.net.connection import Connection
 from greenstalk_server.net.server import Server
-from tests.daemon import PATIENCE
-from tests.server.in_process import is_readable, listen, read_to_end, start_server, wait_until
-from tests.server.test_hang_up import FACTS, Pair, Slow
+from tests.net.in_process import is_readable, listen, read_to_end, start_server, wait_until
+from tests.net.test_hang_up import FACTS, Pair, Slow
+from tests.support.daemon import PATIENCE
 
 COUNT = 10
 VICTIM = 3

@@ -13,8 +13,8 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from tests.daemon import COMMAND, PATIENCE, Daemon, environment
-from tests.server.peer import Peer
+from tests.support.daemon import COMMAND, PATIENCE, Daemon, environment
+from tests.support.peer import Peer
 
 LOOPBACK = ("-l", "127.0.0.1", "-p", "0", "--web-port", "0")
 

@@ -21,14 +21,14 @@ import pytest
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job import SECOND
 from greenstalk_server.core.limits import LIMIT_DESCRIPTIONS, Limits, job_quotas
-from greenstalk_server.net.idle import Complaints
+from greenstalk_server.net.limit_log import LimitLog
 from greenstalk_server.protocol.restricted_session import RestrictedSession
 from greenstalk_server.web.pages.overview import LIMIT_LABELS
-from tests.core.world import START, make_broker
-from tests.daemon import COMMAND, PATIENCE, Daemon, ask
-from tests.protocol.talk import Talk
-from tests.server.peer import Peer, eventually, open_files
-from tests.server.secured import PAGE
+from tests.support.daemon import COMMAND, PATIENCE, Daemon, ask
+from tests.support.peer import Peer, eventually, open_files
+from tests.support.talk import Talk
+from tests.support.tls import PAGE
+from tests.support.world import START, make_broker
 
 FULL = b"OUT_OF_MEMORY\r\n"
 
@@ -249,7 +249,7 @@ def test_as_many_connections_as_there_may_be() -> None:
 
 def test_a_connection_that_the_system_cannot_poll_is_closed_and_leaves_nothing() -> None:
     """epoll_ctl fails for descriptors from 60 on, and each refused connection has the same one."""
-    command = (sys.executable, "tests/server/few_watches.py", "60", *COMMAND)
+    command = (sys.executable, "tests/net/few_watches.py", "60", *COMMAND)
     with Daemon(*LOOPBACK, command=command) as server, Peer(server) as watcher:
         assert is_served(watcher)
         with ExitStack() as stack:
@@ -276,14 +276,14 @@ def test_a_connection_that_the_system_cannot_poll_is_closed_and_leaves_nothing()
 
 def test_how_often_a_limit_was_reached_is_told_when_it_is_no_more(caplog: pytest.LogCaptureFixture) -> None:
     now = START
-    complaints = Complaints(lambda: now)
+    limit_log = LimitLog(lambda: now)
     for _ in range(5):
-        complaints.on_limit_hit("jobs", "10.0.0.1:5", "mail")
-    complaints.tell_the_rest()
+        limit_log.on_limit_hit("jobs", "10.0.0.1:5", "mail")
+    limit_log.flush()
     assert "(--max-jobs)" in caplog.text and len(caplog.records) == 1
     now += SECOND
-    complaints.tell_the_rest()
-    complaints.tell_the_rest()
+    limit_log.flush()
+    limit_log.flush()
     assert [getattr(record, "more", 0) for record in caplog.records] == [0, 4]
 
 

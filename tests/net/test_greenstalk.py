@@ -12,8 +12,8 @@ import greenstalk
 import pytest
 from greenstalk import Client
 
-from tests.daemon import PATIENCE, Daemon
-from tests.server.peer import connections, eventually
+from tests.support.daemon import PATIENCE, Daemon
+from tests.support.peer import connections, eventually
 
 
 @pytest.fixture

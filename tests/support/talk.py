@@ -9,7 +9,7 @@ from typing import Final
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job import SECOND
 from greenstalk_server.protocol.session import Session
-from tests.core.world import START, make_broker, slots
+from tests.support.world import START, make_broker, slots
 
 MARK: Final = b"list-tube-used\r\n"
 """A command that changes nothing, to see that the stream goes on at the right byte."""

@@ -10,8 +10,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.daemon import PATIENCE, Daemon
-from tests.server.peer import MIB, Peer, connections, eventually, open_files, rss
+from tests.support.daemon import PATIENCE, Daemon
+from tests.support.peer import MIB, Peer, connections, eventually, open_files, rss
 
 CONNECTIONS = 5000
 TUBES = 10_000

@@ -10,12 +10,12 @@ import gevent
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.limits import Limits
-from greenstalk_server.net.acceptor import Files
+from greenstalk_server.net.acceptor import DescriptorBudget
 from greenstalk_server.net.listeners import Listener
 from greenstalk_server.net.server import Server
 from greenstalk_server.net.tls import Certificates
 from greenstalk_server.runtime.clock import steady_clock
-from tests.daemon import PATIENCE
+from tests.support.daemon import PATIENCE
 
 
 def listen(is_tls: bool = False) -> Listener:
@@ -27,7 +27,7 @@ def listen(is_tls: bool = False) -> Listener:
 
 def start_server(broker: Broker, listeners: Sequence[Listener], certificates: Certificates | None = None) -> Server:
     """Start a server of *broker* without limits."""
-    files = Files(1000, broker.limit_counters)
+    files = DescriptorBudget(1000, broker.limit_counters)
     server = Server(broker, listeners, steady_clock(), files=files, limits=Limits(), certificates=certificates)
     server.start()
     return server

@@ -14,8 +14,8 @@ from urllib.request import urlopen
 
 import pytest
 
-from tests.daemon import PATIENCE, Daemon, environment
-from tests.server.peer import Peer, eventually
+from tests.support.daemon import PATIENCE, Daemon, environment
+from tests.support.peer import Peer, eventually
 
 HOUR = 3600
 LIBRARIES = sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))

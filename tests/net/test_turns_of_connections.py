@@ -18,11 +18,11 @@ import pytest
 
 from greenstalk_server.core.broker import SLICE, Broker
 from greenstalk_server.core.job import Job
-from greenstalk_server.net.connection import STREAMED_AT_ONCE
+from greenstalk_server.net.connection import STREAM_BATCH
 from greenstalk_server.net.poller import BUDGET, PORTION
-from tests.daemon import PATIENCE, Daemon
-from tests.server.peer import Peer, eventually
-from tests.server.test_hang_up import FACTS, Pair, Slow
+from tests.net.test_hang_up import FACTS, Pair, Slow
+from tests.support.daemon import PATIENCE, Daemon
+from tests.support.peer import Peer, eventually
 
 LARGE = 20_000_000
 
@@ -61,7 +61,7 @@ def test_a_large_reply_leaves_turns_to_others() -> None:
     """The reader takes whatever has arrived in each turn of the loop; as many turns as pieces are left to others."""
     broker = Broker(FACTS, max_job_size=LARGE)
     pair = Pair(broker)
-    pair.peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 * STREAMED_AT_ONCE)
+    pair.peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 * STREAM_BATCH)
     body = os.urandom(LARGE)
     client = broker.connect(lambda: None)
     assert broker.put(client, broker.allocate_id(), 0, 0, 1, body, 0) > 0
@@ -76,7 +76,7 @@ def test_a_large_reply_leaves_turns_to_others() -> None:
                 gevent.sleep(0.000001)
                 turns += 1
     assert came == expected
-    assert turns >= LARGE // STREAMED_AT_ONCE
+    assert turns >= LARGE // STREAM_BATCH
     pair.hang_up()
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from greenstalk_server.core.body_cache import LEAST_LIMIT
 from greenstalk_server.runtime.exit_codes import EXIT_USAGE
-from tests.daemon import PATIENCE, Daemon, run
+from tests.support.daemon import PATIENCE, Daemon, run
 
 SIZE = 500_000
 COUNT = 120

@@ -12,7 +12,7 @@ import pytest
 from greenstalk_server.net.poller import BATCH_SIZE, BUDGET, DEFER_ABOVE, MAX_BATCHES, PORTION, Poller
 from greenstalk_server.protocol.session import COMMAND_SLICE
 from greenstalk_server.runtime.clock import steady_clock
-from tests.daemon import PATIENCE
+from tests.support.daemon import PATIENCE
 
 SIZE = 8
 """Bytes that a handler receives at once."""

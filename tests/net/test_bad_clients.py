@@ -13,8 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.daemon import PATIENCE, Daemon
-from tests.server.peer import MIB, Peer, connections, eventually, open_files, rss
+from tests.support.daemon import PATIENCE, Daemon
+from tests.support.peer import MIB, Peer, connections, eventually, open_files, rss
 
 BIG = 60_000
 

@@ -11,7 +11,7 @@ import subprocess
 from contextlib import suppress
 from pathlib import Path
 
-from tests.daemon import PATIENCE, REPOSITORY
+from tests.support.daemon import PATIENCE, REPOSITORY
 
 PAGE = REPOSITORY / "docs" / "security.md"
 
@@ -21,7 +21,7 @@ KEY_UPDATE_SIZE = 27
 
 def make_certificates(directory: Path) -> None:
     """Run the commands of the page in *directory*: an authority, a server, and the clients mail-1 and monitoring."""
-    commands = re.search(r"<!-- run by tests/server/test_tls.py -->\n\n```sh\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    commands = re.search(r"<!-- run by tests/net/test_tls.py -->\n\n```sh\n(.*?)```", PAGE.read_text(), re.DOTALL)
     assert commands is not None
     script = f"set -eu\n{commands[1]}"
     subprocess.run(["sh", "-c", script], cwd=directory, check=True, capture_output=True, timeout=PATIENCE)

@@ -14,9 +14,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from tests.daemon import COMMAND, REPOSITORY, environment
-from tests.failover.proxy import Proxy
-from tests.postgresql.cluster import Cluster
+from tests.support.cluster import Cluster
+from tests.support.daemon import COMMAND, REPOSITORY, environment
+from tests.support.proxy import Proxy
 
 PATIENCE: Final = 60.0
 """Seconds that a takeover or a start may take on a busy machine."""

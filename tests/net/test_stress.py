@@ -19,9 +19,9 @@ from typing import Final
 import psutil
 import pytest
 
-from tests.daemon import Daemon
-from tests.server.peer import Peer, eventually
-from tests.server.secured import context, make_certificates
+from tests.support.daemon import Daemon
+from tests.support.peer import Peer, eventually
+from tests.support.tls import context, make_certificates
 
 MAX_JOB_SIZE: Final = 20_000_000
 

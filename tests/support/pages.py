@@ -14,7 +14,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.daemon import REPOSITORY, environment
+from tests.support.daemon import REPOSITORY, environment
 
 PORTS = ("11310", "11311", "8090")
 """The ports that pages use, which may be taken: each is replaced by a free one."""

@@ -15,10 +15,10 @@ from greenstalk_server.config.options import Options
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.net.server import STOP_GRACE
 from greenstalk_server.net.tls import Certificates
-from tests.daemon import PATIENCE
-from tests.server.in_process import is_readable, listen, read_to_end, start_server, wait_until
-from tests.server.secured import context, make_certificates
-from tests.server.test_hang_up import FACTS
+from tests.net.in_process import is_readable, listen, read_to_end, start_server, wait_until
+from tests.net.test_hang_up import FACTS
+from tests.support.daemon import PATIENCE
+from tests.support.tls import context, make_certificates
 
 LARGE = 20_000_000
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 import greenstalk
 from greenstalk import Client
 
-from tests.daemon import PATIENCE, Daemon
-from tests.server.peer import Peer, connections, eventually
+from tests.support.daemon import PATIENCE, Daemon
+from tests.support.peer import Peer, connections, eventually
 
 CLIENTS = 32
 DEEDS = 800

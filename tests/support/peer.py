@@ -10,7 +10,7 @@ from typing import Self
 
 import psutil
 
-from tests.daemon import PATIENCE, Daemon
+from tests.support.daemon import PATIENCE, Daemon
 
 MIB = 1 << 20
 

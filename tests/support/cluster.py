@@ -18,7 +18,7 @@ from typing import Final, Self
 
 import psycopg
 
-from tests.daemon import PATIENCE
+from tests.support.daemon import PATIENCE
 
 SETTINGS: Final = (
     "listen_addresses = '127.0.0.1'",

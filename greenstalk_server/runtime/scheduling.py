@@ -1,0 +1,53 @@
+"""Yield to the event loop, and share it fairly between greenlets.
+
+gevent runs every greenlet that is ready before it polls sockets and timers again: after `gevent.sleep(0)` a greenlet
+resumes up to fifty times before a socket is polled. A positive delay, however short, is a timer, so the loop polls
+first. `YIELD_DELAY` is that delay, and all code that works in slices yields by it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from contextlib import suppress
+from typing import Any, Final
+
+from gevent import get_hub
+from gevent.event import Event
+
+YIELD_DELAY: Final = 0.000001
+"""Seconds, for `gevent.sleep` or a timer, after which code resumes in the next iteration of the event loop."""
+
+
+class FairQueue:
+    """A FIFO that admits one greenlet per iteration of the event loop.
+
+    Each step of expensive work, such as a TLS handshake or an HTTP request, takes a turn first. Without turns, fifty
+    greenlets that are ready together would run fifty steps of a millisecond before the loop polls again.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[Event] = deque()
+        self._is_taken: bool = False
+        self._timer: Any = get_hub().loop.timer(YIELD_DELAY)
+
+    def take(self) -> None:
+        """Wait for a turn. Switches, unless the turn of this iteration is free."""
+        if not self._is_taken:
+            self._is_taken = True
+            self._timer.start(self._admit_next)
+            return
+        turn = Event()
+        self._waiting.append(turn)
+        try:
+            turn.wait()
+        except BaseException:
+            with suppress(ValueError):  # the turn was given already
+                self._waiting.remove(turn)
+            raise
+
+    def _admit_next(self) -> None:
+        """Admit the greenlet that has waited longest. A semaphore would let later arrivals pass it."""
+        self._is_taken = bool(self._waiting)
+        if self._waiting:
+            self._waiting.popleft().set()
+            self._timer.start(self._admit_next)

@@ -1,0 +1,1 @@
+"""Servers, clients and worlds that the tests of several directories share."""
