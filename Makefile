@@ -45,7 +45,7 @@ test-compiled: $(COMPILED)/.made  ## the same, then run the core's tests against
 	@$(call need,beanstalkd,beanstalkd)
 	$(WITH_COMPILED) $(BIN)/python -c 'from greenstalk_server.core import broker as it; assert it.__file__.endswith(".so"), it.__file__'
 	$(WITH_COMPILED) $(BIN)/python -m pytest -o pythonpath= -n 2 --no-loadscope-reorder --max-worker-restart 0 \
-	  tests/core tests/protocol $(addprefix tests/server/test_,$(ON_COMPILED))
+	  tests/core tests/protocol $(addprefix tests/net/test_,$(ON_COMPILED))
 
 check: $(VENV)/.installed-dev  ## set up, then lint, check the format, types and the import rule
 	$(BIN)/ruff check
