@@ -60,7 +60,8 @@ from greenstalk_server.runtime.process import (
 )
 
 if TYPE_CHECKING:
-    from greenstalk_server.journal.postgresql.database import Rows, SharedBinlog
+    from greenstalk_server.journal.postgresql.rows import Rows
+    from greenstalk_server.journal.postgresql.writer import SharedBinlog
     from greenstalk_server.web.app import Dashboard
     from greenstalk_server.web.server import DashboardFactory
 
@@ -240,7 +241,7 @@ class _SharedQueue:
 
     def __init__(self, options: Options, factory: DashboardFactory | None, rows: Rows, clock: Clock) -> None:
         """Make an empty broker with its journal in *rows*."""
-        from greenstalk_server.journal.postgresql.database import SharedBinlog  # noqa: PLC0415  optional dependency
+        from greenstalk_server.journal.postgresql.writer import SharedBinlog  # noqa: PLC0415  optional dependency
 
         self.rows: Rows = rows
         self.binlog: SharedBinlog = SharedBinlog(rows, options.binlog_max_size, 0, os.urandom)

@@ -180,7 +180,7 @@ def _journal_findings(options: Options) -> Iterator[StartError | str]:
 
 def _check_database_url(url: str, name: str) -> None:
     with importing_psycopg():
-        from greenstalk_server.journal.postgresql.link import conninfo_of  # noqa: PLC0415  optional dependency
+        from greenstalk_server.journal.postgresql.connection import conninfo_of  # noqa: PLC0415  optional dependency
     conninfo_of(url, name)
 
 

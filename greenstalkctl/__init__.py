@@ -1,10 +1,17 @@
 """A command line for any beanstalk server, ours or the original.
 
-It knows the protocol and the JSON API, and nothing of the daemon. `Settings.reach` decides which way a command goes.
+It uses the beanstalk protocol and the JSON API, and imports nothing from the daemon. `Settings.open_queue` chooses
+between the two.
 
-From below: exits, address, units, text, interrupt, keyboard, link (sockets with a deadline), tls; queue (what commands
-ask in either way); server (one connection by the protocol, and what the other end can do), channel and api (the same
-over HTTP, and more); transfer, task, follower and pulse (jobs one by one, many at once, new ones, rates); table and
-columns (what fits a terminal); output, settings, params, selection, deed (what commands share); commands, a noun each;
-cli (the group, and errors to exit codes).
+Modules, lowest layer first:
+
+errors, address, units, text, interrupt, keyboard, bounded_socket, tls    no knowledge of jobs
+queue                                   the interface that both ways to a server implement
+server                                  one connection by the protocol, and the capabilities of the server
+http_client, api                        the JSON API over one HTTP connection
+transfer, bulk, follower, snapshot      moving jobs one by one, tasks of the server, new jobs, rates
+table, columns, output                  tables that fit the terminal, JSON, questions, progress
+settings, params, selection, job_action what commands share: options, argument types, job selection, reports
+commands                                one module for each command
+cli                                     the command group, and the mapping of errors to exit codes
 """

@@ -1,4 +1,4 @@
-"""Addresses: HOST:PORT, tls:HOST:PORT or unix:PATH of a server, and the URL of its dashboard."""
+"""Parse server addresses (HOST:PORT, tls:HOST:PORT, unix:PATH) and dashboard URLs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DEFAULT_PORT: Final = 11300
 API_ROOT: Final = "/api/v1"
 _HOST_AND_PORT: Final = re.compile(r"(?:\[(?P<ipv6>[^\]]+)\]|(?P<host>[^:\[\]\s]+))(?::(?P<port>[0-9]{1,5}))?")
 _SCHEME: Final = re.compile(r"(plain|tls):(?![0-9]+$)")
-"""Not followed by a port alone: `tls:11300` is port 11300 of the host `tls`."""
+"""A scheme is not followed by a port alone: `tls:11300` is port 11300 of the host `tls`."""
 
 _URL: Final = re.compile(
     r"(?P<scheme>https?)://(?:\[(?P<ipv6>[0-9A-Fa-f:.]+)\]|(?P<host>[A-Za-z0-9._-]+))(?::(?P<port>[0-9]{1,5}))?"
@@ -23,9 +23,9 @@ _URL: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """The path of a Unix socket if it is one, else host and port.
+    """The address of a server: a Unix socket if `path` is set, else host and port.
 
-    scheme          `tls` or `plain` if the address says so; without one, --tls decides. Unix sockets have none.
+    scheme          `tls` or `plain` if the address has one; empty if --tls decides. Always empty for Unix sockets.
     """
 
     host: str = "127.0.0.1"
@@ -41,11 +41,11 @@ class Address:
 
     @property
     def is_secure(self) -> bool:
-        """Whether it is reached by TLS."""
+        """Whether connections to this address use TLS."""
         return self.scheme == "tls"
 
     def connect(self, timeout: float) -> socket.socket:
-        """Return a connected socket; raise OSError, after *timeout* seconds for each address that the host has."""
+        """Return a connected socket; raise OSError. Each IP address of the host is tried for *timeout* seconds."""
         if not self.path:
             return socket.create_connection((self.host, self.port), timeout)
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -59,7 +59,7 @@ class Address:
 
 
 def parse(text: str) -> Address:
-    """Return the address that *text* names; raise ValueError, with what is allowed, if it is none."""
+    """Return the address in *text*; raise ValueError, whose message lists the allowed forms."""
     if text.startswith("unix:") and len(text) > len("unix:"):
         return Address(path=text.removeprefix("unix:"))
     scheme, rest = _split(text)
@@ -71,7 +71,7 @@ def parse(text: str) -> Address:
 
 
 def _split(text: str) -> tuple[Scheme, str]:
-    """Return the scheme of *text*, and the rest."""
+    """Return the scheme of *text*, and the remainder."""
     match = _SCHEME.match(text)
     if match is None:
         return "", text
@@ -80,7 +80,7 @@ def _split(text: str) -> tuple[Scheme, str]:
 
 @dataclass(frozen=True, slots=True)
 class Url:
-    """Where an API is: `root` is its path, which ends with API_ROOT."""
+    """The URL of an API; `root` is its path, which ends with API_ROOT."""
 
     host: str
     port: int
@@ -88,17 +88,18 @@ class Url:
     is_secure: bool = False
 
     def __str__(self) -> str:
-        """The URL of the dashboard, for people."""
+        """The URL of the dashboard, without API_ROOT."""
         host = f"[{self.host}]" if ":" in self.host else self.host
-        is_usual = self.port == (443 if self.is_secure else 80)
-        port = "" if is_usual else f":{self.port}"
+        is_default_port = self.port == (443 if self.is_secure else 80)
+        port = "" if is_default_port else f":{self.port}"
         return f"http{'s' if self.is_secure else ''}://{host}{port}{self.root.removesuffix(API_ROOT)}"
 
 
 def parse_url(text: str) -> Url:
-    """Return where the API is that *text* leads to, whose API_ROOT may be missing; raise ValueError if it is no URL.
+    """Return the API's URL from *text*, in which API_ROOT may be missing; raise ValueError if *text* is not a URL.
 
-    One with a name and a password in it is none, and is not repeated: all users of a machine can read command lines.
+    A URL with a user name or password is refused, and the message does not repeat it: every user of a machine can read
+    the command lines of all processes.
     """
     match = _URL.fullmatch(text)
     if match is not None:
@@ -107,4 +108,4 @@ def parse_url(text: str) -> Url:
         if 0 < port < 65536:
             path = match["path"].rstrip("/").removesuffix(API_ROOT).rstrip("/")
             return Url(match["ipv6"] or match["host"], port, f"{path}{API_ROOT}", is_secure)
-    raise ValueError("an API's address is http://HOST[:PORT][/PREFIX], or that with https://, and no more")
+    raise ValueError("the URL of an API must be http://HOST[:PORT][/PREFIX] or https://HOST[:PORT][/PREFIX]")

@@ -1,7 +1,7 @@
-"""One server's JSON API, as a Queue; and what it can do beyond one: list jobs, and change many as a task of its own.
+"""A Queue over the JSON API of a Greenstalk Server, with job lists and bulk changes that the protocol does not have.
 
-Figures bear the protocol's names, and those that the protocol does not have bear names in its manner. What the protocol
-has and the API has not is left out: `file` of a job, `cmd-pause-tube` of a tube.
+Statistics have the protocol's names, and names in the same style where the protocol has none. Two fields of the
+protocol are missing, because the API does not have them: `file` of a job, and `cmd-pause-tube` of a tube.
 """
 
 from __future__ import annotations
@@ -16,20 +16,30 @@ from typing import Any, Final, Self, TypeVar
 
 from greenstalkctl import text
 from greenstalkctl.address import Url
-from greenstalkctl.channel import Channel
-from greenstalkctl.exits import Failure
-from greenstalkctl.queue import MAX_TUBES, OF_JOB, OF_SERVER, OF_TUBE, TUBE_NAME, Seen, Stats, checked
+from greenstalkctl.errors import CommandError
+from greenstalkctl.http_client import HttpClient
+from greenstalkctl.queue import (
+    JOB_STATS,
+    MAX_TUBES,
+    SERVER_STATS,
+    TUBE_NAME,
+    TUBE_STATS,
+    JobView,
+    Stats,
+    validate_stats,
+)
 
 T = TypeVar("T")
 
-PAGE: Final = 1000
-"""What a list answers at most, and how many ids a change may name."""
+PAGE_SIZE: Final = 1000
+"""Maximum number of items in a page of a list, and of ids in a bulk change."""
 
 MISSING: Final = frozenset({404})
-UNDONE: Final = frozenset({404, 409})
-"""Not there, or not in a state in which it can be done."""
+NOT_CHANGED: Final = frozenset({404, 409})
+"""Statuses of a change that was not made: no such job or tube, or it is in the wrong state."""
 
 HIDDEN: Final = frozenset({403, 404})
+"""Statuses for a body that the server hides, or of a job that no longer exists."""
 
 _JOB: Final = (
     "id", "tube", "state", "pri", "age", "delay", "ttr", "time_left",
@@ -68,7 +78,7 @@ _RATES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What is to be done to jobs of *tube* in *state*; *target* is the tube to which `move` moves them."""
+    """A bulk change of the jobs of *tube* in *state*; *target* is the destination tube of `move`."""
 
     action: str
     tube: str
@@ -78,7 +88,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A change that the server makes, as far as it is; `message` says why it has failed."""
+    """The progress of a bulk change on the server; `message` says why it failed."""
 
     id: str
     state: str
@@ -88,19 +98,20 @@ class Task:
 
 
 class Api:
-    """The API at *url*, by *token*, which is empty if there is none. An answer takes *timeout* seconds at most.
+    """A client of the API at *url*.
 
-    *context* is that of TLS, for a URL with https://.
+    *token* is empty if the API needs none. Each request, with its response, may take *timeout* seconds. *context* is
+    the TLS context of an https:// URL.
     """
 
     def __init__(self, url: Url, token: str, timeout: float, context: ssl.SSLContext | None = None) -> None:
-        """Make sure that it is one; raise Unreachable or Refused."""
+        """Connect, and check that the API answers; raise Unreachable or Refused."""
         self.address = url
-        self._channel = Channel(url, token, timeout, context)
+        self._http_client = HttpClient(url, token, timeout, context)
         try:
-            self._greet()
-        except Failure:
-            self._channel.close()
+            self._check_api()
+        except CommandError:
+            self._http_client.close()
             raise
 
     def __enter__(self) -> Self:
@@ -109,33 +120,33 @@ class Api:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._channel.close()
+        self._http_client.close()
 
-    # What there is
+    # Queries
 
     def stats(self) -> Stats:
-        return self._made(_server, self._get("/server"))
+        return self._parse(_server, self._get("/server"))
 
     def tubes(self) -> list[str]:
-        return [stats["name"] for stats in self.figures() if TUBE_NAME.fullmatch(stats["name"])]
+        return [stats["name"] for stats in self.all_tube_stats() if TUBE_NAME.fullmatch(stats["name"])]
 
-    def figures(self) -> list[Stats]:
-        found = list(islice(self._pages("/tubes", "tubes", {"limit": PAGE}), MAX_TUBES + 1))
-        if len(found) > MAX_TUBES:
-            raise self._channel.is_none_of_ours(f"it has a list of more than {MAX_TUBES} tubes")
-        return [self._made(_tube, each) for each in found]
+    def all_tube_stats(self) -> list[Stats]:
+        tubes = list(islice(self._pages("/tubes", "tubes", {"limit": PAGE_SIZE}), MAX_TUBES + 1))
+        if len(tubes) > MAX_TUBES:
+            raise self._http_client.not_the_api(f"its list has more than {MAX_TUBES} tubes")
+        return [self._parse(_tube, tube) for tube in tubes]
 
     def tube(self, name: str) -> Stats | None:
-        answer = self._channel.ask("GET", "/tube", {"tube": name}, ordinary=MISSING)
-        return self._made(_tube, answer.data) if answer.is_success else None
+        answer = self._http_client.request("GET", "/tube", {"tube": name}, ordinary=MISSING)
+        return self._parse(_tube, answer.data) if answer.is_success else None
 
-    def see(self, job_id: int) -> Seen | None:
-        answer = self._channel.ask("GET", f"/jobs/{job_id}", ordinary=MISSING)
-        return self._whole(self._made(_seen, answer.data)) if answer.is_success else None
+    def view_job(self, job_id: int) -> JobView | None:
+        answer = self._http_client.request("GET", f"/jobs/{job_id}", ordinary=MISSING)
+        return self._with_body(self._parse(_job_view, answer.data)) if answer.is_success else None
 
-    def see_first(self, tube: str, state: str) -> Seen | None:
+    def view_next(self, tube: str, state: str) -> JobView | None:
         first = next(self.jobs(tube, state, limit=1), None)
-        return self._whole(first) if first is not None else None
+        return self._with_body(first) if first is not None else None
 
     def jobs(
         self,
@@ -143,139 +154,140 @@ class Api:
         state: str | None = None,
         query: str = "",
         *,
-        limit: int = PAGE,
+        limit: int = PAGE_SIZE,
         has_bodies: bool = True,
-    ) -> Iterator[Seen]:
-        """All jobs of *tube*, in *state*, that match *query*; bodies only if *has_bodies*, and none above a MiB.
+    ) -> Iterator[JobView]:
+        """Yield all jobs of *tube*, in *state*, that match *query*.
 
-        *limit* is how many are asked for at once, at most PAGE. Of a tube in a state, without a query, the first PAGE
-        come in the order of that state; all others by their ids.
+        Bodies are included if *has_bodies*, except those above 1 MiB. *limit* is the number of jobs in a page, at most
+        PAGE_SIZE. With a tube and a state, and without a query, the first PAGE_SIZE jobs come in the order of that
+        state; all others are ordered by id.
         """
-        given = {"tube": tube, "state": state, "q": query, "limit": limit, "bodies": str(has_bodies).lower()}
-        asked = {name: value for name, value in given.items() if value}
-        return (self._made(_seen, found) for found in self._pages("/jobs", "jobs", asked))
+        params = {"tube": tube, "state": state, "q": query, "limit": limit, "bodies": str(has_bodies).lower()}
+        params = {name: value for name, value in params.items() if value}
+        return (self._parse(_job_view, job) for job in self._pages("/jobs", "jobs", params))
 
-    # What changes something
+    # Changes
 
     def put(self, tube: str, body: bytes, pri: int, delay: int, ttr: int) -> int:
         new = text.fields(body) | {"tube": tube, "pri": pri, "delay": delay, "ttr": ttr}
-        return self._made(lambda answer: int(answer["id"]), self._channel.ask("POST", "/jobs", body=new).data)
+        return self._parse(lambda answer: int(answer["id"]), self._http_client.request("POST", "/jobs", body=new).data)
 
     def kick_job(self, job_id: int) -> bool:
-        return self._does("POST", f"/jobs/{job_id}/kick")
+        return self._succeeds("POST", f"/jobs/{job_id}/kick")
 
     def bury_job(self, job_id: int) -> bool:
-        return self._does("POST", f"/jobs/{job_id}/bury")
+        return self._succeeds("POST", f"/jobs/{job_id}/bury")
 
     def delete(self, job_id: int) -> bool:
-        return self._does("DELETE", f"/jobs/{job_id}")
+        return self._succeeds("DELETE", f"/jobs/{job_id}")
 
     def pause(self, tube: str, seconds: int, reason: str = "") -> bool:
         verb, body = ("pause", {"seconds": seconds, "reason": reason}) if seconds else ("resume", None)
-        return self._channel.ask("POST", f"/tube/{verb}", {"tube": tube}, body, ordinary=MISSING).is_success
+        return self._http_client.request("POST", f"/tube/{verb}", {"tube": tube}, body, ordinary=MISSING).is_success
 
-    # Changes of many jobs, which the server makes by itself
+    # Bulk changes, which the server makes in the background
 
     def start(self, change: Change, ids: Sequence[int] | None = None, *, is_dry: bool = False) -> Task:
-        """Start to make *change*: of those of *ids* alone, PAGE at most, if given; or just to count, if it *is_dry*."""
-        asked = {"action": change.action, "tube": change.tube, "state": change.state, "dry_run": is_dry}
-        asked |= {"to": change.target} if change.target is not None else {}
-        asked |= {"ids": ids} if ids is not None else {}
-        return self._made(_task, self._channel.ask("POST", "/bulk", body=asked).data)
+        """Start *change*, limited to *ids* if given (at most PAGE_SIZE); if *is_dry*, only count the matching jobs."""
+        body = {"action": change.action, "tube": change.tube, "state": change.state, "dry_run": is_dry}
+        body |= {"to": change.target} if change.target is not None else {}
+        body |= {"ids": ids} if ids is not None else {}
+        return self._parse(_task, self._http_client.request("POST", "/bulk", body=body).data)
 
     def run(self, task_id: str) -> Task:
-        """Start to do what a dry run has counted: to those jobs that still match, and to none newer."""
-        return self._made(_task, self._channel.ask("POST", f"/tasks/{task_id}/run").data)
+        """Start the change that a dry run has counted: for the jobs that still match, but for none put since then."""
+        return self._parse(_task, self._http_client.request("POST", f"/tasks/{task_id}/run").data)
 
     def task(self, task_id: str) -> Task:
-        return self._made(_task, self._get(f"/tasks/{task_id}"))
+        return self._parse(_task, self._get(f"/tasks/{task_id}"))
 
     def cancel(self, task_id: str) -> Task:
-        """Have a task end soon."""
-        return self._made(_task, self._channel.ask("DELETE", f"/tasks/{task_id}").data)
+        """Ask the server to cancel a task; it ends soon."""
+        return self._parse(_task, self._http_client.request("DELETE", f"/tasks/{task_id}").data)
 
-    # How it is asked
+    # Requests
 
-    def _greet(self) -> None:
-        """Ask for what every version of it tells; from then on, 404 means that there is no such job or tube."""
-        answer = self._channel.ask("GET", "/server", ordinary=MISSING)
+    def _check_api(self) -> None:
+        """Request what every version of the API has; from then on, 404 means that a job or tube does not exist."""
+        answer = self._http_client.request("GET", "/server", ordinary=MISSING)
         stats = answer.data.get("stats") if isinstance(answer.data, dict) else None
         if not answer.is_success or not isinstance(stats, dict) or "version" not in stats:
-            raise self._channel.is_none_of_ours("or it is of another version")
+            raise self._http_client.not_the_api("or it is of another version")
 
     def _get(self, path: str) -> Any:
-        return self._channel.ask("GET", path).data
+        return self._http_client.request("GET", path).data
 
-    def _does(self, method: str, path: str) -> bool:
-        return self._channel.ask(method, path, ordinary=UNDONE).is_success
+    def _succeeds(self, method: str, path: str) -> bool:
+        return self._http_client.request(method, path, ordinary=NOT_CHANGED).is_success
 
     def _pages(self, path: str, key: str, query: Mapping[str, object]) -> Iterator[Any]:
-        """Yield the items of all pages of a list. A page may be empty and not be the last."""
+        """Yield the items of all pages of a list. An empty page need not be the last."""
         cursor: object = None
         while True:
-            asked = {**query, "cursor": cursor} if cursor is not None else query
-            items, following = self._made(_page(key), self._channel.ask("GET", path, asked).data)
+            params = {**query, "cursor": cursor} if cursor is not None else query
+            items, following = self._parse(_page(key), self._http_client.request("GET", path, params).data)
             yield from items
             if following is None:
                 return
             if following == cursor:
-                raise self._channel.is_none_of_ours("its list does not end")
+                raise self._http_client.not_the_api("its list does not end")
             cursor = following
 
-    def _made(self, make: Callable[[Any], T], data: Any) -> T:
-        """Return what *make* makes of *data*, or raise Unreachable if the API never has such data."""
+    def _parse(self, parse: Callable[[Any], T], data: Any) -> T:
+        """Return parse(*data*); raise Unreachable if *data* does not have the format of the API."""
         try:
-            return make(data)
+            return parse(data)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise self._channel.is_none_of_ours("its answer has not the form of the API's") from error
+            raise self._http_client.not_the_api("its response does not have the API's format") from error
 
-    def _whole(self, seen: Seen) -> Seen:
-        """*seen* with its body, if that is only too large for JSON; it stays None if it is hidden or gone."""
-        if seen.body is not None:
-            return seen
-        answer = self._channel.ask("GET", f"/jobs/{seen.id}/body", ordinary=HIDDEN)
-        return Seen(seen.stats, answer.data) if answer.is_success else seen
+    def _with_body(self, view: JobView) -> JobView:
+        """Return *view* with its body if that was left out for its size; None remains if it is hidden or deleted."""
+        if view.body is not None:
+            return view
+        answer = self._http_client.request("GET", f"/jobs/{view.id}/body", ordinary=HIDDEN)
+        return JobView(view.stats, answer.data) if answer.is_success else view
 
 
 def _page(key: str) -> Callable[[Any], tuple[list[Any], object]]:
-    """Return what takes the items under *key*, and the next cursor, out of a page."""
+    """Return a function that extracts the items under *key*, and the next cursor, from a page."""
 
-    def taken(page: Any) -> tuple[list[Any], object]:
+    def parse(page: Any) -> tuple[list[Any], object]:
         return list(page[key]), page["next_cursor"]
 
-    return taken
+    return parse
 
 
-def _server(found: Mapping[str, Any]) -> Stats:
-    """The figures of the server; texts are as the protocol has them."""
-    journal, memory = found["journal"], found["memory"] or {}
+def _server(data: Mapping[str, Any]) -> Stats:
+    """Return the server's statistics; texts have the protocol's format."""
+    journal, memory = data["journal"], data["memory"] or {}
     stats = {
-        **{_name(key): _as_stat(value) for key, value in found["stats"].items()},
-        **_rates(found["rates"]),
+        **{_name(key): _as_stat(value) for key, value in data["stats"].items()},
+        **_rates(data["rates"]),
         **{f"journal-{_name(key)}": value for key, value in journal.items()},
         **{f"memory-{_name(key)}": value for key, value in memory.items()},
     }
-    return checked(stats, OF_SERVER)
+    return validate_stats(stats, SERVER_STATS)
 
 
-def _tube(found: Mapping[str, Any]) -> Stats:
-    return checked({key: found[name] for key, name in _TUBE.items()} | _rates(found["rates"]), OF_TUBE)
+def _tube(data: Mapping[str, Any]) -> Stats:
+    return validate_stats({key: data[name] for key, name in _TUBE.items()} | _rates(data["rates"]), TUBE_STATS)
 
 
-def _seen(found: Mapping[str, Any]) -> Seen:
-    stats = checked({_name(key): found[key] for key in _JOB} | {"bytes": found["size"]}, OF_JOB)
-    body = found["body"]
+def _job_view(data: Mapping[str, Any]) -> JobView:
+    stats = validate_stats({_name(key): data[key] for key in _JOB} | {"bytes": data["size"]}, JOB_STATS)
+    body = data["body"]
     if body is None:
-        return Seen(stats, None)
-    return Seen(stats, body.encode() if found["encoding"] == "utf-8" else b64decode(body))
+        return JobView(stats, None)
+    return JobView(stats, body.encode() if data["encoding"] == "utf-8" else b64decode(body))
 
 
-def _task(found: Mapping[str, Any]) -> Task:
-    return Task(str(found["id"]), found["state"], int(found["changed"]), str(found["message"]), int(found["matched"]))
+def _task(data: Mapping[str, Any]) -> Task:
+    return Task(str(data["id"]), data["state"], int(data["changed"]), str(data["message"]), int(data["matched"]))
 
 
-def _rates(found: Mapping[str, float]) -> Stats:
-    return {f"{noun}-per-second": float(found[verb]) for noun, verb in _RATES.items()}
+def _rates(data: Mapping[str, float]) -> Stats:
+    return {f"{noun}-per-second": float(data[verb]) for noun, verb in _RATES.items()}
 
 
 def _name(key: str) -> str:
@@ -283,7 +295,7 @@ def _name(key: str) -> str:
 
 
 def _as_stat(value: Any) -> Any:
-    """*value* as `stats` has it: whole numbers are such, all else is text."""
+    """Return *value* in the format of the protocol's `stats`: integers as they are, everything else as text."""
     if isinstance(value, bool):
         return str(value).lower()
     return f"{value:.6f}" if isinstance(value, float) else value

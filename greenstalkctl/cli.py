@@ -1,4 +1,4 @@
-"""The command `greenstalkctl`: its commands, and what a failure is called and exits with."""
+"""The `greenstalkctl` command group, and the mapping of errors to messages and exit codes."""
 
 from __future__ import annotations
 
@@ -28,27 +28,28 @@ from greenstalkctl.commands import (
     tail,
     top,
 )
-from greenstalkctl.exits import EXIT_DONE, EXIT_INTERRUPTED, EXIT_NOTHING, EXIT_USAGE, Failure
-from greenstalkctl.settings import PROGRAM, Settings, Verbs
+from greenstalkctl.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_NO_RESULT, EXIT_USAGE, CommandError
+from greenstalkctl.settings import PROGRAM, CommandGroup, Settings
 from greenstalkctl.text import printable
 
 
-@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="greenstalk-server", prog_name=PROGRAM)
 def cli() -> None:
-    """Look into a beanstalk server, and change what is in it. It works with ours and with beanstalkd.
+    """Inspect and change the jobs of a beanstalk server: Greenstalk Server or beanstalkd.
 
-    With --api, of ours, it lists and searches jobs, moves them as they are, and changes many at once.
+    With --api, which Greenstalk Server alone has, you can also list and search jobs, move them with their ids, and
+    change many of them at once.
 
     \b
     Exit codes:
       0    done
-      1    nothing found, or not done, or what was done could not be written
-      2    the command line is wrong, or lacks --yes where nobody can be asked
-      3    the server cannot be connected to, or has gone away
-      4    the server has refused (DRAINING, OUT_OF_MEMORY, JOB_TOO_BIG, a wrong token and the like)
+      1    nothing found or nothing done, or the output could not be written
+      2    invalid command line, or --yes is missing where there is no terminal to ask on
+      3    cannot connect to the server, or the connection was lost
+      4    the server refused (DRAINING, OUT_OF_MEMORY, JOB_TOO_BIG, a wrong token, ...)
       130  interrupted
-    """  # noqa: D301  \b is click's mark of a paragraph that is not to be wrapped
+    """  # noqa: D301  \b tells click not to wrap a paragraph
 
 
 for command in (
@@ -77,46 +78,46 @@ for command in (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command with *argv*, by default the process's own arguments; return its exit code."""
+    """Run the command with *argv* (default: the arguments of the process); return its exit code."""
     _prepare_streams()
     try:
         code = cli.main(argv, PROGRAM, standalone_mode=False, obj=Settings())
         sys.stdout.flush()
     except click.exceptions.NoArgsIsHelpError as error:
-        return _fail(error.format_message(), EXIT_USAGE)
+        return _write_error(error.format_message(), EXIT_USAGE)
     except click.UsageError as error:
-        return _complain(f"{_sentence(error.format_message())} {_hint(error)}", EXIT_USAGE)
-    except click.ClickException as error:  # a file that cannot be read
-        return _complain(error.format_message(), EXIT_USAGE)
-    except Failure as error:
-        return _complain(str(error), error.exit_code)
+        return _report_error(f"{_sentence(error.format_message())} {_hint(error)}", EXIT_USAGE)
+    except click.ClickException as error:  # for example a file that cannot be read
+        return _report_error(error.format_message(), EXIT_USAGE)
+    except CommandError as error:
+        return _report_error(str(error), error.exit_code)
     except (click.Abort, KeyboardInterrupt):
-        return _complain("interrupted", EXIT_INTERRUPTED)
+        return _report_error("interrupted", EXIT_INTERRUPTED)
     except MemoryError:
-        return _complain("there is not enough memory for this", EXIT_NOTHING)
-    except BrokenPipeError:  # whoever reads has enough
+        return _report_error("out of memory", EXIT_NO_RESULT)
+    except BrokenPipeError:  # the reader of the pipe has closed it
         _discard(sys.stdout)
-        return EXIT_NOTHING
-    except OSError as error:  # a full disk
+        return EXIT_NO_RESULT
+    except OSError as error:  # for example a full disk
         _discard(sys.stdout)
-        return _complain(f"cannot write to stdout: {error.strerror}", EXIT_NOTHING)
+        return _report_error(f"cannot write to stdout: {error.strerror}", EXIT_NO_RESULT)
     return code if isinstance(code, int) else EXIT_DONE
 
 
 def _prepare_streams() -> None:
-    """See to it that stdin, stdout and stderr are there, and that stdout takes all or raises."""
+    """Ensure that stdin, stdout and stderr exist, and that stdout writes everything or raises."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:  # a script has closed it: what is written is lost, and reading fails
+        if getattr(sys, name) is None:  # closed by a script: output is discarded, and reading fails
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), mode))
     if not isinstance(sys.stdout, io.TextIOWrapper):
         return
-    if isinstance(sys.stdout.buffer, io.RawIOBase):  # by PYTHONUNBUFFERED, and a TextIOWrapper ignores a short write
+    if isinstance(sys.stdout.buffer, io.RawIOBase):  # PYTHONUNBUFFERED is set; a TextIOWrapper ignores short writes
         sys.stdout = io.TextIOWrapper(io.BufferedWriter(sys.stdout.buffer), sys.stdout.encoding)
-    sys.stdout.reconfigure(errors="backslashreplace")  # a locale without the characters of a body ends no command
+    sys.stdout.reconfigure(errors="backslashreplace")  # the locale may lack characters of a body
 
 
 def _discard(stream: TextIO) -> None:
-    """Drop what *stream* still holds: the interpreter would fail with it at its exit."""
+    """Discard what *stream* still buffers, which the interpreter would fail to flush at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
@@ -129,13 +130,13 @@ def _hint(error: click.UsageError) -> str:
     return f"See {path} --help."
 
 
-def _complain(message: str, code: int) -> int:
-    return _fail(f"{PROGRAM}: {printable(' '.join(message.split()))}", code)
+def _report_error(message: str, code: int) -> int:
+    return _write_error(f"{PROGRAM}: {printable(' '.join(message.split()))}", code)
 
 
-def _fail(message: str, code: int) -> int:
+def _write_error(message: str, code: int) -> int:
     try:
         click.echo(message, err=True)
-    except OSError:  # nobody can be told
+    except OSError:  # stderr is not writable either
         _discard(sys.stderr)
     return code

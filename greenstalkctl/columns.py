@@ -1,4 +1,4 @@
-"""Columns of the tables of tubes, by the names that `tubes --sort` and `top --sort` have in common."""
+"""Columns of the tube tables, by the names that `tubes --sort` and `top --sort` share."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 from greenstalkctl.table import Column
 
 TUBE: Final = "tube"
-BY_IMPORTANCE: Final = (
+COLUMNS_BY_RANK: Final = (
     TUBE,
     "ready",
     "buried",
@@ -21,9 +21,9 @@ BY_IMPORTANCE: Final = (
     "urgent",
     "total",
 )
-"""A narrow terminal has the first of these."""
+"""Column names, the most important first; a narrow terminal shows only the first of them."""
 
 
 def column(name: str, title: str = "") -> Column:
-    """Return the column *name*, under *title* if that is another."""
-    return Column(title or name.replace("-", " "), BY_IMPORTANCE.index(name), "name" if name == TUBE else "figure")
+    """Return the column *name*, with *title* as its heading if given."""
+    return Column(title or name.replace("-", " "), COLUMNS_BY_RANK.index(name), "name" if name == TUBE else "figure")

@@ -1,7 +1,7 @@
-"""Ctrl-C and SIGTERM between two jobs rather than in the middle of one.
+"""Handle Ctrl-C and SIGTERM between two jobs instead of in the middle of one.
 
-While an Interrupt is entered the first signal only sets it, and long work looks at it between two jobs; a second
-Ctrl-C ends the command at once. It belongs to the main thread, as signal handlers do.
+Inside the `with` block of an Interrupt the first signal only sets a flag, which long-running work checks between two
+jobs. A second Ctrl-C ends the command immediately. Use it in the main thread only, as signal handlers require.
 """
 
 from __future__ import annotations
@@ -11,36 +11,36 @@ from threading import Event
 from types import FrameType, TracebackType
 from typing import Self
 
-from greenstalkctl.exits import Interrupted
+from greenstalkctl.errors import Interrupted
 
 
 class Interrupt:
-    """Whether somebody wants the command to end; false until then."""
+    """True once Ctrl-C or SIGTERM has asked the command to end."""
 
     def __init__(self) -> None:
         self._event = Event()
-        self._before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        self._saved_handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def __enter__(self) -> Self:
-        for number in self._before:
+        for number in self._saved_handlers:
             signal.signal(number, self._on_signal)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for number, handler in self._before.items():
+        for number, handler in self._saved_handlers.items():
             signal.signal(number, handler)
 
     def __bool__(self) -> bool:
         return self._event.is_set()
 
     def wait(self, seconds: float) -> bool:
-        """Sleep; return at once, and True, when the signal comes."""
+        """Sleep for *seconds*; return True immediately when a signal arrives."""
         return self._event.wait(seconds)
 
     def check(self, message: str) -> None:
-        """Raise Interrupted with *message* if the signal has come."""
+        """Raise Interrupted with *message* if a signal has arrived."""
         if self:
             raise Interrupted(message)
 

@@ -1,4 +1,4 @@
-"""Single keys from the terminal, without Enter; from anything else, none."""
+"""Read single key presses from the terminal, without Enter. Input that is not a terminal has no keys."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import Any, Self
 
 
 class Keyboard:
-    """While it is entered, the terminal hands over each key at once, and is put back as it was after that."""
+    """A context in which the terminal delivers each key immediately; its settings are restored on exit."""
 
     def __init__(self) -> None:
         self._file = sys.stdin.fileno() if sys.stdin.isatty() else None
-        self._before: list[Any] = []
+        self._saved_attributes: list[Any] = []
 
     def __enter__(self) -> Self:
         if self._file is not None:
-            self._before = termios.tcgetattr(self._file)
+            self._saved_attributes = termios.tcgetattr(self._file)
             tty.setcbreak(self._file)
         return self
 
@@ -28,9 +28,9 @@ class Keyboard:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._file is not None:
-            termios.tcsetattr(self._file, termios.TCSADRAIN, self._before)
+            termios.tcsetattr(self._file, termios.TCSADRAIN, self._saved_attributes)
 
-    def key(self, seconds: float) -> str:
-        """The next key, within *seconds*; empty if there is none."""
+    def read_key(self, seconds: float) -> str:
+        """Return the next key, or an empty string after *seconds* without one."""
         readable, _, _ = select.select([] if self._file is None else [self._file], [], [], max(seconds, 0))
         return os.read(readable[0], 1).decode(errors="replace") if readable else ""

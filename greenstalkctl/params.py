@@ -1,4 +1,4 @@
-"""What arguments may be: tube names, durations, addresses."""
+"""Types of arguments: tube names, durations, sizes, addresses."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from greenstalkctl import address, units
-from greenstalkctl.exits import Failure
+from greenstalkctl.errors import CommandError
 from greenstalkctl.queue import MAX_NUMBER, STATES, TUBE_NAME
 from greenstalkctl.settings import Settings
 
@@ -16,23 +16,23 @@ _COMPLETION_SECONDS: Final = 1.0
 
 
 class TubeName(click.ParamType[str]):
-    """A tube's name, by the protocol's rule; the shell completes it with those that the server has."""
+    """A tube name as the protocol allows; shell completion offers the tubes of the server."""
 
     name = "tube"
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         if not TUBE_NAME.fullmatch(value):
-            allowed = "1 to 200 letters, digits and -+/;.$_(), the first of them no -"
-            self.fail(f"{value!r} is not the name of a tube: {allowed}.", param, ctx)
+            allowed = "1 to 200 letters, digits and -+/;.$_(), and must not start with -"
+            self.fail(f"{value!r} is not a valid tube name: it has {allowed}.", param, ctx)
         return value
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         settings = ctx.ensure_object(Settings)
         settings.timeout = _COMPLETION_SECONDS
         try:
-            with settings.reach() as queue:
+            with settings.open_queue() as queue:
                 return [CompletionItem(name) for name in queue.tubes() if name.startswith(incomplete)]
-        except Failure:
+        except CommandError:
             return []
 
 
@@ -49,17 +49,17 @@ class Duration(click.ParamType[int]):
         except ValueError as error:
             self.fail(f"{error}.", param, ctx)
         if not seconds.is_integer() or seconds > MAX_NUMBER:
-            self.fail(f"{value!r} is not a whole number of seconds, of at most {MAX_NUMBER}.", param, ctx)
+            self.fail(f"{value!r} is not a whole number of seconds up to {MAX_NUMBER}.", param, ctx)
         return int(seconds)
 
 
 class Size(click.ParamType[int]):
-    """Bytes, or a number with a unit: 65535, 64K, 10MB, 1GiB; at most *most* bytes."""
+    """A size in bytes, or with a unit: 65535, 64K, 10MB, 1GiB; at most *max_bytes*."""
 
     name = "size"
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
 
     def convert(self, value: str | int, param: click.Parameter | None, ctx: click.Context | None) -> int:
         if isinstance(value, int):
@@ -68,8 +68,8 @@ class Size(click.ParamType[int]):
             size = units.size(value)
         except ValueError as error:
             self.fail(f"{error}.", param, ctx)
-        if size > self._most:
-            self.fail(f"{value!r} is more than {self._most} bytes.", param, ctx)
+        if size > self._max_bytes:
+            self.fail(f"{value!r} is more than {self._max_bytes} bytes.", param, ctx)
         return size
 
 
@@ -95,5 +95,5 @@ ADDRESS: Final = ServerAddress()
 PRI: Final = click.IntRange(0, MAX_NUMBER)
 JOB_ID: Final = click.IntRange(1, 2**64 - 1)
 COUNT: Final = click.IntRange(1, MAX_NUMBER)
-"""Of jobs; servers take the bound of `kick` modulo 2**32."""
+"""A number of jobs. Servers take the bound of `kick` modulo 2**32, so it must be below that."""
 STATE: Final = click.Choice(STATES)

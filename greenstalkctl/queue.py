@@ -1,7 +1,8 @@
-"""What a command asks of a server, whichever way that is reached: by the protocol (`server`) or the API (`api`).
+"""The interface to a server that both the protocol (`server`) and the API (`api`) implement.
 
-Bodies are bytes, figures bear the protocol's names, times are whole seconds. What is not there is None or False; what
-the server refuses raises Refused, and what ends the connection Unreachable, each with the address in it.
+Bodies are bytes, statistics have the protocol's names, times are whole seconds. A method returns None or False for a
+job or tube that does not exist. It raises Refused if the server refuses, and Unreachable if the connection ends; both
+messages contain the address.
 """
 
 from __future__ import annotations
@@ -20,28 +21,28 @@ DELAYED: Final = "delayed"
 BURIED: Final = "buried"
 RESERVED: Final = "reserved"
 STATES: Final = (READY, DELAYED, BURIED)
-"""States from which a job can be taken; one that is reserved is its worker's."""
+"""The states in which a job can be changed; a reserved job belongs to its worker."""
 
 MAX_NUMBER: Final = 2**32 - 1
 """The largest pri, delay, ttr and pause of the protocol."""
 
 MAX_BODY: Final = 2**30
-"""Bytes of a body: the most that any server can be configured to take."""
+"""Maximum bytes of a body: the largest limit that any server can be configured with."""
 
 MAX_TUBES: Final = 1_000_000
-"""Tubes of a list; a longer one is taken for an attack on our memory."""
+"""Maximum number of tubes in a list; a longer list is refused, to protect our memory."""
 
 TUBE_NAME: Final = re.compile(r"[A-Za-z0-9+/;.$_()][A-Za-z0-9+/;.$_()-]{0,199}")
 
 
-OF_SERVER: Final = {
+SERVER_STATS: Final = {
     "version": str,
     "uptime": int,
     "current-connections": int,
     "current-workers": int,
     "total-jobs": int,
 }
-OF_TUBE: Final = {
+TUBE_STATS: Final = {
     "name": str,
     **{f"current-jobs-{state}": int for state in ("urgent", *STATES, RESERVED)},
     "current-waiting": int,
@@ -49,21 +50,21 @@ OF_TUBE: Final = {
     "cmd-delete": int,
     "pause-time-left": int,
 }
-OF_JOB: Final = {"id": int, "tube": str, "state": str, "pri": int, "ttr": int, "time-left": int}
-"""Figures that commands rely on, and the type of each."""
+JOB_STATS: Final = {"id": int, "tube": str, "state": str, "pri": int, "ttr": int, "time-left": int}
+"""Statistics that commands rely on, and the type of each."""
 
 
-def checked(stats: Stats, expected: Mapping[str, type]) -> Stats:
-    """Return *stats*; raise ValueError unless they have all that is *expected*."""
+def validate_stats(stats: Stats, expected: Mapping[str, type]) -> Stats:
+    """Return *stats*; raise ValueError unless they contain every *expected* name with its type."""
     for name, kind in expected.items():
         if not isinstance(stats.get(name), kind):
-            raise ValueError(f"{name!r} is missing")  # noqa: TRY004  it is what an answer holds
+            raise ValueError(f"{name!r} is missing")  # noqa: TRY004  the response is invalid, not the argument
     return stats
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """A job when it was looked at: its figures, `bytes` among them, and its body; None if that is not told."""
+class JobView:
+    """A job at one time: its statistics, which include `bytes`, and its body, None if the server does not show it."""
 
     stats: Stats
     body: bytes | None
@@ -74,7 +75,7 @@ class Seen:
 
 
 class Queue(Protocol):
-    """A server, and what can be asked of it in either way."""
+    """A server, by the protocol or by the API."""
 
     @property
     def address(self) -> Address | Url: ...
@@ -82,26 +83,26 @@ class Queue(Protocol):
     def stats(self) -> Stats: ...
 
     def tubes(self) -> list[str]:
-        """The names of all tubes."""
+        """Return the names of all tubes."""
 
-    def figures(self) -> list[Stats]:
-        """The figures of all tubes."""
+    def all_tube_stats(self) -> list[Stats]:
+        """Return the statistics of all tubes."""
 
     def tube(self, name: str) -> Stats | None: ...
 
-    def see(self, job_id: int) -> Seen | None: ...
+    def view_job(self, job_id: int) -> JobView | None: ...
 
-    def see_first(self, tube: str, state: str) -> Seen | None:
-        """The job of *tube* in *state* whose turn is next."""
+    def view_next(self, tube: str, state: str) -> JobView | None:
+        """Return the next job of *tube* in *state*, in the order of that state."""
 
     def put(self, tube: str, body: bytes, pri: int, delay: int, ttr: int) -> int: ...
 
     def kick_job(self, job_id: int) -> bool: ...
 
     def bury_job(self, job_id: int) -> bool:
-        """Bury a ready or delayed job with the pri that it has."""
+        """Bury a ready or delayed job; its pri does not change."""
 
     def delete(self, job_id: int) -> bool: ...
 
     def pause(self, tube: str, seconds: int) -> bool:
-        """Give out no job of *tube* for so long; 0 ends a pause."""
+        """Pause *tube* for *seconds*; 0 ends a pause."""

@@ -1,4 +1,4 @@
-"""Which jobs a command is about: ids, or a number of those of a tube in a state."""
+"""Select the jobs of a command: by ids, or a number of jobs of a tube in one state."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from greenstalkctl.exits import Misuse, Nothing
+from greenstalkctl.errors import InvalidUsage, NoResult
 from greenstalkctl.params import COUNT, JOB_ID, TUBE
 from greenstalkctl.queue import Queue, Stats
 
@@ -17,21 +17,21 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """A tube, and how many of its jobs: None is all that there are now. Without a tube it is about ids."""
+    """The jobs of a tube: at most *count*, or all if None. Without a tube, the command selects jobs by id."""
 
     tube: str | None
     count: int | None
 
 
 def selection(states: Sequence[str]) -> Callable[[F], F]:
-    """Give a command the arguments that say which jobs; `chosen` makes a Selection of them."""
+    """Add the arguments that select jobs to a command; `parse_selection` makes a Selection of them."""
 
     def decorate(function: F) -> F:
         for option in (
-            click.option("--all", "takes_all", is_flag=True, help="All that the tube has now."),
-            click.option("--count", type=COUNT, help="At most so many of the tube."),
-            click.option("--state", type=click.Choice(states), help="Those of the tube that are in this state."),
-            click.option("--tube", type=TUBE, help="Jobs of this tube, rather than by their ids."),
+            click.option("--all", "select_all", is_flag=True, help="Select all jobs that the tube has now."),
+            click.option("--count", type=COUNT, help="Select at most this many jobs of the tube."),
+            click.option("--state", type=click.Choice(states), help="Select jobs of the tube in this state."),
+            click.option("--tube", type=TUBE, help="Select jobs of this tube instead of by id."),
             click.argument("ids", nargs=-1, type=JOB_ID, metavar="[ID]...", help="The ids of the jobs."),
         ):
             function = option(function)
@@ -40,32 +40,32 @@ def selection(states: Sequence[str]) -> Callable[[F], F]:
     return decorate
 
 
-def chosen(
-    ids: tuple[int, ...], tube: str | None, count: int | None, *, names_state: bool, takes_all: bool
+def parse_selection(
+    ids: tuple[int, ...], tube: str | None, count: int | None, *, names_state: bool, select_all: bool
 ) -> Selection:
-    """Return what the arguments select; raise Misuse if that is nothing, or two things at once."""
+    """Return the selection in the arguments; raise InvalidUsage if they select nothing, or both ids and a tube."""
     if bool(ids) == bool(tube):
-        raise Misuse("say which jobs: either their ids, or --tube NAME")
-    if ids and (names_state or count or takes_all):
-        raise Misuse("--state, --count and --all go with --tube, not with ids")
-    if tube and (count is None) != takes_all:
-        raise Misuse("say how many of the tube: either --count N, or --all")
+        raise InvalidUsage("select jobs either by their ids or with --tube NAME")
+    if ids and (names_state or count or select_all):
+        raise InvalidUsage("--state, --count and --all need --tube; they cannot be used with ids")
+    if tube and (count is None) != select_all:
+        raise InvalidUsage("--tube needs either --count N or --all")
     return Selection(tube, count)
 
 
-def existing(queue: Queue, tube: str) -> Stats:
-    """Return the figures of *tube*; raise Nothing if there is none of that name."""
+def require_tube(queue: Queue, tube: str) -> Stats:
+    """Return the statistics of *tube*; raise NoResult if it does not exist."""
     stats = queue.tube(tube)
     if stats is None:
-        raise no_tube(queue, tube)
+        raise tube_not_found(queue, tube)
     return stats
 
 
-def no_tube(queue: Queue, tube: str) -> Nothing:
-    """What to raise if there is no *tube*."""
-    return Nothing(f"there is no tube {tube} on {queue.address}; `greenstalkctl tubes` lists those that there are")
+def tube_not_found(queue: Queue, tube: str) -> NoResult:
+    """Return the error for a tube that does not exist."""
+    return NoResult(f"there is no tube {tube} on {queue.address}; `greenstalkctl tubes` lists the tubes")
 
 
-def jobs_in(stats: Stats, state: str) -> int:
-    """How many jobs of a tube are in *state*, by its figures."""
+def job_count(stats: Stats, state: str) -> int:
+    """Return the number of jobs in *state* from the statistics of a tube."""
     return int(stats[f"current-jobs-{state}"])

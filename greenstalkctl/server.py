@@ -1,8 +1,7 @@
-"""One connection to a server, by the protocol, and what the server at the other end can do.
+"""A Queue over one connection by the beanstalk protocol, and the capabilities of the server.
 
-What is said in `queue` of answers and errors holds here. Not for two threads.
-
-Whatever is at the other end, an answer is bounded in time (the deadline of its request) and in memory (MAX_*).
+Return values and errors are those of `queue`. Every reply is bounded in time (the deadline of its request) and in
+memory (MAX_*), whatever the server is. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -19,22 +18,22 @@ from typing import Any, Final, ParamSpec, Self, TypeAlias, TypeVar
 
 import greenstalk
 
-from greenstalkctl import link, tls
+from greenstalkctl import bounded_socket, tls
 from greenstalkctl.address import Address
-from greenstalkctl.exits import Refused, Unreachable
+from greenstalkctl.errors import Refused, Unreachable
 from greenstalkctl.queue import (
     BURIED,
     DELAYED,
+    JOB_STATS,
     MAX_BODY,
     MAX_TUBES,
-    OF_JOB,
-    OF_SERVER,
-    OF_TUBE,
     READY,
+    SERVER_STATS,
     TUBE_NAME,
-    Seen,
+    TUBE_STATS,
+    JobView,
     Stats,
-    checked,
+    validate_stats,
 )
 from greenstalkctl.text import printable
 
@@ -47,50 +46,50 @@ DEFAULT_PRI: Final = greenstalk.DEFAULT_PRIORITY
 DEFAULT_TTR: Final = greenstalk.DEFAULT_TTR
 
 MAX_LINE: Final = 1024
-"""Bytes of the first line of a reply; that of `list-tube-used` is the longest, with a name of 200."""
+"""Maximum bytes of the first line of a reply; that of `list-tube-used` is the longest, with a name of 200 bytes."""
 
 MAX_STATS: Final = 2**16
-"""Bytes of the figures of a server, a tube or a job, which are some 2,000."""
+"""Maximum bytes of the statistics of a server, a tube or a job, which take about 2,000."""
 
 MAX_LIST: Final = 2**26
-"""Bytes of a list of tubes."""
+"""Maximum bytes of a list of tubes."""
 
 _TLS_ALERT: Final = b"\x15\x03"
 _NAMES: Final = ("name", "tube", "hostname", "os", "platform", "version", "greenstalk-version", "id")
 _REASONS: Final[dict[type, tuple[str, str]]] = {
     greenstalk.BadFormatError: ("BAD_FORMAT", "it does not understand the command"),
-    greenstalk.BuriedError: ("BURIED", "it had no memory to queue the job, and has buried it"),
-    greenstalk.DrainingError: ("DRAINING", "it is being shut down and takes no new jobs; put them to another server"),
+    greenstalk.BuriedError: ("BURIED", "it ran out of memory while queueing the job, and buried the job"),
+    greenstalk.DrainingError: ("DRAINING", "it is shutting down and accepts no new jobs; put them on another server"),
     greenstalk.ExpectedCrlfError: ("EXPECTED_CRLF", "it does not understand the command"),
-    greenstalk.InternalError: ("INTERNAL_ERROR", "it has found a mistake in itself; see its log"),
-    greenstalk.JobTooBigError: ("JOB_TOO_BIG", "the body is larger than it takes; its flag -z sets the limit"),
-    greenstalk.OutOfMemoryError: ("OUT_OF_MEMORY", "it has no room for the job, in memory or on its disk"),
+    greenstalk.InternalError: ("INTERNAL_ERROR", "it has an internal error; see its log"),
+    greenstalk.JobTooBigError: ("JOB_TOO_BIG", "the body is larger than its limit, which its option -z sets"),
+    greenstalk.OutOfMemoryError: ("OUT_OF_MEMORY", "it has no space for the job in memory or on its disk"),
     greenstalk.UnknownCommandError: ("UNKNOWN_COMMAND", "it is too old for this command"),
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Abilities:
-    """What the server at the other end can do, where servers differ."""
+class Capabilities:
+    """The optional commands of the server."""
 
     reserves_by_id: bool
-    """It knows `reserve-job`, as ours does and beanstalkd from 1.12 on; without it no job can be buried by its id."""
+    """The server has `reserve-job` (Greenstalk Server, and beanstalkd from 1.12 on), which burying by id needs."""
 
 
 class _Lines(io.BufferedReader):
-    """Replies, whose lines end somewhere."""
+    """A reader of replies that limits the length of a line."""
 
     def readline(self, size: int | None = -1, /) -> bytes:
         line = super().readline(MAX_LINE)
         if len(line) == MAX_LINE:
-            raise link.TooLargeError(f"it answers with a line of more than {MAX_LINE - 1} bytes")
+            raise bounded_socket.TooLargeError(f"its reply has a line of more than {MAX_LINE - 1} bytes")
         if line.startswith(_TLS_ALERT):
-            raise ConnectionError("it answers with an alert of TLS")
+            raise ConnectionError("it sent a TLS alert")
         return line
 
 
 class _Client(greenstalk.Client[bytes]):
-    """The client of PyPI, but bounded; and a tube `1_0` of beanstalkd 1.12 stays a name, not the number 10."""
+    """greenstalk's client with bounded replies. A tube `1_0` of beanstalkd 1.12 stays a name, and is not read as 10."""
 
     def __init__(self, sock: socket.socket) -> None:
         super().__init__(sock, None)
@@ -98,7 +97,7 @@ class _Client(greenstalk.Client[bytes]):
 
     def _read_chunk(self, size: int) -> bytes:
         if not 0 <= size <= MAX_BODY:
-            raise link.TooLargeError(f"it announces an answer of {size} bytes")
+            raise bounded_socket.TooLargeError(f"it announces a reply of {size} bytes")
         return super()._read_chunk(size)
 
     def _stats_cmd(self, cmd: bytes) -> Any:
@@ -108,24 +107,24 @@ class _Client(greenstalk.Client[bytes]):
     def _list_cmd(self, cmd: bytes) -> list[str]:
         document = self._document(cmd, MAX_LIST)
         if document.count(b"\n") > MAX_TUBES:
-            raise link.TooLargeError(f"it has a list of more than {MAX_TUBES} tubes")
+            raise bounded_socket.TooLargeError(f"its list has more than {MAX_TUBES} tubes")
         head, *lines = document.decode("ascii").splitlines()
         if head != "---" or not all(line.startswith("- ") for line in lines):
             raise ValueError(head)
         return [line.removeprefix("- ") for line in lines]
 
     def _document(self, cmd: bytes, limit: int) -> bytes:
-        """Return the answer to *cmd*, of at most *limit* bytes."""
+        """Return the document in the reply to *cmd*, of at most *limit* bytes."""
         size = self._int_cmd(cmd, b"OK")
         if size > limit:
-            raise link.TooLargeError(f"it announces an answer of {size} bytes")
+            raise bounded_socket.TooLargeError(f"it announces a reply of {size} bytes")
         return self._read_chunk(size)
 
 
 class Server:
-    """A connection to the server at *address*; an answer takes *timeout* seconds at most.
+    """A connection to the server at *address*.
 
-    *context* is that of TLS, for an address that is reached by TLS.
+    Each request, with its reply, may take *timeout* seconds. *context* is the TLS context of a secure address.
     """
 
     def __init__(self, address: Address, timeout: float, context: ssl.SSLContext | None = None) -> None:
@@ -134,23 +133,23 @@ class Server:
         self._used = self._watched = DEFAULT_TUBE
         try:
             sock = address.connect(timeout)
-        except (OSError, UnicodeError) as error:  # a host may be no name at all
-            reason = getattr(error, "strerror", None) or str(error) or "it does not answer"
-            message = f"cannot connect to {address}: {reason}; is it running, and --server right?"
+        except (OSError, UnicodeError) as error:  # UnicodeError: the host is not a valid name
+            reason = getattr(error, "strerror", None) or str(error) or "no answer"
+            message = f"cannot connect to {address}: {reason}; check that it is running and --server is right"
             raise Unreachable(printable(message)) from error
-        self._link = self._secured(sock, context) if context is not None else link.plain(sock)
+        self._socket = self._secured(sock, context) if context is not None else bounded_socket.wrap_plain(sock)
         self._has_answered = False
         try:
-            self._client = _Client(self._link)
-        except OSError as error:  # it has hung up already
-            self._link.close()
-            raise Unreachable(self._ended(error)) from error
+            self._client = _Client(self._socket)
+        except OSError as error:  # the server has already closed the connection
+            self._socket.close()
+            raise Unreachable(self._connection_ended(error)) from error
 
-    def _secured(self, sock: socket.socket, context: ssl.SSLContext) -> link.Link:
+    def _secured(self, sock: socket.socket, context: ssl.SSLContext) -> bounded_socket.BoundedSocket:
         try:
-            return link.secured(sock, self._timeout, context, self.address.host)
+            return bounded_socket.wrap_tls(sock, self._timeout, context, self.address.host)
         except OSError as error:
-            without = "leave out --tls, or write plain:HOST:PORT"
+            without = "remove --tls, or write plain:HOST:PORT"
             message = tls.failed_handshake(self.address, error, self._timeout, without)
             raise Unreachable(printable(message)) from error
 
@@ -162,56 +161,56 @@ class Server:
     ) -> None:
         self._client.close()
 
-    # What there is
+    # Queries
 
     @cached_property
-    def abilities(self) -> Abilities:
-        """Found by asking for job 0, which there never is."""
+    def capabilities(self) -> Capabilities:
+        """Probe the server by reserving job 0, which never exists."""
         try:
             self.reserve_job(0)
         except Refused:
-            return Abilities(reserves_by_id=False)
-        return Abilities(reserves_by_id=True)
+            return Capabilities(reserves_by_id=False)
+        return Capabilities(reserves_by_id=True)
 
     def stats(self) -> Stats:
-        """The figures of the server; its `version` is its own, also where it gives beanstalkd's to other clients."""
-        stats = self._ask(lambda: checked(dict(self._client.stats()), OF_SERVER))
+        """Return the server's statistics; `version` is its own, even if it shows beanstalkd's to other clients."""
+        stats = self._ask(lambda: validate_stats(dict(self._client.stats()), SERVER_STATS))
         own = stats.pop("greenstalk-version", None)
         return stats if own is None else stats | {"version": own}
 
     def tubes(self) -> list[str]:
         return self._ask(self._names)
 
-    def figures(self) -> list[Stats]:
-        """The figures of all tubes; one that ends meanwhile is left out."""
+    def all_tube_stats(self) -> list[Stats]:
+        """Return the statistics of all tubes, except those deleted while this runs."""
         return [stats for name in self.tubes() if (stats := self.tube(name)) is not None]
 
     def tube(self, name: str) -> Stats | None:
-        return self._find(lambda: checked(dict(self._client.stats_tube(name)), OF_TUBE))
+        return self._find(lambda: validate_stats(dict(self._client.stats_tube(name)), TUBE_STATS))
 
     def job(self, job_id: int) -> Stats | None:
-        # In `stats`, the id is that of the server: a name.
-        return self._find(lambda: checked(dict(self._client.stats_job(job_id)) | {"id": job_id}, OF_JOB))
+        # _NAMES has `id` because `stats` has a textual one, the server's; the job's is a number.
+        return self._find(lambda: validate_stats(dict(self._client.stats_job(job_id)) | {"id": job_id}, JOB_STATS))
 
     def peek(self, job_id: int) -> Job | None:
         return self._find(self._client.peek, job_id)
 
     def first(self, tube: str, state: str) -> Job | None:
-        """The job of *tube* in *state* whose turn is next."""
+        """Return the next job of *tube* in *state*, in the order of that state."""
         self.use(tube)
         peeks = {READY: self._client.peek_ready, DELAYED: self._client.peek_delayed, BURIED: self._client.peek_buried}
         return self._find(peeks[state])
 
-    def see(self, job_id: int) -> Seen | None:
-        return self._seen(self.peek(job_id))
+    def view_job(self, job_id: int) -> JobView | None:
+        return self._job_view(self.peek(job_id))
 
-    def see_first(self, tube: str, state: str) -> Seen | None:
-        return self._seen(self.first(tube, state))
+    def view_next(self, tube: str, state: str) -> JobView | None:
+        return self._job_view(self.first(tube, state))
 
-    # What changes something
+    # Changes
 
     def use(self, tube: str) -> None:
-        """Make there be *tube*, for as long as this connection uses it."""
+        """Use *tube*, which creates it for as long as this connection uses it."""
         if tube != self._used:
             self._ask(self._client.use, tube)
             self._used = tube
@@ -221,13 +220,13 @@ class Server:
         return self._ask(self._client.put, body, pri, delay, ttr)
 
     def reserve(self, tube: str, wait: int = 0) -> Job | None:
-        """Take the next ready job of *tube*, within *wait* seconds; None if there is none, or the tube is paused."""
+        """Reserve the next ready job of *tube*; return None after *wait* seconds without one, or while it is paused."""
         if tube != self._watched:
             self._ask(self._client.watch, tube)
             self._ask(self._client.ignore, self._watched)
             self._watched = tube
         try:
-            with self._in_our_words(greenstalk.TimedOutError, greenstalk.DeadlineSoonError, wait=wait):
+            with self._translated_errors(greenstalk.TimedOutError, greenstalk.DeadlineSoonError, wait=wait):
                 return self._client.reserve(wait)
         except (greenstalk.TimedOutError, greenstalk.DeadlineSoonError):
             return None
@@ -239,47 +238,47 @@ class Server:
         self._find(self._client.release, job, pri)
 
     def bury(self, job: Job, pri: int) -> bool:
-        return self._does(self._client.bury, job, pri)
+        return self._succeeds(self._client.bury, job, pri)
 
     def bury_job(self, job_id: int) -> bool:
-        """Bury with the pri that it has; the protocol lets only who has reserved a job bury it."""
+        """Bury a job without changing its pri; reserve it first, because the protocol buries only reserved jobs."""
         stats = self.job(job_id)
         if stats is None or stats["state"] == BURIED or (job := self.reserve_job(job_id)) is None:
             return False
         return self.bury(job, stats["pri"])
 
     def delete(self, job_id: int) -> bool:
-        return self._does(self._client.delete, job_id)
+        return self._succeeds(self._client.delete, job_id)
 
     def kick(self, tube: str, bound: int) -> int:
         self.use(tube)
         return self._ask(self._client.kick, bound)
 
     def kick_job(self, job_id: int) -> bool:
-        return self._does(self._client.kick_job, job_id)
+        return self._succeeds(self._client.kick_job, job_id)
 
     def pause(self, tube: str, seconds: int) -> bool:
-        return self._does(self._client.pause_tube, tube, seconds)
+        return self._succeeds(self._client.pause_tube, tube, seconds)
 
-    # How it is asked
+    # Requests
 
     def _names(self) -> list[str]:
-        """The names of tubes; ValueError if one is none, since it goes into commands, maybe to another server."""
+        """Return the names of tubes; raise ValueError for an invalid one, because names are sent in commands."""
         names = self._client.tubes()
         if not all(TUBE_NAME.fullmatch(name) for name in names):
             raise ValueError(names)
         return names
 
-    def _seen(self, job: Job | None) -> Seen | None:
-        """*job* with its figures: with its id alone, if it has been deleted since."""
+    def _job_view(self, job: Job | None) -> JobView | None:
+        """Return *job* with its statistics, or with its id alone if it has been deleted since."""
         if job is None:
             return None
-        return Seen((self.job(job.id) or {"id": job.id}) | {"bytes": len(job.body)}, job.body)
+        return JobView((self.job(job.id) or {"id": job.id}) | {"bytes": len(job.body)}, job.body)
 
-    def _does(self, call: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> bool:
-        """Whether the server did it; False if it answers NOT_FOUND."""
+    def _succeeds(self, call: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> bool:
+        """Return True, or False if the server replies NOT_FOUND."""
         try:
-            with self._in_our_words(greenstalk.NotFoundError):
+            with self._translated_errors(greenstalk.NotFoundError):
                 call(*args, **kwargs)
         except greenstalk.NotFoundError:
             return False
@@ -287,31 +286,31 @@ class Server:
 
     def _find(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
         try:
-            with self._in_our_words(greenstalk.NotFoundError):
+            with self._translated_errors(greenstalk.NotFoundError):
                 return call(*args, **kwargs)
         except greenstalk.NotFoundError:
             return None
 
     def _ask(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        with self._in_our_words():
+        with self._translated_errors():
             return call(*args, **kwargs)
 
     @contextmanager
-    def _in_our_words(self, *ordinary: type[greenstalk.Error], wait: int = 0) -> Iterator[None]:
-        """Make Refused or Unreachable of what is raised, save of replies that are *ordinary*.
+    def _translated_errors(self, *ordinary: type[greenstalk.Error], wait: int = 0) -> Iterator[None]:
+        """Translate errors to Refused or Unreachable, except the *ordinary* replies.
 
-        The request has *wait* seconds more than usual.
+        The request may take *wait* seconds longer than the timeout.
         """
-        self._link.allow(self._timeout + wait, MAX_BODY + MAX_LINE)
+        self._socket.set_limits(self._timeout + wait, MAX_BODY + MAX_LINE)
         try:
             yield
         except TimeoutError as error:
-            message = f"{self.address} has not answered within {self._timeout + wait:g} s; allow more with --timeout"
+            message = f"{self.address} did not answer within {self._timeout + wait:g} s; raise --timeout to wait longer"
             raise Unreachable(message) from error
         except OSError as error:
-            raise Unreachable(self._ended(error)) from error
-        except link.TooLargeError as error:
-            message = f"what answers at {self.address} is no beanstalk server ({error}); is --server right?"
+            raise Unreachable(self._connection_ended(error)) from error
+        except bounded_socket.TooLargeError as error:
+            message = f"the server at {self.address} is not a beanstalk server ({error}); check --server"
             raise Unreachable(message) from error
         except (greenstalk.Error, AssertionError, ValueError) as error:
             if isinstance(error, ordinary):
@@ -319,30 +318,30 @@ class Server:
                 raise
             if type(error) in _REASONS:
                 raise self._refusal(error) from error
-            message = f"what answers at {self.address} does not speak the beanstalk protocol; is --server right?"
+            message = f"the server at {self.address} does not speak the beanstalk protocol; check --server"
             raise Unreachable(message) from error
         self._has_answered = True
 
-    def _ended(self, error: OSError) -> str:
-        """Return what it means that the connection has ended with *error*."""
+    def _connection_ended(self, error: OSError) -> str:
+        """Return the message for a connection that ended with *error*."""
         if (refusal := tls.refusal(self.address, error)) is not None:
             return refusal
         if self._has_answered:
-            advice = "is it still running?"
+            advice = "check that it is still running"
         elif self.address.is_secure:
-            advice = "does it take only clients with a certificate (--cert, --key), or not this one?"
+            advice = "it may require a client certificate (--cert, --key), or refuse the one it got"
         else:
-            advice = "is it still running? If it expects TLS, add --tls"
-        return f"{self.address} has ended the connection: {error}; {advice}"
+            advice = "check that it is still running; if it expects TLS, add --tls"
+        return f"{self.address} closed the connection: {error}; {advice}"
 
     def _refusal(self, error: Exception) -> Refused:
         word, reason = _REASONS[type(error)]
         number = f" as job {error.id}" if isinstance(error, greenstalk.BuriedError) and error.id else ""
-        return Refused(word, f"{self.address} has answered {word}: {reason}{number}")
+        return Refused(word, f"{self.address} answered {word}: {reason}{number}")
 
 
 def _stat(line: str) -> tuple[str, int | str]:
-    """One line of YAML; a figure is an int, a name is text whatever it looks like."""
+    """Parse a line of YAML; numbers become int, but a name stays text whatever it looks like."""
     key, value = line.split(": ", 1)
     if key in _NAMES:
         return key, value[1:-1] if value[:1] == value[-1:] == '"' and len(value) > 1 else value

@@ -1,4 +1,4 @@
-"""What holds for every command: the global options, which may stand before the command or after it."""
+"""The global options, accepted before and after the name of a command, and the connections that they configure."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from click.core import ParameterSource
 from greenstalkctl import tls, units
 from greenstalkctl.address import Address, Url, parse, parse_url
 from greenstalkctl.api import Api
-from greenstalkctl.channel import TOKEN_VARIABLE
-from greenstalkctl.exits import Misuse
+from greenstalkctl.errors import InvalidUsage
+from greenstalkctl.http_client import TOKEN_VARIABLE
 from greenstalkctl.output import Output
 from greenstalkctl.server import Server
 
@@ -29,28 +29,28 @@ SERVER_VARIABLE: Final = "GREENSTALKCTL_SERVER"
 API_VARIABLE: Final = "GREENSTALKCTL_API"
 TLS_VARIABLE: Final = "GREENSTALKCTL_TLS"
 TLS_FILES: Final = {
-    "cafile": "Trust the authorities in this PEM file, rather than those of the system.",
-    "cert": "Show the server this certificate, a PEM file.",
-    "key": "The key of --cert, unless that file has it too.",
+    "cafile": "Trust the certificate authorities in this PEM file instead of the system's.",
+    "cert": "Present this client certificate, a PEM file.",
+    "key": "Private key of --cert, if that file does not contain it.",
 }
 """Options that name a file; the variable of each is GREENSTALKCTL_ and its name in capital letters."""
 
-_HOW: Final = f"set --api or {API_VARIABLE} to the URL of its dashboard, such as http://127.0.0.1:8080"
+_SET_API: Final = f"set --api or {API_VARIABLE} to the URL of its dashboard, such as http://127.0.0.1:8080"
 _TOKEN: Final = re.compile(r"[!-~]+")
 
 
 @dataclass(slots=True)
 class Settings:
-    """What the global options have set so far.
+    """The values of the global options parsed so far.
 
-    server, api     where the server listens, and where its API is, if that was said.
-    typed           options that stand on the command line, rather than in the environment.
-    uses_tls        whether addresses without tls: or plain: are reached by TLS.
+    server, api             address of the server, and URL of its API, if given.
+    on_command_line         names of the options given on the command line, not by the environment.
+    uses_tls                whether addresses without tls: or plain: use TLS.
     """
 
     server: Address | None = None
     api: Url | None = None
-    typed: set[str] = field(default_factory=set)
+    on_command_line: set[str] = field(default_factory=set)
     token: str = field(default_factory=lambda: os.environ.get(TOKEN_VARIABLE, ""), repr=False)
     uses_tls: bool = False
     cafile: str = ""
@@ -63,79 +63,82 @@ class Settings:
     has_header: bool = True
     _context: ssl.SSLContext | None = None
 
-    def reach(self) -> Server | Api:
-        """Return a way to the server: by the API if that is known, else by the protocol; raise Unreachable, Refused."""
-        api = self._in_force("api", self.api)
+    def open_queue(self) -> Server | Api:
+        """Connect by the API if its URL is known, else by the protocol; raise Unreachable or Refused."""
+        api = self._effective("api", self.api)
         return self.connect() if api is None else self._api(api)
 
-    def reach_api(self, what: str) -> Api:
-        """Return a way by the API; raise Misuse, which says that *what* needs it, if that is not known."""
-        api = self._in_force("api", self.api)
+    def open_api(self, what: str) -> Api:
+        """Connect by the API; raise InvalidUsage, which says that *what* needs the API, if its URL is unknown."""
+        api = self._effective("api", self.api)
         if api is None:
-            how = f"{API_VARIABLE} does not count beside a --server, so add --api" if self.api else _HOW
-            raise Misuse(f"the beanstalk protocol has no {what}; a Greenstalk Server's API has: {how}")
+            how = f"{API_VARIABLE} is ignored because of --server, so add --api" if self.api else _SET_API
+            raise InvalidUsage(f"the beanstalk protocol has no {what}, but the API of Greenstalk Server has: {how}")
         return self._api(api)
 
     def connect(self, *, target: Address | None = None) -> Server:
-        """Return a new connection by the protocol, to the server of --server.
+        """Connect by the protocol to the server of --server.
 
-        *target* is another server that the command connects to. Raise Unreachable; or Misuse if the API alone says
-        which server is meant.
+        *target* is the other server that the command connects to. Raise Unreachable; or InvalidUsage if only --api
+        names a server.
         """
-        address = self._in_force("server", self.server)
-        if address is None and self._in_force("api", self.api) is not None:
-            raise Misuse("this goes by the beanstalk protocol, not by the API: add --server HOST:PORT")
+        address = self._effective("server", self.server)
+        if address is None and self._effective("api", self.api) is not None:
+            raise InvalidUsage("this command uses the beanstalk protocol, not the API: add --server HOST:PORT")
         address = self._with_scheme(address or Address())
         self._expect_tls(address, *([self._with_scheme(target)] if target is not None else []))
         return Server(address, self.timeout, self._tls(address))
 
     def connect_to(self, target: Address) -> Server:
-        """Return a connection by the protocol to *target*, rather than to the server of --server."""
+        """Connect by the protocol to *target*, instead of the server of --server."""
         address = self._with_scheme(target)
         return Server(address, self.timeout, self._tls(address))
 
     def _api(self, url: Url) -> Api:
         if self.token and not _TOKEN.fullmatch(self.token):
-            raise Misuse(f"the API's token must be visible ASCII characters; see {TOKEN_VARIABLE}")
+            raise InvalidUsage(f"the API's token must consist of visible ASCII characters; see {TOKEN_VARIABLE}")
         self._expect_tls(url)
         return Api(url, self.token, self.timeout, self._tls(url))
 
     def _with_scheme(self, address: Address) -> Address:
-        """Return *address* with the scheme `tls` or none, as --tls decides for one that has none."""
+        """Return *address* with the scheme `tls` or none; --tls decides for an address without a scheme."""
         is_secure = address.is_secure or (self.uses_tls and not address.scheme and not address.path)
         return replace(address, scheme="tls" if is_secure else "")
 
     def _tls(self, end: Address | Url) -> ssl.SSLContext | None:
-        """Return the context for *end*; None if that is not reached by TLS."""
+        """Return the TLS context for *end*; None if it does not use TLS."""
         if not end.is_secure:
             return None
         if self.key and not self.cert:
-            raise Misuse("--key needs --cert, the certificate to which it belongs")
+            raise InvalidUsage("--key needs --cert, the certificate of that key")
         if self._context is None:
             self._context = tls.context(self.cafile, self.cert, self.key)
         return self._context
 
     def _expect_tls(self, *ends: Address | Url) -> None:
-        """Raise Misuse if an option of TLS is on the command line, and no connection of the command uses it.
+        """Raise InvalidUsage if the command line has a TLS option that no connection of the command uses.
 
-        --tls itself is about servers: it says nothing of Unix sockets, but whoever writes it expects no http://.
+        --tls is about servers: it does not affect Unix sockets, but it conflicts with an http:// URL.
         """
         names = ("tls", *TLS_FILES) if isinstance(ends[0], Url) else TLS_FILES
-        unused = [f"--{name}" for name in names if name in self.typed]
+        unused = [f"--{name}" for name in names if name in self.on_command_line]
         if unused and not any(end.is_secure for end in (*ends, *([self.api] if self.api else []))):
             how = "write https://" if isinstance(ends[0], Url) else "add --tls"
-            raise Misuse(f"{' and '.join(unused)} would not be used, since {ends[0]} is reached without TLS; {how}")
+            raise InvalidUsage(
+                f"{' and '.join(unused)} would not be used, since {ends[0]} is reached without TLS; {how}"
+            )
 
-    def _in_force(self, name: str, value: T | None) -> T | None:
-        """*value*, of the option *name*; None if it is of the environment and the other is on the command line.
+    def _effective(self, name: str, value: T | None) -> T | None:
+        """Return *value* of the option *name* (server or api), or None if the other option overrides it.
 
-        The two name the same server; one on the command line may name another than the environment does.
+        The two name the same server. An option on the command line may name another server than the environment, so
+        it overrides the other option's variable.
         """
-        return value if name in self.typed or not self.typed & {"server", "api"} else None
+        return value if name in self.on_command_line or not self.on_command_line & {"server", "api"} else None
 
     @property
     def out(self) -> Output:
-        """Where the command's words go."""
+        """The output of the command."""
         return Output(
             is_json=self.is_json,
             assumes_yes=self.assumes_yes,
@@ -145,47 +148,51 @@ class Settings:
 
 
 class Seconds(click.ParamType[float]):
-    """A duration such as 0.5, 50ms or 1m, from *least* to *most* seconds; and more than none."""
+    """A duration such as 0.5, 50ms or 1m, from *min_seconds* to *max_seconds*; never 0."""
 
     name = "duration"
 
-    def __init__(self, least: float, most: float) -> None:
-        self._least = least
-        self._most = most
+    def __init__(self, min_seconds: float, max_seconds: float) -> None:
+        self._min = min_seconds
+        self._max = max_seconds
 
     def convert(self, value: str | float, param: click.Parameter | None, ctx: click.Context | None) -> float:
         try:
             seconds = units.seconds(value) if isinstance(value, str) else value
         except ValueError as error:
             self.fail(f"{error}.", param, ctx)
-        if not self._least <= seconds <= self._most or not seconds:
-            above = f"at least {self._least:g} s" if self._least else "more than 0 s"
-            self.fail(f"{value!r} is not {above} and at most {self._most:g} s.", param, ctx)
+        if not self._min <= seconds <= self._max or not seconds:
+            lower = f"at least {self._min:g} s" if self._min else "more than 0 s"
+            self.fail(f"{value!r} is not {lower} and at most {self._max:g} s.", param, ctx)
         return seconds
 
 
-class Verb(click.Command):
-    """A command that takes the global options as well, and lists them apart from its own."""
+class Command(click.Command):
+    """A command that also accepts the global options, and lists them separately from its own."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._shared = _global_options(reads_environment=False)
-        self.params = [*self.params, *self._shared]
+        self._global_options = _global_options(reads_environment=False)
+        self.params = [*self.params, *self._global_options]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the command's own options; of the global ones, that they are allowed here too."""
-        own = [param for param in self.get_params(ctx) if param not in self._shared and isinstance(param, click.Option)]
+        """Write the command's own options, and only the names of the global ones."""
+        own = [
+            param
+            for param in self.get_params(ctx)
+            if param not in self._global_options and isinstance(param, click.Option)
+        ]
         with formatter.section("Options"):
             formatter.write_dl([record for param in own if (record := param.get_help_record(ctx)) is not None])
         with formatter.section("Global options"):
-            names = ", ".join(option.opts[-1] for option in self._shared)
+            names = ", ".join(option.opts[-1] for option in self._global_options)
             formatter.write_text(f"{names}: see {PROGRAM} --help")
 
 
-class Verbs(click.Group):
-    """The group: it lists its commands in the order in which they were added, and reads the environment."""
+class CommandGroup(click.Group):
+    """The group, which lists its commands in the order they were added, and reads the environment variables."""
 
-    command_class = Verb
+    command_class = Command
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -196,7 +203,10 @@ class Verbs(click.Group):
 
 
 def _global_options(*, reads_environment: bool) -> list[click.Option]:
-    """The options; at a command without the environment, else that would beat what stands before the command."""
+    """Return the global options.
+
+    The commands' copies do not read the environment, which would override an option given before the command.
+    """
 
     def option(
         *names: str,
@@ -223,7 +233,7 @@ def _global_options(*, reads_environment: bool) -> list[click.Option]:
             sets="server",
             to=_checked(parse),
             variable=SERVER_VARIABLE,
-            help="The server: HOST:PORT, tls:HOST:PORT or unix:PATH; 127.0.0.1:11300 without it.",
+            help="Server address: HOST:PORT, tls:HOST:PORT or unix:PATH. Default: 127.0.0.1:11300.",
         ),
         option(
             "--tls",
@@ -231,7 +241,7 @@ def _global_options(*, reads_environment: bool) -> list[click.Option]:
             sets="uses_tls",
             to=bool,
             variable=TLS_VARIABLE,
-            help="Reach servers by TLS, save those with plain: or unix: in their address.",
+            help="Connect by TLS, except to addresses with plain: or unix:.",
         ),
         *(
             option(f"--{name}", metavar="FILE", sets=name, variable=f"GREENSTALKCTL_{name.upper()}", help=what)
@@ -243,73 +253,77 @@ def _global_options(*, reads_environment: bool) -> list[click.Option]:
             sets="api",
             to=_checked(parse_url),
             variable=API_VARIABLE,
-            help="Its dashboard, such as http://127.0.0.1:8080, by which more can be done.",
+            help="URL of the server's dashboard, such as http://127.0.0.1:8080; use its API.",
         ),
         option(
             "--api-token-file",
             metavar="FILE",
             sets="token",
             to=_checked(_first_line),
-            help=f"Read the API's token from the first line of FILE, rather than from the variable {TOKEN_VARIABLE}.",
+            help=f"Read the API's token from the first line of FILE instead of the variable {TOKEN_VARIABLE}.",
         ),
         option(
             "--json",
             is_flag=True,
             sets="is_json",
             to=bool,
-            help="Write JSON: one document, or one a line where there are many.",
+            help="Write JSON: one document, or one per line.",
         ),
         option(
             "--no-header",
             is_flag=True,
             sets="has_header",
             to=not_,
-            help="Write tables without their head, for awk and the like.",
+            help="Write tables without a header line, for scripts.",
         ),
-        option("--yes", is_flag=True, sets="assumes_yes", to=bool, help="Do what destroys jobs without asking first."),
+        option("--yes", is_flag=True, sets="assumes_yes", to=bool, help="Delete or move jobs without confirmation."),
         option(
             "--timeout",
             type=Seconds(0, 86400),
             metavar="DURATION",
             sets="timeout",
             to=float,
-            help="How long a request may take, with its whole answer, such as 500ms or 2m; 10s without it.",
+            help="Time limit of a request with its reply, such as 500ms or 2m. Default: 10s.",
         ),
         option(
-            "--no-color", is_flag=True, sets="has_colour", to=not_, help="No colours; so does the variable NO_COLOR."
+            "--no-color",
+            is_flag=True,
+            sets="has_colour",
+            to=not_,
+            help="Disable colours. The variable NO_COLOR does too.",
         ),
     ]
 
 
-def _setter(attribute: str, made: Callable[[Any], Any]) -> Callable[[click.Context, click.Parameter, Any], None]:
-    """Return a callback that sets *attribute* if the option is given: one that is not given overrides nothing."""
+def _setter(attribute: str, convert: Callable[[Any], Any]) -> Callable[[click.Context, click.Parameter, Any], None]:
+    """Return a callback that sets *attribute* if the option is given; an option not given overrides nothing."""
 
-    def set_it(ctx: click.Context, param: click.Parameter, value: Any) -> None:
+    def set_value(ctx: click.Context, param: click.Parameter, value: Any) -> None:
         if value == "" and ctx.get_parameter_source(param.name or "") is ParameterSource.COMMANDLINE:
             raise click.BadParameter("it is empty.")
         if value:
             settings = ctx.ensure_object(Settings)
-            setattr(settings, attribute, made(value))
+            setattr(settings, attribute, convert(value))
             if ctx.get_parameter_source(param.name or "") is ParameterSource.COMMANDLINE:
-                settings.typed.add(param.name or "")
+                settings.on_command_line.add(param.name or "")
 
-    return set_it
+    return set_value
 
 
 def _checked(read: Callable[[str], T]) -> Callable[[str], T]:
-    """Return *read* with its errors as click has them."""
+    """Return *read*, with its errors raised as click's."""
 
-    def checked(text: str) -> T:
+    def validate_stats(text: str) -> T:
         try:
             return read(text)
         except (ValueError, OSError) as error:
             raise click.BadParameter(f"{error}.") from error
 
-    return checked
+    return validate_stats
 
 
 def _first_line(path: str) -> str:
-    """Return the token that the file at *path* has; raise ValueError if that is empty."""
+    """Return the first line of the file at *path*; raise ValueError if it is empty."""
     token = Path(path).read_text().partition("\n")[0].strip()
     if not token:
         raise ValueError(f"the first line of {path} is empty")

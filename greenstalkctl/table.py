@@ -1,6 +1,6 @@
-"""Tables that fit the terminal: what is least important is dropped, and long names are cut; no cell is ever folded.
+"""Tables that fit the terminal: the least important columns are dropped, and long names are cut. No cell is wrapped.
 
-A name is cut in the middle, since the names of tubes often differ at their end; other text is cut at its end.
+A name is cut in the middle, because tube names often differ at their end; other text is cut at its end.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ Cell: TypeAlias = str | int | float | None
 GAP: Final = 2
 """Characters between two columns."""
 
-LEAST: Final = {"name": 20, "text": 16}
-"""Characters to which a name or text is cut before a column is dropped."""
+MIN_WIDTHS: Final = {"name": 20, "text": 16}
+"""Minimum width in characters of a name or text; below it, a column is dropped instead."""
 
 ELLIPSIS: Final = "…"
 
@@ -32,9 +32,8 @@ ELLIPSIS: Final = "…"
 class Column:
     """A column of a table.
 
-    rank            its importance: where there is no room, the column of the highest rank is dropped first. One of
-                    rank 0 never is.
-    kind            `figure` is aligned to the right, and never cut.
+    rank            the column with the highest rank is dropped first; rank 0 is never dropped.
+    kind            a `figure` is right-aligned and never cut.
     """
 
     title: str
@@ -43,7 +42,7 @@ class Column:
 
 
 class Table:
-    """Rows under their titles, as wide as there is room when it is printed."""
+    """Rows below their titles, as wide as the console allows when the table is printed."""
 
     def __init__(
         self, columns: Sequence[Column], rows: Iterable[Sequence[Cell]], keep: str = "", *, has_header: bool = True
@@ -75,7 +74,7 @@ class Table:
         yield made
 
     def _natural_widths(self) -> list[int]:
-        """The width of each column with nothing cut."""
+        """Return the width of each column with nothing cut."""
         titles = [cell_len(column.title) if self._has_header else 1 for column in self._columns]
         return [max([title, *(row[index].cell_len for row in self._rows)]) for index, title in enumerate(titles)]
 
@@ -85,7 +84,7 @@ def fit(columns: Sequence[Column], natural: Sequence[int], room: int, keep: str 
 
     *natural* are the widths of all *columns* with nothing cut. The column with the title *keep* is not dropped.
     """
-    least = [min(width, LEAST.get(column.kind, width)) for column, width in zip(columns, natural, strict=True)]
+    least = [min(width, MIN_WIDTHS.get(column.kind, width)) for column, width in zip(columns, natural, strict=True)]
     shown = list(range(len(columns)))
     by_importance = sorted(shown, key=lambda index: columns[index].rank)
     droppable = [index for index in by_importance if columns[index].rank and columns[index].title != keep]
@@ -93,7 +92,7 @@ def fit(columns: Sequence[Column], natural: Sequence[int], room: int, keep: str 
         shown.remove(droppable.pop())
     widths = {index: least[index] for index in shown}
     spare = room - sum(width + GAP for width in widths.values()) + GAP
-    if spare < 0:  # what cannot be dropped has no room: the first column gives way
+    if spare < 0:  # the remaining columns do not fit: shrink the first
         widths[shown[0]] = max(widths[shown[0]] + spare, 1)
     wanting = sorted((i for i in shown if natural[i] > widths[i]), key=lambda i: natural[i] - widths[i])
     for count, index in zip(range(len(wanting), 0, -1), wanting, strict=True):
@@ -104,7 +103,7 @@ def fit(columns: Sequence[Column], natural: Sequence[int], room: int, keep: str 
 
 
 def cell(value: Cell) -> Text:
-    """Return *value* as it is shown; a zero is dim."""
+    """Return *value* formatted for a table; a zero is dim."""
     shown = _shown(value)
     return Text(shown, style="dim" if shown in {"0", "0.0"} else "")
 
@@ -118,7 +117,7 @@ def _shown(value: Cell) -> str:
 
 
 def _cut(column: Column, shown: Text, width: int) -> Text:
-    """Return a name cut in its middle to *width* characters; other text is cut when it is printed."""
+    """Return *shown*, cut in the middle to *width* characters if it is a name; other text is cut when printed."""
     if column.kind != "name" or shown.cell_len <= width or width < 3:
         return shown
     tail = (width - 1) // 2

@@ -1,7 +1,7 @@
-r"""Bytes and text of others, as a terminal may see them: nothing of a body reaches it as an escape sequence.
+r"""Format untrusted bytes and text for a terminal: no part of a body reaches it as an escape sequence.
 
-Every character that is not printable (controls, the C1 set, marks that turn the direction of writing) is shown
-escaped, as `\x1b` or `\u202e`. The bytes themselves are written by `--raw` alone.
+Every character that is not printable (control characters, the C1 set, marks that change the direction of text) is
+escaped, as in `\x1b` or `\u202e`. Only `--raw` writes unescaped bytes.
 """
 
 from __future__ import annotations
@@ -10,23 +10,23 @@ import json
 from base64 import b64encode
 from typing import Any, Final
 
-NOT_TOLD: Final = "(not shown by the server)"
-"""Stands for a body that the server hides, or that is too large for a list."""
+HIDDEN_BODY: Final = "(not shown by the server)"
+"""Shown in place of a body that the server hides, or that is too large for a list."""
 
 _WORTH_PARSING: Final = ("{", "[")
 
 
 def printable(text: str, keep: str = "") -> str:
-    """Return *text* with each character escaped that is neither printable nor in *keep*."""
+    """Return *text* with every character escaped that is neither printable nor in *keep*."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() or char in keep else _escaped(char) for char in text)
 
 
 def block(body: bytes | None) -> str:
-    """Return *body* as several lines may show it: JSON indented, other UTF-8 as it is, all else as base64."""
+    """Return *body* on several lines: JSON is indented, other UTF-8 is unchanged, and anything else is base64."""
     if body is None:
-        return NOT_TOLD
+        return HIDDEN_BODY
     try:
         text = body.decode()
     except UnicodeDecodeError:
@@ -37,7 +37,7 @@ def block(body: bytes | None) -> str:
 def line(body: bytes | None) -> str:
     """Return *body* on one line."""
     if body is None:
-        return NOT_TOLD
+        return HIDDEN_BODY
     try:
         return printable(body.decode())
     except UnicodeDecodeError:
@@ -45,7 +45,7 @@ def line(body: bytes | None) -> str:
 
 
 def fields(body: bytes | None) -> dict[str, str | None]:
-    """Return *body* as JSON can hold it: as text if it is UTF-8, else as base64; `encoding` says which."""
+    """Return *body* as JSON fields: text if it is UTF-8, else base64; `encoding` says which."""
     if body is None:
         return {"body": None, "encoding": None}
     try:
@@ -60,7 +60,7 @@ def document(data: Any) -> str:
 
 
 def plural(count: int) -> str:
-    """The count with its noun."""
+    """Return *count* with its noun, as in "3 jobs"."""
     return "1 job" if count == 1 else f"{count} jobs"
 
 

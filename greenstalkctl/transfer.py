@@ -1,11 +1,12 @@
-"""Jobs on their way from one tube to another, on the same server or not; none is lost.
+"""Move jobs from one tube to another, on the same server or another one, without losing any.
 
-A job is put at the target first, and deleted at the source then. A crash between the two leaves it in both: one job
-at most, since they go one by one. It gets a new id; pri, ttr, body, and what is left of its delay are kept; its age
-and its counts of reserves, timeouts, releases, buries and kicks begin anew.
+Each job is put at the target, then deleted at the source. Jobs are moved one at a time, so that a crash between the two
+steps leaves at most one job in both places. The job gets a new id. Its pri, ttr, body and remaining delay are kept; its
+age and its counts of reserves, timeouts, releases, buries and kicks restart at 0.
 
-A ready job is reserved meanwhile, so no worker gets it; a crash gives it back. One that is delayed or buried is only
-peeked: if it were reserved, a crash would make it ready. If a worker takes it in that moment, the copy is deleted.
+A ready job is reserved while it is moved, so that no worker gets it; a crash releases it. A delayed or buried job is
+only peeked at, because a crash would make a reserved one ready. If a worker takes the job during that time, the copy is
+deleted.
 """
 
 from __future__ import annotations
@@ -16,37 +17,37 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
-from greenstalkctl.exits import Failure, Refused
+from greenstalkctl.errors import CommandError, Refused
 from greenstalkctl.interrupt import Interrupt
 from greenstalkctl.queue import BURIED, DELAYED, READY, RESERVED, STATES
 from greenstalkctl.server import Job, Server
 from greenstalkctl.text import plural
 
-HOUR: Final = 3600
-"""Seconds for which a job that is to be buried is delayed, so that no worker gets it before it is."""
+HOLD_DELAY: Final = 3600
+"""Delay in seconds of a copy until it is buried, so that no worker can reserve it before that."""
 
 
 class Outcome(Enum):
-    """What became of one job."""
+    """The outcome of moving one job."""
 
     MOVED = "moved"
     TAKEN = "taken"
-    """A worker has it, or has deleted it; nothing is left at the target."""
+    """A worker has reserved or deleted the job; the copy at the target is deleted."""
 
     DOUBLED = "doubled"
-    """A worker took it, and another the copy."""
+    """A worker took the job, and another worker took the copy."""
 
 
 @dataclass(slots=True)
-class Tally:
-    """How many jobs have moved, by the state in which they were, and what became of those that did not."""
+class TransferCounts:
+    """Counts of moved jobs by their former state, and of jobs that were taken or doubled."""
 
     moved: dict[str, int] = field(default_factory=lambda: dict.fromkeys(STATES, 0))
     taken: int = 0
     doubled: int = 0
 
-    def note(self, state: str, outcome: Outcome, count: int = 1) -> None:
-        """Count so many jobs."""
+    def add(self, state: str, outcome: Outcome, count: int = 1) -> None:
+        """Add *count* jobs with *outcome*."""
         match outcome:
             case Outcome.MOVED:
                 self.moved[state] += count
@@ -57,27 +58,27 @@ class Tally:
 
     @property
     def total(self) -> int:
-        """The jobs that have moved."""
+        """The number of jobs moved."""
         return sum(self.moved.values())
 
-    def data(self) -> dict[str, object]:
-        """The counts as JSON has them."""
+    def to_json(self) -> dict[str, object]:
+        """Return the counts as in the JSON output."""
         return {"moved": self.moved, "taken": self.taken, "doubled": self.doubled}
 
-    def lines(self, where: str) -> list[str]:
-        """The counts in words, of a move to *where*."""
+    def summary_lines(self, where: str) -> list[str]:
+        """Return the counts of a move to *where*, as lines for the terminal."""
         by_state = ", ".join(f"{count} {state}" for state, count in self.moved.items() if count)
-        said = [f"moved {plural(self.total)} to {where}" + (f": {by_state}" if by_state else "")]
+        lines = [f"moved {plural(self.total)} to {where}" + (f": {by_state}" if by_state else "")]
         if self.taken:
-            said.append(f"{plural(self.taken)} not moved, since a worker took them meanwhile")
+            lines.append(f"{plural(self.taken)} not moved, because a worker took them first")
         if self.doubled:
-            said.append(f"{plural(self.doubled)} in both places, since workers took them at both in the same moment")
-        return said
+            lines.append(f"{plural(self.doubled)} in both places, because workers took them in both at the same time")
+        return lines
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """From a tube to a tube, over two connections, each of which stays in its tube."""
+    """Moves jobs from one tube to another over two connections, each of which uses only its tube."""
 
     source: Server
     source_tube: str
@@ -85,28 +86,28 @@ class Transfer:
     target_tube: str
 
     def run(self, state: str, limit: int | None, interrupt: Interrupt) -> Iterator[Outcome]:
-        """Move jobs in *state*, *limit* at most, until there are none or somebody interrupts."""
+        """Move up to *limit* jobs in *state*, until none is left or the command is interrupted."""
         done = 0
-        while not interrupt and done != limit and (outcome := self.next(state)) is not None:
+        while not interrupt and done != limit and (outcome := self.move_next(state)) is not None:
             done += 1
             yield outcome
 
-    def next(self, state: str) -> Outcome | None:
-        """Move the job in *state* whose turn is next; None if there is none, or none that can be had.
+    def move_next(self, state: str) -> Outcome | None:
+        """Move the next job in *state*; return None if there is none, or none that can be reserved.
 
-        To move a buried job the target must be able to reserve by id. If the target refuses, or goes away, the job
-        stays where it was.
+        To move a buried job, the target must have `reserve-job`. If the target refuses the job or the connection to it
+        is lost, the job stays at the source.
         """
-        job = self._take_ready() if state == READY else self.source.first(self.source_tube, state)
+        job = self._reserve_ready() if state == READY else self.source.first(self.source_tube, state)
         if job is None:
             return None
         stats = self.source.job(job.id)
         if stats is None or stats["state"] != (RESERVED if state == READY else state):
-            return self.next(state)  # somebody has kicked, taken or deleted it since
+            return self.move_next(state)  # another client has kicked, reserved or deleted the job since
         try:
             copy = self._put(job, state, stats["pri"], stats["ttr"], stats["time-left"])
-        except Failure as error:
-            self._give_back(job, state, stats["pri"])
+        except CommandError as error:
+            self._release_reserved(job, state, stats["pri"])
             if isinstance(error, Refused):
                 raise Refused(error.word, f"job {job.id} of {self.source_tube} stays: {error}") from error
             raise
@@ -114,10 +115,10 @@ class Transfer:
             return Outcome.MOVED
         return Outcome.TAKEN if self.target.delete(copy) else Outcome.DOUBLED
 
-    def _take_ready(self) -> Job | None:
-        """Reserve a job; of a paused tube by its id, if the server can do that."""
+    def _reserve_ready(self) -> Job | None:
+        """Reserve the next job; in a paused tube by its id, if the server supports that."""
         job = self.source.reserve(self.source_tube)
-        if job is not None or not self.source.abilities.reserves_by_id:
+        if job is not None or not self.source.capabilities.reserves_by_id:
             return job
         while (ahead := self.source.first(self.source_tube, READY)) is not None:
             if (job := self.source.reserve_job(ahead.id)) is not None:
@@ -126,14 +127,14 @@ class Transfer:
 
     def _put(self, job: Job, state: str, pri: int, ttr: int, seconds_left: int) -> int:
         if state != BURIED:
-            delay = seconds_left + 1 if state == DELAYED else 0  # stats-job rounds down; a delay must not end early
+            delay = seconds_left + 1 if state == DELAYED else 0  # stats-job rounds down, and a delay must not end early
             return self.target.put(self.target_tube, job.body, pri, delay, ttr)
-        copy = self.target.put(self.target_tube, job.body, pri, HOUR, ttr)
+        copy = self.target.put(self.target_tube, job.body, pri, HOLD_DELAY, ttr)
         if (held := self.target.reserve_job(copy)) is not None:
             self.target.bury(held, pri)
         return copy
 
-    def _give_back(self, job: Job, state: str, pri: int) -> None:
+    def _release_reserved(self, job: Job, state: str, pri: int) -> None:
         if state == READY:
-            with suppress(Failure):  # the source has gone away as well, and gives it back itself
+            with suppress(CommandError):  # the connection to the source is lost too, which releases the job
                 self.source.release(job, pri)

@@ -1,4 +1,4 @@
-"""Durations and sizes with units, as the command line takes them: `50ms`, `1h30m`, `10MB`."""
+"""Parse durations and sizes with units, such as `50ms`, `1h30m` and `10MB`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SIZE: Final = re.compile(r"([0-9]{1,18})(?:([kmgt])(?:i?b)?)?", re.IGNORECASE)
 
 
 def seconds(text: str) -> float:
-    """Return the seconds in *text*: a number, or whole numbers with units, the largest first; raise ValueError."""
+    """Parse a number of seconds, or whole numbers with units, the largest unit first; raise ValueError."""
     if _PLAIN_SECONDS.fullmatch(text):
         return float(text)
     match = _DURATION.fullmatch(text)
@@ -25,7 +25,7 @@ def seconds(text: str) -> float:
 
 
 def size(text: str) -> int:
-    """Return the bytes in *text*; K, KB and KiB all mean 1024. Raise ValueError if it is not a size."""
+    """Parse a size in bytes; K, KB and KiB all mean 1024 bytes. Raise ValueError if *text* is not a size."""
     match = _SIZE.fullmatch(text)
     if match is None:
         raise ValueError(f"{text!r} is not a size in bytes such as 65535, 64K, 10MB or 1GiB")

@@ -1,29 +1,29 @@
-// Draws the charts of a page with uPlot, in place of the pictures that came with it, and keeps them up to date while
-// the page is seen. The legend and the table are those of the page; their texts are written as web/charts.py does.
+// Draws the charts of a page with uPlot instead of the page's SVGs, and updates them while the page is visible. The
+// legend and the table are the page's; this script formats values as web/pages/charts.py does.
 "use strict";
 
 (() => {
-  const EVERY_MS = 10000;
+  const INTERVAL_MS = 10000;
   const SLOWEST_MS = 60000;
   const GIVE_UP_MS = 5000;
   const HEIGHT = 176;
-  const NARROWEST = 600; // seconds: the history of a young server fills the width sooner than in an hour
+  const NARROWEST = 600; // seconds; the short history of a new server fills the width
   const NONE = "–";
   const DECADES = [1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1].flatMap((ten) => [ten, 2 * ten, 5 * ten]);
   const LONGER = [10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200];
-  const STEPS = [...DECADES, ...LONGER, ...[1, 2, 5, 10, 20, 50, 100, 500, 1000, 10000].map((days) => days * 86400)]; // of a scale of seconds
+  const STEPS = [...DECADES, ...LONGER, ...[1, 2, 5, 10, 20, 50, 100, 500, 1000, 10000].map((days) => days * 86400)]; // ticks of a scale in seconds
 
   const panel = document.getElementById("charts");
   const when = document.getElementById("charts-when");
   const seconds = Number(panel.dataset.seconds);
 
-  // How values and times are written
+  // Formats of values and times
 
   const whole = new Intl.NumberFormat("en-GB", { maximumFractionDigits: 0 });
   const tenths = new Intl.NumberFormat("en-GB", { minimumFractionDigits: 1, maximumFractionDigits: 1 });
   const hundredths = new Intl.NumberFormat("en-GB", { minimumFractionDigits: 2, maximumFractionDigits: 2 });
   const short = new Intl.NumberFormat("en-GB", { maximumFractionDigits: 2 });
-  const utc = { hour: "2-digit", minute: "2-digit", timeZone: "UTC" }; // as all times of the dashboard
+  const utc = { hour: "2-digit", minute: "2-digit", timeZone: "UTC" }; // like all times of the dashboard
   const toTheMinute = new Intl.DateTimeFormat("en-GB", utc);
   const toTheSecond = new Intl.DateTimeFormat("en-GB", { ...utc, second: "2-digit" });
   const units = [["d", 86400], ["h", 3600], ["min", 60], ["s", 1]];
@@ -59,7 +59,7 @@
     return `${toTheSecond.format(at * 1000)} UTC`;
   }
 
-  // Colours are the stylesheet's: those of the legend's entries, and of a plot's text and border.
+  // Colours come from the stylesheet: those of the legend's entries, and of a plot's text and border.
 
   let colors = new WeakMap();
 
@@ -71,27 +71,27 @@
     return colors.get(element);
   }
 
-  // A value between two unknown ones has no line; it is drawn as a dot.
+  // Draws a value between two unknown ones as a dot, since it has no line.
   function alone(plot, index) {
     const values = plot.data[index];
     const isKnown = (at) => values[at] !== null && values[at] !== undefined;
     return [...values.keys()].filter((at) => isKnown(at) && !isKnown(at - 1) && !isKnown(at + 1));
   }
 
-  // A series that the server leaves out: nothing all along, as far as anything is known. Of durations there were none.
+  // A series that the server omits: all zero where known, or for durations all unknown.
   function blank(series, unit, times) {
     const [some] = Object.entries(series).filter(([key]) => !/_p[0-9]+$/.test(key));
     return times.map((_, at) => (unit === "seconds" || (some && some[1][at] === null) ? null : 0));
   }
 
-  // Where the scales of time begin: with the first thing that is known. Of a queue at rest nothing is sent at all.
+  // The start of the time scales: the first known value. The server sends nothing for an idle queue.
   function begin(series, times) {
     const all = Object.values(series);
     const first = times.findIndex((_, at) => all.some((values) => values[at] !== null));
     return Math.max(times.at(-1) - seconds, Math.min(times[Math.max(first, 0)], times.at(-1) - NARROWEST));
   }
 
-  // One chart
+  // A chart
 
   class Chart {
     constructor(section) {
@@ -128,7 +128,7 @@
       return {
         width: this.box.clientWidth,
         height: HEIGHT,
-        padding: [8, 32, 0, 0], // half of the last time's text
+        padding: [8, 32, 0, 0], // half the width of the last time label
         legend: { show: false },
         tzDate: (at) => uPlot.tzDate(new Date(at * 1000), "Etc/UTC"),
         cursor: { sync: { key: "charts" }, y: false, drag: { x: false, y: false }, points: { size: 6 } },
@@ -167,7 +167,7 @@
         const isLong = value >= 60;
         return isLong ? duration(value) : value < 1 ? `${short.format(value * 1000)}\u00a0ms` : `${short.format(value)}\u00a0s`;
       }
-      return this.unit === "count" && !Number.isInteger(value) ? "" : short.format(value); // there are no half jobs
+      return this.unit === "count" && !Number.isInteger(value) ? "" : short.format(value); // no fractions of jobs
     }
 
     resize() {
@@ -177,7 +177,7 @@
       }
     }
 
-    // The values under the cursor, or the last ones.
+    // Shows the values under the cursor, or the last ones.
     legend(index) {
       const isPointed = index !== null && index !== undefined;
       const at = isPointed ? index : this.times.length - 1;
@@ -209,11 +209,11 @@
     }
   }
 
-  // All of them
+  // All charts
 
   const charts = [...panel.querySelectorAll(".chart")].map((section) => new Chart(section));
   let timer = 0;
-  let asking = null; // the AbortController of the request under way
+  let asking = null; // the AbortController of the current request
   let failures = 0;
 
   function show(history) {
@@ -224,12 +224,12 @@
     }
   }
 
-  // The page says already that the server is away; a request more would only fill the browser's log.
+  // live.js reports that the server does not respond; another request would only fill the browser's log.
   function isServerAway() {
     return document.getElementById("live")?.dataset.state === "lost";
   }
 
-  // A page opened as http://user:password@host/ must not pass these on: fetch refuses such an address.
+  // Without the credentials of http://user:password@host/: fetch rejects such URLs.
   async function ask() {
     clearTimeout(timer);
     asking?.abort();
@@ -238,7 +238,7 @@
       return;
     }
     if (isServerAway()) {
-      timer = setTimeout(ask, EVERY_MS);
+      timer = setTimeout(ask, INTERVAL_MS);
       return;
     }
     const mine = new AbortController();
@@ -247,14 +247,14 @@
     try {
       const response = await fetch(new URL(panel.dataset.source, location.origin), { cache: "no-store", signal: mine.signal });
       if (response.status === 404) {
-        return; // the tube is gone, and so is its history
+        return; // the tube and its history are gone
       }
       if (!response.ok) {
         throw new Error(`status ${response.status}`);
       }
       const history = await response.json();
       if (asking !== mine) {
-        return; // another question has been asked since
+        return; // a newer request has started
       }
       show(history);
       failures = 0;
@@ -262,11 +262,11 @@
       if (asking !== mine) {
         return;
       }
-      failures += 1; // the charts stay as they are; the next try comes later
+      failures += 1; // keep the charts, and retry later
     } finally {
       clearTimeout(late);
     }
-    timer = setTimeout(ask, Math.min(EVERY_MS * 2 ** failures, SLOWEST_MS));
+    timer = setTimeout(ask, Math.min(INTERVAL_MS * 2 ** failures, SLOWEST_MS));
   }
 
   function recolor() {

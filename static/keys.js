@@ -1,10 +1,10 @@
-// Keyboard shortcuts, as the dialog of every page lists them. None works while somebody types, or with a modifier, and
-// all of them can be turned off there, as who speaks to a computer may type letters without meaning to.
+// Keyboard shortcuts, listed in a dialog on every page. They are inactive in text fields and with modifier keys. The
+// dialog can turn them off, because speech input may type letters unintentionally.
 "use strict";
 
 (() => {
-  const GO_MS = 1500; // between `g` and the letter of a page
-  const OFF = "shortcuts-off"; // in the browser's own storage
+  const GO_MS = 1500; // longest time between `g` and the letter of a page
+  const OFF = "shortcuts-off"; // key in the browser's storage
 
   const help = document.getElementById("keys");
   const opener = document.getElementById("keys-open");
@@ -12,7 +12,7 @@
 
   let goUntil = 0;
 
-  // A browser may be set to keep nothing, and then refuses even to be asked.
+  // A browser that may not store anything throws when asked.
   function isOff() {
     try {
       return localStorage.getItem(OFF) !== null;
@@ -29,7 +29,7 @@
         localStorage.setItem(OFF, "1");
       }
     } catch {
-      // it holds for this page
+      // applies to this page only
     }
   }
 
@@ -70,7 +70,7 @@
     there[next]?.focus();
   }
 
-  // A page that is live asks anew for all it shows; another is loaded again.
+  // A live page requests its whole state again; any other page is reloaded.
   function reload() {
     if (document.getElementById("live") === null) {
       location.reload();

@@ -1,15 +1,15 @@
-// Keeps a page live: takes in what the server says has changed, while the page is seen (web/live.py says in which form).
+// Live updates: applies the changes that the server sends while the page is visible (web/live/hub.py has the format).
 //
-// One EventSource for a tab that is seen. Where that does not work, be it that the server has no stream to spare, or
-// that something between holds it back, the page asks every other second instead, and tries a stream again later.
-// Formats nothing and builds no markup: rows are copies of the page's template, parts come as HTML from the server.
+// A visible tab has one EventSource. If that fails, because the server has no free stream or a proxy buffers it, the
+// page polls every two seconds and tries a stream again later. This script formats nothing and builds no markup: rows
+// are copies of the page's template, and parts arrive as HTML.
 "use strict";
 
 const POLL_MS = 2000;
 const SLOWEST_MS = 20000;
-const GIVE_UP_MS = 5000; // for an answer, and for the first event of a stream
-const SILENT_MS = 40000; // a stream says at least every 15 s that it is there
-const TRIES = 3; // of a stream, before the page polls
+const GIVE_UP_MS = 5000; // timeout of a request, and of the first event of a stream
+const SILENT_MS = 40000; // timeout of a stream: the server sends something at least every 15 s
+const TRIES = 3; // failed streams before the page polls
 const STREAM_AGAIN_MS = 60000;
 const SETTLE_MS = 1000;
 const TYPING_MS = 150;
@@ -20,14 +20,14 @@ const main = document.getElementById("main");
 const live = document.getElementById("live");
 const args = new URLSearchParams(main.dataset.liveArgs ?? "");
 
-let source = null; // the EventSource that is open
-let asking = null; // the AbortController of the request under way
-let timer = 0; // of what comes next: the watch over a stream, or another request
-let failures = 0; // in a row
+let source = null; // the open EventSource
+let asking = null; // the AbortController of the current request
+let timer = 0; // the timeout of the stream, or the next request
+let failures = 0; // consecutive
 let streamAgainAt = 0;
 let isGone = false;
 
-// Taking in
+// Applying changes
 
 function setText(element, text) {
   if (element.textContent !== text) {
@@ -35,7 +35,7 @@ function setText(element, text) {
   }
 }
 
-// A name that breaks after a separator rather than inside a word, as web/text.py has it.
+// Splits a name so that it breaks after separators, not inside words, as web/text.py does.
 function breakable(name) {
   const words = name.match(/[^./_-]*[./_-]+|[^./_-]+/g) ?? [];
   return words.flatMap((word, at) => (at === 0 ? [word] : [document.createElement("wbr"), word]));
@@ -46,7 +46,7 @@ function say(state, text) {
   setText(live, text);
 }
 
-// What shows a text: a drawing's path, a place of its own within, such as a badge, or the element itself.
+// Shows a text as the path of a sparkline, in a child element such as a badge, or in the element itself.
 function setFigure(element, text) {
   if (element.dataset.path !== undefined) {
     element.querySelector("path").setAttribute("d", text);
@@ -59,7 +59,7 @@ function setFigure(element, text) {
   }
 }
 
-// Null if nothing is selected. To ask whether it is collapsed lays out the page, so settle() asks once for all rows.
+// Returns null if nothing is selected. `isCollapsed` forces a layout, so settle() reads it once for all rows.
 function readSelection() {
   const found = document.getSelection();
   return found === null || found.isCollapsed ? null : found;
@@ -77,7 +77,7 @@ function isInUse(element) {
   );
 }
 
-// A part is replaced once nobody is at work in it: with the newest there is by then.
+// A part of the page. Its newest HTML replaces it once the visitor does not use it.
 class Part {
   constructor(element) {
     this.element = element;
@@ -103,8 +103,8 @@ class Table {
     this.template = document.querySelector(`template[data-row="${body.dataset.rows}"]`).content.firstElementChild;
     this.rows = new Map([...body.rows].map((row) => [row.dataset.key, row]));
     this.keys = [...this.rows.keys()];
-    this.texts = new Map(); // of rows that are to be shown so
-    this.isWaiting = false; // for texts to be shown, or rows to leave
+    this.texts = new Map(); // texts of rows that are not shown yet
+    this.isWaiting = false; // whether texts or removals of rows are pending
   }
 
   show(news) {
@@ -128,13 +128,13 @@ class Table {
     this.isWaiting = this.texts.size > 0 || this.rows.size > this.keys.length;
   }
 
-  // The cells take the texts in their order, but for that with the key, which is the first of them, and such as are kept.
+  // Fills the cells in order, except the first, which has the key, and those with `data-keep`.
   fill(row, texts) {
     const cells = [...row.cells].filter((cell) => cell.dataset.keep === undefined).slice(1);
     texts.forEach((text, at) => setFigure(cells[at], text));
   }
 
-  // It joins the table when that is put in order.
+  // Adds a row; the next sort inserts it into the table.
   add(key) {
     const row = this.template.cloneNode(true);
     row.dataset.key = key;
@@ -142,7 +142,7 @@ class Table {
     (link.querySelector("[data-text]") ?? link).replaceChildren(...breakable(key));
     link.setAttribute("href", link.getAttribute("href") + encodeURIComponent(key)); // a template has no base for .search
     if (link.hasAttribute("title")) {
-      link.title = key; // where there is no room for all of it
+      link.title = key; // the cell may truncate the name
     }
     for (const other of row.querySelectorAll("a[data-keyed]")) {
       other.setAttribute("href", other.getAttribute("href") + encodeURIComponent(key));
@@ -178,11 +178,11 @@ class Table {
       }
     }
     if (focused !== document.activeElement && this.body.contains(focused)) {
-      focused.focus({ preventScroll: true }); // what moves loses it
+      focused.focus({ preventScroll: true }); // a moved element loses the focus
     }
   }
 
-  // Moves the focus from a row that leaves to the next row that stays, or else to the one before it.
+  // Moves the focus from a removed row to the next remaining row, or to the one before it.
   passFocus(row, wanted) {
     const rows = [...this.body.rows];
     const at = rows.indexOf(row);
@@ -232,9 +232,9 @@ function settle() {
   }
 }
 
-// Asking
+// Requests
 
-// A page opened as http://user:password@host/ must not pass these on: fetch refuses such an address.
+// Without the credentials of http://user:password@host/: fetch rejects such URLs.
 function address(path) {
   const url = new URL(path, location.origin);
   url.search = new URLSearchParams([["page", main.dataset.live], ...args]);
@@ -263,7 +263,7 @@ function begin() {
 
 function end() {
   stop();
-  isGone = true; // an id is never used twice, and who waits for a tube to come back can reload
+  isGone = true; // ids are never reused; a visitor who waits for a tube to return can reload
   say("lost", "Deleted");
 }
 
@@ -286,8 +286,8 @@ function stream() {
     if (mine.readyState === EventSource.CLOSED) {
       giveUpStream(STREAM_AGAIN_MS); // refused
     } else {
-      say("lost", "No answer, retrying");
-      watch(GIVE_UP_MS); // the browser tries again by itself
+      say("lost", "No response, retrying");
+      watch(GIVE_UP_MS); // the browser reconnects
       if (failures >= TRIES) {
         giveUpStream(0);
       }
@@ -311,7 +311,7 @@ async function poll() {
     const response = await fetch(address(main.dataset.liveAt), { cache: "no-store", signal: mine.signal });
     const news = response.ok ? await response.json() : null;
     if (asking !== mine) {
-      return; // something else has been asked since
+      return; // a newer request has started
     }
     if (response.status === 404) {
       end();
@@ -328,14 +328,14 @@ async function poll() {
       return;
     }
     failures += 1;
-    say("lost", "No answer, retrying");
+    say("lost", "No response, retrying");
   } finally {
     clearTimeout(late);
   }
   timer = setTimeout(failures === 0 ? begin : poll, Math.min(POLL_MS * 2 ** failures, SLOWEST_MS));
 }
 
-// What a person changes
+// Input
 
 function setArg(params, name, value) {
   if (value.trim()) {
@@ -345,8 +345,7 @@ function setArg(params, name, value) {
   }
 }
 
-// A field of the page that narrows down what it shows: it takes effect as it is typed, and stands in the address, and in
-// the links of the page that keep it.
+// Applies a filter field while the visitor types, and adds it to the page's URL and to the links that keep it.
 function narrow(input) {
   const here = new URL(location.href);
   setArg(here.searchParams, input.name, input.value);
@@ -373,7 +372,7 @@ for (const form of document.querySelectorAll("form[data-narrows]")) {
   });
 }
 
-// What was done is said once: a reload, or a bookmark, is not to say it again.
+// Removes the notice from the URL, so that a reload or bookmark does not repeat it.
 const here = new URL(location.href);
 for (const name of NOTICE) {
   here.searchParams.delete(name);

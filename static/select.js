@@ -1,5 +1,5 @@
-// Ticks rows of a list: a box for all of them, ranges with the shift key, and how many are ticked. The form works
-// without it.
+// Selection of rows in a list: a checkbox for all, ranges with the shift key, and a counter. The form works without
+// this script.
 "use strict";
 
 const form = document.getElementById("bulk");
@@ -8,7 +8,7 @@ const panel = document.getElementById("bulk-panel");
 const ticked = document.getElementById("ticked");
 const action = document.getElementById("bulk-action");
 
-let last = null; // the box that was changed last
+let last = null; // the checkbox changed last
 
 function boxes() {
   return [...document.querySelectorAll('tbody input[name="id"][form="bulk"]')];
@@ -33,7 +33,7 @@ function tickUpTo(box) {
   }
 }
 
-// Only the field that the chosen action needs is to be seen, and must be filled in.
+// Shows and requires only the field that the chosen action needs.
 function choose() {
   for (const field of form.querySelectorAll("[data-for]")) {
     field.hidden = field.dataset.for !== action.value;

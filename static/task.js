@@ -1,5 +1,5 @@
-// Opens the result of a task when the task is done: the confirmation of a dry run, or the matches of a search.
-// The page of a task that was cancelled or failed stays, since it says why.
+// Opens the result of a finished task: the confirmation of a dry run, or the matches of a search.
+// The page of a cancelled or failed task stays open, since it gives the reason.
 "use strict";
 
 document.addEventListener("live", (event) => {

@@ -104,7 +104,7 @@ def create_dashboard(
     """Return the dashboard of *broker*, not started. Its app holds it as `extensions["dashboard"]`.
 
     options         None for the defaults of WebOptions.
-    commit          returns True when every change made so far is as durable as a change that a client was told of,
+    commit          returns True when every change made so far is as durable as an acknowledged command,
                     or False if that takes too long. May switch. None without a journal.
     role            returns the role of a server that shares its journal with others; None for a server of its own.
     """

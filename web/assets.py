@@ -1,7 +1,7 @@
-"""Where the templates and the static files are.
+"""Location of the templates and static files.
 
-They stand at the top of the project and are installed inside this package; so a checkout, an editable install
-and a wheel each have them in one of two places.
+They are at the top of the project, and are installed inside this package: a checkout, an editable install and a wheel
+have them in one of two places.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def template_folder() -> str:
 
 
 def static_folder() -> str:
-    """Return the directory of the files served as they are; raise FileNotFoundError if the installation lacks it."""
+    """Return the directory of the static files; raise FileNotFoundError if the installation lacks it."""
     return _folder("static")
 
 
@@ -26,4 +26,4 @@ def _folder(name: str) -> str:
     for parent in (PACKAGE, PACKAGE.parent):
         if (parent / name).is_dir():
             return str(parent / name)
-    raise FileNotFoundError(f"{PACKAGE} was installed without its {name}")
+    raise FileNotFoundError(f"{PACKAGE} was installed without the directory {name}; install it again")

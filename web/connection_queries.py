@@ -99,7 +99,7 @@ def matching_clients(broker: Broker, query: str, pace: Pace) -> list[Client]:
 
 
 def soonest_jobs(client: Client, count: int, max_scanned: int) -> list[Job]:
-    """Return *count* of the jobs of *client*, soonest first, among the first *max_scanned* that it reserved."""
+    """Return the *count* jobs of *client* that time out first, among the first *max_scanned* that it reserved."""
     return nsmallest(count, islice(client.reserved.values(), max_scanned), key=deadline_of)
 
 

@@ -1,4 +1,4 @@
-"""Long work in small steps, so that no worker waits for it."""
+"""Long work in short slices, so that workers are not delayed."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import Final
 import gevent
 
 SLICE: Final = 0.0001
-"""Seconds of work at a stretch."""
+"""Seconds of work between two yields to the event loop."""
 
 PAUSE: Final = 0.003
-"""Seconds that all others have after each, if there is work for them."""
+"""Seconds left to others after each slice, while they have work."""
 
 IDLE_ROUND_TRIP: Final = 0.0001
-"""Seconds in which the loop comes round when nobody else has work."""
+"""Seconds that an iteration of the event loop takes at most when nobody else has work."""
 
 BUSY_PERIOD: Final = 0.01
-"""Seconds that others are taken to be at work after a turn in which they were."""
+"""Seconds that others are assumed to be busy after an iteration in which they were."""
 
 
 class Pace:
-    """Sees to it that work which calls `rest` every few items holds the loop for about STEP at a time.
+    """Limits long work to slices of about SLICE seconds; the work calls `yield_if_due` every few items.
 
-    It takes a thirtieth of the time while others are at work, and most of it while nobody is.
+    The work gets a thirtieth of the time while others are busy, and most of it while they are not.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class Pace:
         self._busy_until: float = 0.0
 
     def yield_if_due(self) -> None:
-        """Let others run if it is time to. May switch."""
+        """Let others run if the slice is used up. May switch."""
         now = time.perf_counter()
         if now < self._until:
             return
@@ -39,7 +39,7 @@ class Pace:
             gevent.sleep(PAUSE)
         else:
             with gevent.Timeout(PAUSE, False):
-                gevent.idle()  # not sleep(0): fifty of those may come before the loop looks at a socket
+                gevent.idle()  # not sleep(0): up to fifty of those run before the loop checks a socket
             if time.perf_counter() - now > IDLE_ROUND_TRIP:
                 self._busy_until = now + BUSY_PERIOD
         self._until = time.perf_counter() + SLICE

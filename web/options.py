@@ -1,4 +1,4 @@
-"""What an operator may set about the dashboard, as one value."""
+"""The dashboard's options, as one value."""
 
 from __future__ import annotations
 
@@ -9,24 +9,22 @@ from ipaddress import IPv4Network, IPv6Network
 
 @dataclass(frozen=True, slots=True)
 class WebOptions:
-    """What is in force.
+    """Options in effect.
 
-    user            name that goes with *password*; None or empty for any.
-    password        of admins, asked for by HTTP basic auth; None or empty is no such password.
-    viewer_password of those who may look and change nothing, with any name. Without either password the dashboard is
-                    open, and whoever reaches it is an admin. With this one alone nobody is.
-    api_token       bearer token by which programs use `/api/v1` as admins; the pages ask for passwords only.
-    api_viewer_token    the same for programs that may look and change nothing. With one of the two the API is never
-                    open to all.
-    metrics_token   bearer token that opens `/metrics` and nothing else; with one that is never open to all.
-    is_read_only    nobody changes anything.
-    hides_bodies    nobody sees what is in jobs.
-    hosts           names by which it may be visited, besides those that `guard.Guard` allows anyway: the host it is
-                    bound to.
-    url_prefix      path under which it is served, such as `/queue`; empty for the root.
-    trusted_proxies whose X-Forwarded- headers count.
-    directory       where it keeps the audit log and its own document; None for memory only.
-    beanstalk       where the queue listens, as an operator writes it (`127.0.0.1:11300`, `[::1]:11300`, `unix:PATH`):
+    user            user name that *password* requires; None or empty accepts any name.
+    password        password of admins for HTTP basic auth; None or empty for none.
+    viewer_password password for read-only access, with any user name. Without either password the dashboard is open,
+                    and every visitor is an admin. With this password alone there are no admins.
+    api_token       bearer token for admin access to `/api/v1`. Pages accept passwords only.
+    api_viewer_token    bearer token for read-only access to `/api/v1`. With either token the API is not open.
+    metrics_token   bearer token for `/metrics` alone. With it `/metrics` is not open.
+    is_read_only    refuse every change.
+    hides_bodies    hide job bodies from everybody.
+    hosts           accepted Host names besides those that `guard.Guard` always accepts: the host it is bound to.
+    url_prefix      path under which the dashboard is served, such as `/queue`; empty for the root.
+    trusted_proxies networks of proxies whose X-Forwarded- headers are trusted.
+    directory       directory of the audit log and the document of `operations.store`; None to keep both in memory.
+    beanstalk       address of the queue as an operator writes it (`127.0.0.1:11300`, `[::1]:11300`, `unix:PATH`),
                     shown in the examples of an empty queue.
     """
 

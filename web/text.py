@@ -1,4 +1,4 @@
-"""How values are written for people. HTML and JSON show the same text, so it is made here once."""
+"""Formats of values for people. Pages and their live updates use the same functions, so that texts agree."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from markupsafe import Markup, escape
 NONE: Final = "–"
 
 NBSP: Final = "\N{NO-BREAK SPACE}"
-"""Between a number and its unit, so that a narrow cell does not part them."""
+"""Separates a number from its unit, so that a narrow cell does not break between them."""
 
 _UNITS: Final = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
 _WORDS: Final = re.compile(r"[^./_-]*[./_-]+|[^./_-]+")
-"""A word of a tube's name, with the separators that follow it."""
+"""A word of a tube name with the separators after it."""
 
 
 _SPELLED: Final = {ord(mark): f"⟨U+{ord(mark):04X}⟩" for mark in "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e"
@@ -26,7 +26,7 @@ _SPELLED: Final = {ord(mark): f"⟨U+{ord(mark):04X}⟩" for mark in "\u061c\u20
 
 
 def number(value: int) -> str:
-    """Return *value* with its thousands set apart: `65,535`."""
+    """Return *value* with thousands separators: `65,535`."""
     return f"{value:,}"
 
 
@@ -46,12 +46,12 @@ def cpu_time(seconds: float) -> str:
 
 
 def size(count: int) -> str:
-    """Return *count* bytes, exactly: `65,535 bytes`."""
+    """Return *count* bytes in full: `65,535 bytes`."""
     return f"{number(count)} bytes"
 
 
 def rough_size(count: int) -> str:
-    """Return *count* bytes to three digits or so: `12.3 MB`."""
+    """Return *count* bytes with about three digits: `12.3 MB`."""
     value, unit = float(count), "bytes"
     for larger in ("kB", "MB", "GB", "TB"):
         if value < 1000:
@@ -61,27 +61,27 @@ def rough_size(count: int) -> str:
 
 
 def rate(value: float) -> str:
-    """Return how often something happens in a second: `0`, `0.1`, `12`, `1,234`."""
+    """Return a rate per second: `0`, `0.1`, `12`, `1,234`."""
     if 0 < value < 10:
         return f"{max(value, 0.1):.1f}"
     return f"{value:,.0f}"
 
 
 def instant(nanoseconds: int) -> str:
-    """Return a time since the Unix epoch to the second: `2026-01-31 23:59:59 UTC`."""
+    """Return a time in nanoseconds since the Unix epoch, to the second: `2026-01-31 23:59:59 UTC`."""
     return datetime.fromtimestamp(nanoseconds // 1_000_000_000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def spelled(value: str) -> str:
     """Return *value* with bidirectional control characters spelled out: `⟨U+202E⟩`.
 
-    A text with such characters can look like another one: U+202E before `evil` shows as `live`.
+    Such characters make one text look like another: U+202E before `evil` shows as `live`.
     """
     return value if value.isascii() else value.translate(_SPELLED)
 
 
 def finalize(value: object) -> object:
-    """Return *value* as a template shows it: a text spelled out, anything else as it is."""
+    """Return *value* as a template shows it: text with control characters spelled out, anything else unchanged."""
     return spelled(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
@@ -91,12 +91,12 @@ def is_reordered(value: str) -> bool:
 
 
 def verbatim(value: str) -> Markup:
-    """Return *value* as HTML as it is, for the value of a form's field: it comes back, and must not change."""
+    """Return *value* as HTML without spelling out characters: for form fields, which must return it unchanged."""
     return escape(value)
 
 
 def breakable(name: str) -> Markup:
-    """Return *name* as HTML that breaks after a separator rather than inside a word; static/live.js does the same."""
+    """Return *name* as HTML that breaks after separators, not inside words; static/live.js does the same."""
     return Markup("<wbr>").join(_WORDS.findall(name))
 
 
@@ -106,5 +106,5 @@ def boolean(value: bool) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """Return *count* and *noun*, which takes an s: `1 tube`, `2,000 tubes`."""
+    """Return *count* and *noun*, whose plural ends in s: `1 tube`, `2,000 tubes`."""
     return f"{number(count)} {noun}" if count == 1 else f"{number(count)} {noun}s"

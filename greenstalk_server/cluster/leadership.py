@@ -31,17 +31,18 @@ from greenstalk_server.cluster.status import ClusterStatus
 from greenstalk_server.config.options import Options
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job import SECOND
-from greenstalk_server.journal.postgresql.database import (
-    FETCH_BYTES,
-    FETCH_ROWS,
-    Follower,
-    LostTrack,
-    Rows,
-    Seat,
-    SharedBinlog,
-    Standing,
+from greenstalk_server.journal.postgresql.connection import (
+    RETRY_INTERVAL,
+    DatabaseConnection,
+    DatabaseUnavailable,
+    NotLeader,
+    Row,
+    conninfo_of,
 )
-from greenstalk_server.journal.postgresql.link import RETRY_EVERY, Away, Link, NotLeader, Row, conninfo_of
+from greenstalk_server.journal.postgresql.follower import MAX_FETCH_BYTES, MAX_FETCH_ROWS, Follower, LostTrack
+from greenstalk_server.journal.postgresql.lease import LeaderLease, Standing
+from greenstalk_server.journal.postgresql.rows import Rows
+from greenstalk_server.journal.postgresql.writer import SharedBinlog
 from greenstalk_server.journal.recovery import Recovery
 from greenstalk_server.journal.startup import go_on, refuse_unfit
 from greenstalk_server.runtime.clock import Clock, steady_clock
@@ -109,15 +110,15 @@ class Lead:
     wants_handover  whether an operator has requested a handover.
     """
 
-    def __init__(self, seat: Seat, epoch: int, taken_at: float) -> None:
+    def __init__(self, seat: LeaderLease, epoch: int, taken_at: float) -> None:
         """*taken_at* is the time of the request for the lead, by `boot_time`."""
         self.epoch: int = epoch
         self.lost: str = ""
         self.trouble: str = ""
         self.wants_handover: bool = False
         self.standbys: tuple[tuple[str, float], ...] = ()
-        self.seat: Seat = seat
-        self._expires_at: float = taken_at + seat.lease * (1 - CLOCK_DRIFT)
+        self.seat: LeaderLease = seat
+        self._expires_at: float = taken_at + seat.duration * (1 - CLOCK_DRIFT)
         self._checked_at: float = time.monotonic()
         self._stopped: threading.Event = threading.Event()
         for name, run in (("lease", self._renew_until_stopped), ("standbys", self._read_standbys_until_stopped)):
@@ -129,7 +130,7 @@ class Lead:
 
         One failed renewal is no reason: a load balancer that sees a warning closes all connections.
         """
-        return self.trouble if boot_time() > self._expires_at - self.seat.lease * WARNING_SHARE else ""
+        return self.trouble if boot_time() > self._expires_at - self.seat.duration * WARNING_SHARE else ""
 
     def why_lost(self) -> str:
         """Return why the lead is lost, empty if it is not. Must be called at least every HUNG_AFTER seconds."""
@@ -144,14 +145,14 @@ class Lead:
 
     def _renew_until_stopped(self) -> None:
         pause = 0.0
-        while not self._stopped.wait(RETRY_EVERY if self.trouble else pause):
-            pause = self.seat.pulse
+        while not self._stopped.wait(RETRY_INTERVAL if self.trouble else pause):
+            pause = self.seat.heartbeat_interval
             if time.monotonic() > self._checked_at + HUNG_AFTER:
                 continue
             requested_at = boot_time()
             try:
                 self.wants_handover = self.seat.renew()
-                self._expires_at = requested_at + self.seat.lease * (1 - CLOCK_DRIFT)
+                self._expires_at = requested_at + self.seat.duration * (1 - CLOCK_DRIFT)
                 self.trouble = ""
             except NotLeader as error:
                 self.lost = str(error)
@@ -160,7 +161,7 @@ class Lead:
                 self.trouble = str(error)
 
     def _read_standbys_until_stopped(self) -> None:
-        while not self._stopped.wait(self.seat.pulse):
+        while not self._stopped.wait(self.seat.heartbeat_interval):
             with suppress(OSError):
                 self.standbys = tuple([(standby.name, standby.behind) for standby in self.seat.standbys()])
 
@@ -173,12 +174,12 @@ class Candidate(Generic[Q]):
     lead        None while this server is a standby.
     """
 
-    def __init__(self, seat: Seat, make: Callable[[Rows, Clock], Q], is_strict: bool) -> None:
+    def __init__(self, seat: LeaderLease, make: Callable[[Rows, Clock], Q], is_strict: bool) -> None:
         """*make* returns an empty queue."""
         self.queue: Q
         self.clock: Clock
         self.lead: Lead | None = None
-        self.seat: Seat = seat
+        self.seat: LeaderLease = seat
         self._make: Callable[[Rows, Clock], Q] = make
         self._is_strict: bool = is_strict
         self._follower: Follower | None = None
@@ -194,11 +195,11 @@ class Candidate(Generic[Q]):
         self._has_garbage: bool = False
 
     @property
-    def links(self) -> list[Link]:
+    def links(self) -> list[DatabaseConnection]:
         """Every connection to the database."""
-        links = [self.seat.link, self.seat.side]
+        links = [self.seat.connection, self.seat.background]
         if self._follower is not None:
-            links += [self._follower.link, self.queue.rows.link]
+            links += [self._follower.connection, self.queue.rows.connection]
         return links
 
     def status(self) -> ClusterStatus:
@@ -220,7 +221,7 @@ class Candidate(Generic[Q]):
 
     def _unanswered(self) -> str:
         """Return for how long the database has not answered; empty if not longer than UNANSWERED_AFTER."""
-        waits = max([link.waits for link in self.links if link is not self.seat.side])
+        waits = max([link.waits for link in self.links if link is not self.seat.background])
         return f"PostgreSQL has not answered for {waits:.0f} s" if waits > UNANSWERED_AFTER else ""
 
     def run(self, stopping: Event) -> Lead | None:
@@ -266,7 +267,7 @@ class Candidate(Generic[Q]):
                 log.info("standby: %s is active", self._standing.leader)
                 gc.enable()  # the first read is complete: see gc_tuning.pause_gc
             self._is_following = True
-            if time.monotonic() > self._reported_at + self.seat.pulse and not self._reporter:
+            if time.monotonic() > self._reported_at + self.seat.heartbeat_interval and not self._reporter:
                 self._reported_at = time.monotonic()
                 self._reporter = gevent.spawn(self._report, lambda: self.seat.follow(self._behind() or 0.0))
             self.queue.prepare(self.status)
@@ -291,7 +292,7 @@ class Candidate(Generic[Q]):
     def _begin(self) -> None:
         """Drop everything that was read, to read the journal from the start."""
         if self._follower is not None:
-            self._follower.link.close()
+            self._follower.connection.close()
             self.queue.broker.jobs.clear()  # jobs that refer to each other are not collected: see core.gc_untrack
             self._has_garbage = True
         self.queue = self._make(Rows(self.seat), self.clock)
@@ -307,7 +308,7 @@ class Candidate(Generic[Q]):
             rows = run_in_thread(follower.fetch)
             follower.replay(rows)
             self._drop_idle_tubes(follower.recovery)
-            if len(rows) < FETCH_ROWS and _bytes_of(rows) < FETCH_BYTES:
+            if len(rows) < MAX_FETCH_ROWS and _bytes_of(rows) < MAX_FETCH_BYTES:
                 self._read_at = began
                 break
             gevent.sleep(YIELD_DELAY)
@@ -340,10 +341,10 @@ class Candidate(Generic[Q]):
                 break
             except LostTrack:
                 self._begin()
-            except Away:
+            except DatabaseUnavailable:
                 if self._is_stopping():
                     raise
-                gevent.sleep(RETRY_EVERY)  # until the lease ends
+                gevent.sleep(RETRY_INTERVAL)  # until the lease ends
         queue, recovery = self.queue, self._follower.recovery
         for damage in recovery.damage:
             log.warning("journal: %s", damage)
@@ -351,7 +352,7 @@ class Candidate(Generic[Q]):
         queue.rows.begin(epoch)
         go_on(recovery, queue.broker, queue.binlog, self.clock())
         queue.broker.restore(recovery.next_id)
-        self._follower.link.close()
+        self._follower.connection.close()
         return self.lead
 
     def _behind(self) -> float | None:
@@ -466,12 +467,14 @@ def _note_useless_drain() -> None:
     log.info("SIGUSR1 is ignored: a standby has nothing to drain")
 
 
-def make_seat(options: Options, where: str) -> Seat:
+def make_seat(options: Options, where: str) -> LeaderLease:
     """Return the seat of the journal in *options* for a server that listens at *where*; raise StartError."""
     assert options.journal is not None
     conninfo = conninfo_of(options.journal, options.label_of("journal"))
     name = "".join([char if char.isprintable() else "?" for char in _server_name(where)])
-    return Seat(conninfo, options.journal_name, name, options.lease_ns / SECOND, os.environ.pop(PREVIOUS_HOLDER, ""))
+    return LeaderLease(
+        conninfo, options.journal_name, name, options.lease_ns / SECOND, os.environ.pop(PREVIOUS_HOLDER, "")
+    )
 
 
 def _server_name(where: str) -> str:
@@ -502,7 +505,7 @@ def hand_over(options: Options) -> int:
         while (now := seat.look()).is_handing_over or now.is_free:
             if time.monotonic() > until:
                 raise StartError(f"handover: {before.leader} has not handed over in {HANDOVER_TIMEOUT} s", EXIT_BINLOG)
-            time.sleep(RETRY_EVERY)
+            time.sleep(RETRY_INTERVAL)
     except OSError as error:
         raise StartError(f"handover: {error}", EXIT_BINLOG) from error
     finally:

@@ -10,7 +10,10 @@ from greenstalk_server.journal import record
 
 PREFIX: Final = "journal."
 _FILE_NAME: Final = re.compile(r"journal\.([1-9][0-9]{0,17})", re.ASCII)
-LIMBO_CAPACITY: Final = 2**63
+DISCARDING_CAPACITY: Final = 2**63
+
+LARGE_BODY: Final = 16384
+"""Bytes; a larger body is written from where it is, and its checksum is computed then. A smaller one is copied."""
 
 
 def name_of(number: int) -> str:
@@ -182,13 +185,13 @@ class Segment:
         return f"<Segment {self.number} used={self.used} written={self.written} live={self.live_bytes}>"
 
 
-class Limbo(Segment):
+class DiscardingSegment(Segment):
     """Takes the place of a segment until a rewrite: it keeps only which jobs its records are about."""
 
     __slots__ = ()
 
     def __init__(self) -> None:
-        super().__init__(0, LIMBO_CAPACITY)
+        super().__init__(0, DISCARDING_CAPACITY)
 
     def add(self, data: bytes, id: int) -> None:
         assert self.touched is not None

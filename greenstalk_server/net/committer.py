@@ -28,7 +28,9 @@ from gevent.lock import BoundedSemaphore
 from greenlet import getcurrent
 
 from greenstalk_server.core.job import SECOND
-from greenstalk_server.journal.writer import READ_AT_ONCE, Batch, Binlog, Sync
+from greenstalk_server.journal.batch import Batch, Sync
+from greenstalk_server.journal.compaction import READ_BATCH
+from greenstalk_server.journal.writer import Binlog
 from greenstalk_server.net.body_loader import LET_GO_AT_ONCE, Loader
 from greenstalk_server.runtime.scheduling import YIELD_DELAY
 
@@ -329,7 +331,7 @@ class Committer:
             if read is not None:
                 get_hub().threadpool.apply(read.run)
                 self.binlog.have_read(read)
-            is_behind = self.binlog.compact(COMPACTION_SLICE if read is None else READ_AT_ONCE)
+            is_behind = self.binlog.compact(COMPACTION_SLICE if read is None else READ_BATCH)
             while self.binlog.let_go(LET_GO_AT_ONCE):
                 gevent.sleep(YIELD_DELAY)
             if is_behind or self.binlog.wants_bodies:

@@ -1,4 +1,4 @@
-"""How fast the server is, seen from here: put, reserve and delete, one after the other on one connection."""
+"""Measure put, reserve and delete on one connection, one command at a time."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Final, TypeVar
 
 import click
 
-from greenstalkctl.exits import Nothing
+from greenstalkctl.errors import NoResult
 from greenstalkctl.interrupt import Interrupt
 from greenstalkctl.output import Advance
 from greenstalkctl.params import COUNT, Size
 from greenstalkctl.queue import MAX_BODY, READY
 from greenstalkctl.server import DEFAULT_PRI, Server
-from greenstalkctl.settings import Settings, Verb
+from greenstalkctl.settings import Command, Settings
 from greenstalkctl.table import Cell, Column
 
 T = TypeVar("T")
@@ -25,14 +25,14 @@ PERCENTILES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
 TTR: Final = 3600
 
 
-@click.command(cls=Verb, short_help="Measure put, reserve and delete.")
-@click.option("--jobs", type=COUNT, default=2000, show_default=True, help="How many jobs.")
+@click.command(cls=Command, short_help="Measure put, reserve and delete.")
+@click.option("--jobs", type=COUNT, default=2000, show_default=True, help="Number of jobs.")
 @click.option("--size", type=Size(MAX_BODY), default=100, show_default=True, help="Size of each body, such as 64K.")
 @click.pass_obj
 def bench(settings: Settings, jobs: int, size: int) -> None:
-    """Measure put, reserve and delete: how many a second, and how long one takes, in microseconds.
+    """Measure put, reserve and delete: commands per second, and the latency of a command in microseconds.
 
-    It uses a tube of its own, and deletes what it has put, also when interrupted.
+    The jobs are put into a separate tube, and are deleted even if you interrupt the command.
     """
     run = Run(f"greenstalkctl-bench-{os.getpid()}-{secrets.token_hex(4)}", secrets.token_bytes(size))
     with settings.connect() as server, Interrupt() as interrupt:
@@ -51,7 +51,7 @@ def bench(settings: Settings, jobs: int, size: int) -> None:
 
 
 class Run:
-    """One run on a tube of its own; `times` has the nanoseconds of every command."""
+    """A run in a separate tube; `times` holds the latency of every command in nanoseconds."""
 
     def __init__(self, tube: str, body: bytes) -> None:
         self._tube = tube
@@ -59,8 +59,8 @@ class Run:
         self.times: dict[str, list[int]] = {"put": [], "reserve": [], "delete": []}
 
     def measure(self, server: Server, jobs: int, interrupt: Interrupt, advance: Advance) -> None:
-        """Put them all, then reserve and delete each; raise Nothing if one is gone."""
-        server.reserve(self._tube)  # finds nothing: the tube is used and watched before anything is timed
+        """Put all jobs, then reserve and delete each; raise NoResult if one is missing."""
+        server.reserve(self._tube)  # finds no job, but uses and watches the tube before the measurement
         server.use(self._tube)
         for _ in range(jobs):
             if interrupt:
@@ -72,12 +72,12 @@ class Run:
                 return
             job = self._timed("reserve", lambda: server.reserve(self._tube))
             if job is None:
-                raise Nothing(f"a job of {self._tube} is gone: somebody else deletes jobs there")
+                raise NoResult(f"a job of {self._tube} is missing: another client takes jobs from this tube")
             self._timed("delete", partial(server.delete, job.id))
             advance(1)
 
     def clean(self, server: Server) -> None:
-        """Delete what is left in the tube."""
+        """Delete the remaining jobs of the tube."""
         while (job := server.first(self._tube, READY)) is not None:
             server.delete(job.id)
 
@@ -89,9 +89,9 @@ class Run:
 
 
 def summary(times: Sequence[int]) -> dict[str, float]:
-    """How many a second, and the percentiles in microseconds, of *times* in nanoseconds."""
+    """Return the rate per second, and the percentiles in microseconds, of *times* in nanoseconds."""
     ordered = sorted(times)
     figures = {"per_second": round(len(ordered) * 1e9 / sum(ordered), 1)}
-    for name, share in PERCENTILES.items():
-        figures[name] = round(ordered[min(int(share * len(ordered)), len(ordered) - 1)] / 1000, 1)
+    for name, job_set in PERCENTILES.items():
+        figures[name] = round(ordered[min(int(job_set * len(ordered)), len(ordered) - 1)] / 1000, 1)
     return figures

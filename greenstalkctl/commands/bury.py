@@ -1,4 +1,4 @@
-"""Setting jobs aside: no worker gets a buried job until it is kicked."""
+"""The `bury` command."""
 
 from __future__ import annotations
 
@@ -6,36 +6,37 @@ from typing import Final
 
 import click
 
-from greenstalkctl.deed import Deed, Share, do_ids, do_shares
+from greenstalkctl.job_action import JobAction, JobSet, act_on_ids, act_on_sets
 from greenstalkctl.queue import DELAYED, READY
-from greenstalkctl.selection import chosen, existing, jobs_in, selection
-from greenstalkctl.settings import Settings, Verb
+from greenstalkctl.selection import job_count, parse_selection, require_tube, selection
+from greenstalkctl.settings import Command, Settings
 
 
-@click.command(cls=Verb, short_help="Set jobs aside until they are kicked.")
+@click.command(cls=Command, short_help="Bury jobs until they are kicked.")
 @selection((READY, DELAYED))
 @click.pass_obj
 def bury(
-    settings: Settings, ids: tuple[int, ...], tube: str | None, state: str | None, count: int | None, takes_all: bool
+    settings: Settings, ids: tuple[int, ...], tube: str | None, state: str | None, count: int | None, select_all: bool
 ) -> None:
-    """Bury jobs: those with these IDs, or a number of a tube (ready ones, without --state).
+    """Bury jobs by id, or jobs of a tube (by default its ready jobs). No worker gets a buried job until it is kicked.
 
-    They keep their pri. Without --api the server must know reserve-job: ours does, and beanstalkd from 1.12 on.
+    The pri of the jobs does not change. Without --api the server must support reserve-job, as Greenstalk Server and
+    beanstalkd 1.12 or later do.
     """
-    which = chosen(ids, tube, count, names_state=state is not None, takes_all=takes_all)
-    with settings.reach() as queue:
-        if which.tube is None:
-            do_ids(settings.out, queue, BURY, ids)
+    selected = parse_selection(ids, tube, count, names_state=state is not None, select_all=select_all)
+    with settings.open_queue() as queue:
+        if selected.tube is None:
+            act_on_ids(settings.out, queue, BURY, ids)
             return
         state = state or READY
-        there_are = jobs_in(existing(queue, which.tube), state)
-        do_shares(settings.out, queue, BURY, [Share(which.tube, state, there_are, which.count)])
+        available = job_count(require_tube(queue, selected.tube), state)
+        act_on_sets(settings.out, queue, BURY, [JobSet(selected.tube, state, available, selected.count)])
 
 
-BURY: Final = Deed(
+BURY: Final = JobAction(
     "bury",
     "buried",
     "burying",
-    "not there, reserved by a worker, or buried already",
+    "no such job, or reserved by a worker, or already buried",
     lambda queue, job_id: queue.bury_job(job_id),
 )

@@ -1,4 +1,4 @@
-"""Deleting jobs: some, or all of a tube."""
+"""The `delete` and `clear` commands."""
 
 from __future__ import annotations
 
@@ -9,70 +9,72 @@ from typing import Final
 import click
 
 from greenstalkctl.api import Api, Change
-from greenstalkctl.deed import Deed, Share, do_ids, do_shares
-from greenstalkctl.exits import Misuse
+from greenstalkctl.bulk import count_matching
+from greenstalkctl.errors import InvalidUsage
+from greenstalkctl.job_action import JobAction, JobSet, act_on_ids, act_on_sets
 from greenstalkctl.params import STATE, TUBE
 from greenstalkctl.queue import STATES
-from greenstalkctl.selection import chosen, existing, jobs_in, selection
+from greenstalkctl.selection import job_count, parse_selection, require_tube, selection
 from greenstalkctl.server import Server
-from greenstalkctl.settings import Settings, Verb
-from greenstalkctl.task import counted
+from greenstalkctl.settings import Command, Settings
 from greenstalkctl.text import plural
 
-DELETE: Final = Deed(
+DELETE: Final = JobAction(
     "delete",
     "deleted",
     "deleting",
-    "not there, or reserved: only its worker can delete it",
+    "no such job, or reserved: only its worker can delete it",
     lambda queue, job_id: queue.delete(job_id),
 )
 
 
-@click.command(cls=Verb, short_help="Delete some jobs.")
+@click.command(cls=Command, short_help="Delete some jobs.")
 @selection(STATES)
 @click.pass_obj
 def delete(
-    settings: Settings, ids: tuple[int, ...], tube: str | None, state: str | None, count: int | None, takes_all: bool
+    settings: Settings, ids: tuple[int, ...], tube: str | None, state: str | None, count: int | None, select_all: bool
 ) -> None:
-    """Delete jobs: those with these IDs, or a number of a tube in one state, next ones first."""
-    which = chosen(ids, tube, count, names_state=state is not None, takes_all=takes_all)
-    if which.tube is None:
-        with settings.reach() as queue:
+    """Delete jobs by id, or jobs of a tube in one state, in the order of that state."""
+    selected = parse_selection(ids, tube, count, names_state=state is not None, select_all=select_all)
+    if selected.tube is None:
+        with settings.open_queue() as queue:
             settings.out.confirm(f"delete {plural(len(ids))} from {queue.address}")
-            do_ids(settings.out, queue, DELETE, ids)
+            act_on_ids(settings.out, queue, DELETE, ids)
         return
     if state is None:
-        raise Misuse("say which jobs: --state ready, delayed or buried (`clear` takes them all)")
-    with settings.reach() as queue:
-        there_are = jobs_in(existing(queue, which.tube), state)
-        _delete(settings, queue, [Share(which.tube, state, there_are, which.count)])
+        raise InvalidUsage("select the jobs with --state ready, delayed or buried (`clear` deletes all of them)")
+    with settings.open_queue() as queue:
+        available = job_count(require_tube(queue, selected.tube), state)
+        _delete(settings, queue, [JobSet(selected.tube, state, available, selected.count)])
 
 
-@click.command(cls=Verb, short_help="Delete all jobs of a tube.")
+@click.command(cls=Command, short_help="Delete all jobs of a tube.")
 @click.argument("tubes", type=TUBE, nargs=-1, required=True, metavar="TUBE...", help="The tubes to clear.")
-@click.option("--state", "states", type=STATE, multiple=True, help="Only jobs in this state; may be repeated.")
+@click.option("--state", "states", type=STATE, multiple=True, help="Delete only jobs in this state. Can be repeated.")
 @click.pass_obj
 def clear(settings: Settings, tubes: tuple[str, ...], states: tuple[str, ...]) -> None:
-    """Delete all jobs that a tube has now, save those that workers hold."""
-    with settings.reach() as queue:
-        found = [(tube, existing(queue, tube)) for tube in tubes]
-        shares = [Share(tube, state, jobs_in(stats, state)) for tube, stats in found for state in states or STATES]
-        _delete(settings, queue, shares)
+    """Delete all jobs that a tube has now, except reserved ones."""
+    with settings.open_queue() as queue:
+        all_stats = [(tube, require_tube(queue, tube)) for tube in tubes]
+        job_sets = [
+            JobSet(tube, state, job_count(stats, state)) for tube, stats in all_stats for state in states or STATES
+        ]
+        _delete(settings, queue, job_sets)
 
 
-def _counted(api: Api, share: Share) -> Share:
-    """*share* as the server counts it, which then spares whatever comes while somebody is asked."""
-    if share.count is not None or not share.there_are:
-        return share
-    task = counted(api, Change(DELETE.action, share.tube, share.state))
-    return replace(share, there_are=task.matched, counted=task.id)
+def _with_dry_run(api: Api, job_set: JobSet) -> JobSet:
+    """Return *job_set* counted by a dry run of the server, so that jobs put during the confirmation are not deleted."""
+    if job_set.count is not None or not job_set.available:
+        return job_set
+    task = count_matching(api, Change(DELETE.action, job_set.tube, job_set.state))
+    return replace(job_set, available=task.matched, dry_run_id=task.id)
 
 
-def _delete(settings: Settings, queue: Server | Api, shares: Sequence[Share]) -> None:
-    """Ask, unless there is nothing to lose, then delete: no more than was asked about."""
+def _delete(settings: Settings, queue: Server | Api, job_sets: Sequence[JobSet]) -> None:
+    """Ask for confirmation unless there are no jobs; then delete at most as many jobs as were confirmed."""
     if isinstance(queue, Api):
-        shares = [_counted(queue, share) for share in shares]
-    if total := sum(share.limit for share in shares):
-        tubes = ", ".join(dict.fromkeys(share.tube for share in shares))
+        job_sets = [_with_dry_run(queue, job_set) for job_set in job_sets]
+    if total := sum(job_set.limit for job_set in job_sets):
+        tubes = ", ".join(dict.fromkeys(job_set.tube for job_set in job_sets))
         settings.out.confirm(f"delete {plural(total)} of {tubes} from {queue.address}")
-    do_shares(settings.out, queue, DELETE, shares)
+    act_on_sets(settings.out, queue, DELETE, job_sets)

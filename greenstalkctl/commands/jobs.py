@@ -1,4 +1,4 @@
-"""Listing and searching jobs, which the API alone can do."""
+"""The `jobs` command: list and search jobs, by the API only."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Final
 import click
 
 from greenstalkctl import text
-from greenstalkctl.api import PAGE
-from greenstalkctl.exits import Nothing
+from greenstalkctl.api import PAGE_SIZE
+from greenstalkctl.errors import NoResult
 from greenstalkctl.params import COUNT, TUBE
-from greenstalkctl.queue import RESERVED, STATES, Seen
-from greenstalkctl.settings import Settings, Verb
+from greenstalkctl.queue import RESERVED, STATES, JobView
+from greenstalkctl.settings import Command, Settings
 from greenstalkctl.table import Cell, Column
 
 COLUMNS: Final = (
@@ -25,39 +25,39 @@ COLUMNS: Final = (
     Column("bytes", 6),
     Column("body", 2, "text"),
 )
-WIDEST: Final = 80
-"""Characters of a body in the table, on a terminal and in a pipe: --json has whole bodies."""
+MAX_BODY_WIDTH: Final = 80
+"""Maximum characters of a body in the table, on a terminal and in a pipe; --json has whole bodies."""
 
 
-@click.command(cls=Verb, short_help="List or search jobs (needs --api).")
+@click.command(cls=Command, short_help="List or search jobs (needs --api).")
 @click.argument("tube", type=TUBE, required=False, help="Only jobs of this tube.")
 @click.option("--state", type=click.Choice((*STATES, RESERVED)), help="Only jobs in this state.")
-@click.option("--query", default="", help="Only jobs that match this search, as on the dashboard: 'age:>2h body:ann'.")
-@click.option("-n", "--number", type=COUNT, default=20, show_default=True, help="How many at most.")
+@click.option("--query", default="", help="Only jobs that match this search, as in the dashboard: 'age:>2h body:ann'.")
+@click.option("-n", "--number", type=COUNT, default=20, show_default=True, help="Maximum number of jobs.")
 @click.pass_obj
 def jobs(settings: Settings, tube: str | None, state: str | None, query: str, number: int) -> None:
     """List the jobs of TUBE, or of all tubes.
 
-    Those of one tube in one state, without --query, come in the order of that state: ready ones as workers will get
-    them, delayed and reserved ones as they turn ready, buried ones as they were buried. All others come by their ids,
-    the oldest first. In JSON each is a line, with its whole body up to a MiB.
+    With a tube and a state, and without --query, jobs come in the order of that state: ready jobs as workers will get
+    them, delayed and reserved jobs as they become ready, buried jobs as they were buried. Otherwise they are ordered
+    by id, the oldest first. With --json each job is one line, with its whole body up to 1 MiB.
     """
     out = settings.out
-    with settings.reach_api("list of jobs") as api:
+    with settings.open_api("list of jobs") as api:
         rows, is_any = list[list[Cell]](), False
-        for seen in islice(api.jobs(tube, state, query, limit=min(number, PAGE)), number):
+        for view in islice(api.jobs(tube, state, query, limit=min(number, PAGE_SIZE)), number):
             if out.is_json:
-                out.show(seen.stats | text.fields(seen.body))
+                out.show(view.stats | text.fields(view.body))
                 is_any = True
             else:
-                rows.append(_row(seen))
+                rows.append(_row(view))
         if not (rows or is_any):
-            raise Nothing(f"there is no such job on {api.address}")
+            raise NoResult(f"no job matches on {api.address}")
         if rows:
             out.show(None, out.table(COLUMNS, rows))
 
 
-def _row(seen: Seen) -> list[Cell]:
-    body = text.line(seen.body)
-    figures = (seen.stats[column.title] for column in COLUMNS[:-1])
-    return [*figures, body if len(body) <= WIDEST else f"{body[: WIDEST - 1]}…"]
+def _row(view: JobView) -> list[Cell]:
+    body = text.line(view.body)
+    figures = (view.stats[column.title] for column in COLUMNS[:-1])
+    return [*figures, body if len(body) <= MAX_BODY_WIDTH else f"{body[: MAX_BODY_WIDTH - 1]}…"]

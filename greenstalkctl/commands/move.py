@@ -1,4 +1,4 @@
-"""Jobs from one tube to another of the same server."""
+"""The `move` command: move jobs to another tube of the same server."""
 
 from __future__ import annotations
 
@@ -8,77 +8,77 @@ from typing import Final, TypeAlias
 import click
 
 from greenstalkctl.api import Api, Change
-from greenstalkctl.exits import Misuse, Nothing, Refused
+from greenstalkctl.bulk import apply_change
+from greenstalkctl.errors import InvalidUsage, NoResult, Refused
 from greenstalkctl.interrupt import Interrupt
 from greenstalkctl.output import Output
 from greenstalkctl.params import COUNT, STATE, TUBE
 from greenstalkctl.queue import BURIED, STATES, Stats
-from greenstalkctl.selection import existing, jobs_in
+from greenstalkctl.selection import job_count, require_tube
 from greenstalkctl.server import Server
-from greenstalkctl.settings import Settings, Verb
-from greenstalkctl.task import carry_out
-from greenstalkctl.transfer import Outcome, Tally, Transfer
+from greenstalkctl.settings import Command, Settings
+from greenstalkctl.transfer import Outcome, Transfer, TransferCounts
 
-MANY: Final = 2**64
+UNLIMITED: Final = 2**64
 Step: TypeAlias = tuple[str, Outcome, int]
-"""Jobs of a state, what became of them, and how many they are."""
+"""The former state of moved jobs, their outcome, and their number."""
 
 
-@click.command(cls=Verb, short_help="Move jobs to another tube.")
-@click.argument("source", type=TUBE, metavar="FROM", help="The tube that has the jobs.")
-@click.argument("target", type=TUBE, metavar="TO", help="The tube that gets them.")
-@click.option("--state", "states", type=STATE, multiple=True, help="Only jobs in this state; may be repeated.")
-@click.option("--count", type=COUNT, help="At most so many; needs one --state.")
+@click.command(cls=Command, short_help="Move jobs to another tube.")
+@click.argument("source", type=TUBE, metavar="FROM", help="The tube to take jobs from.")
+@click.argument("target", type=TUBE, metavar="TO", help="The tube to move them to.")
+@click.option("--state", "states", type=STATE, multiple=True, help="Move only jobs in this state. Can be repeated.")
+@click.option("--count", type=COUNT, help="Move at most this many; needs one --state.")
 @click.pass_obj
 def move(settings: Settings, source: str, target: str, states: tuple[str, ...], count: int | None) -> None:
-    """Move the jobs that tube FROM has now to tube TO; those that workers hold stay.
+    """Move the jobs that tube FROM has now to tube TO. Reserved jobs stay.
 
-    With --api the server does it, and each job keeps its id, age and counts.
+    With --api the server moves the jobs, and each keeps its id, age and counts.
 
-    The protocol has no word for it: there each job is put into TO, then deleted from FROM. So it gets a new id, and its
-    age and counts begin anew; body, pri, ttr and what is left of its delay are kept, and a buried job stays buried.
-    Nothing is ever lost; a crash between the two steps leaves one job in both tubes.
+    The protocol has no command for this: without --api, each job is put into TO, then deleted from FROM. It gets a new
+    id, and its age and counts restart at 0; its body, pri, ttr and remaining delay are kept, and a buried job stays
+    buried. No job is lost; a crash between the two steps leaves one job in both tubes.
     """
     if source == target:
-        raise Misuse("FROM and TO are the same tube")
+        raise InvalidUsage("FROM and TO are the same tube")
     if count is not None and len(states) != 1:
-        raise Misuse("--count needs to know the state: add one --state")
-    with settings.reach() as queue, Interrupt() as interrupt:
-        limits = _limits(existing(queue, source), states, count)
+        raise InvalidUsage("--count needs exactly one --state")
+    with settings.open_queue() as queue, Interrupt() as interrupt:
+        limits = _limits(require_tube(queue, source), states, count)
         if isinstance(queue, Api):
-            done = _moved(settings.out, target, limits, _by_tasks(queue, source, target, limits, count, interrupt))
+            done = _moved(settings.out, target, limits, _by_api_tasks(queue, source, target, limits, count, interrupt))
         else:
             with settings.connect() as there:
                 _refuse_too_old(there, limits)
                 steps = _one_by_one(Transfer(queue, source, there, target), limits, interrupt)
                 done = _moved(settings.out, target, limits, steps)
-        interrupt.check("interrupted; the rest of the jobs stay where they are, and the same command goes on with them")
+        interrupt.check("interrupted; run the same command again to move the rest")
     if not done:
-        raise Nothing(f"tube {source} has no such job that could be moved")
+        raise NoResult(f"tube {source} has no such job that can be moved")
 
 
 def _limits(stats: Stats, states: tuple[str, ...], count: int | None) -> dict[str, int]:
-    """How many jobs to move, by the state that they are in."""
-    return {state: min(jobs_in(stats, state), count or MANY) for state in states or STATES}
+    """Return the numbers of jobs to move, by state."""
+    return {state: min(job_count(stats, state), count or UNLIMITED) for state in states or STATES}
 
 
 def _refuse_too_old(there: Server, limits: dict[str, int]) -> None:
-    if limits.get(BURIED) and not there.abilities.reserves_by_id:
-        advice = "kick the buried jobs, or leave them out with --state ready --state delayed"
+    if limits.get(BURIED) and not there.capabilities.reserves_by_id:
+        advice = "kick the buried jobs, or exclude them with --state ready --state delayed"
         raise Refused("UNKNOWN_COMMAND", f"{there.address} is too old to bury by id; {advice}")
 
 
 def _moved(out: Output, target: str, limits: dict[str, int], steps: Iterator[Step]) -> int:
-    """Take the *steps*, say how many jobs have moved, whatever happens, and return that."""
-    tally = Tally()
+    """Run the *steps*; report the number of moved jobs, even after an error, and return it."""
+    counts = TransferCounts()
     try:
         with out.progress(f"moving to {target}", sum(limits.values())) as advance:
             for state, outcome, count in steps:
-                tally.note(state, outcome, count)
+                counts.add(state, outcome, count)
                 advance(count)
     finally:
-        out.show(tally.data(), *tally.lines(f"tube {target}"))
-    return tally.total
+        out.show(counts.to_json(), *counts.summary_lines(f"tube {target}"))
+    return counts.total
 
 
 def _one_by_one(transfer: Transfer, limits: dict[str, int], interrupt: Interrupt) -> Iterator[Step]:
@@ -87,11 +87,11 @@ def _one_by_one(transfer: Transfer, limits: dict[str, int], interrupt: Interrupt
             yield state, outcome, 1
 
 
-def _by_tasks(
+def _by_api_tasks(
     api: Api, source: str, target: str, limits: dict[str, int], count: int | None, interrupt: Interrupt
 ) -> Iterator[Step]:
-    """One task a state, the ready ones last: meanwhile delays end, and others kick."""
+    """Move the jobs by one task per state. Ready jobs come last, because delays end and jobs are kicked meanwhile."""
     for state in reversed(limits):
         if limits[state]:
-            for moved in carry_out(api, Change("move", source, state, target), count, interrupt):
+            for moved in apply_change(api, Change("move", source, state, target), count, interrupt):
                 yield state, Outcome.MOVED, moved

@@ -1,4 +1,4 @@
-"""Looking at one job, without taking it."""
+"""The `peek` command: show a job without reserving it."""
 
 from __future__ import annotations
 
@@ -7,52 +7,56 @@ import sys
 import click
 
 from greenstalkctl import text
-from greenstalkctl.exits import Misuse, Nothing, Refused
-from greenstalkctl.output import pairs
+from greenstalkctl.errors import InvalidUsage, NoResult, Refused
+from greenstalkctl.output import key_value_lines
 from greenstalkctl.params import JOB_ID, TUBE
-from greenstalkctl.queue import BURIED, DELAYED, READY, Queue, Seen
-from greenstalkctl.settings import Settings, Verb
+from greenstalkctl.queue import BURIED, DELAYED, READY, JobView, Queue
+from greenstalkctl.settings import Command, Settings
 
 
-@click.command(cls=Verb, short_help="Show a job, without taking it.")
+@click.command(cls=Command, short_help="Show a job without reserving it.")
 @click.argument("job_id", metavar="[ID]", type=JOB_ID, required=False, help="The id of the job.")
-@click.option("--tube", type=TUBE, help="Look at the next job of this tube.")
-@click.option("--ready", "state", flag_value=READY, help="The next ready one (this is the default).")
-@click.option("--delayed", "state", flag_value=DELAYED, help="The delayed one that is due next.")
-@click.option("--buried", "state", flag_value=BURIED, help="The one that was buried first.")
-@click.option("--raw", is_flag=True, help="Write the bytes of the body, and nothing else.")
+@click.option("--tube", type=TUBE, help="Show the next job of this tube.")
+@click.option("--ready", "state", flag_value=READY, help="The ready job that is reserved next (the default).")
+@click.option("--delayed", "state", flag_value=DELAYED, help="The delayed job that becomes ready next.")
+@click.option("--buried", "state", flag_value=BURIED, help="The job that was buried first.")
+@click.option("--raw", is_flag=True, help="Write only the bytes of the body.")
 @click.pass_obj
 def peek(settings: Settings, job_id: int | None, tube: str | None, state: str | None, raw: bool) -> None:
-    """Show a job by its id, or the one of a tube whose turn is next.
+    """Show a job by its id, or the next job of a tube.
 
-    The body is shown as JSON, as text with control characters escaped, or as base64 if it is no UTF-8.
+    The body is shown as indented JSON, as text with control characters escaped, or as base64 if it is not UTF-8.
     """
     if (job_id is None) == (tube is None) or (job_id is not None and state is not None):
-        raise Misuse("say which job: either its ID, or --tube NAME with --ready, --delayed or --buried")
-    with settings.reach() as queue:
-        seen = _found(queue, job_id, tube, state or READY)
+        raise InvalidUsage("select a job by its ID, or with --tube NAME and --ready, --delayed or --buried")
+    with settings.open_queue() as queue:
+        view = _load(queue, job_id, tube, state or READY)
         if not raw:
-            settings.out.show(seen.stats | text.fields(seen.body), pairs(seen.stats), "", text.block(seen.body))
-        elif seen.body is None:
+            settings.out.show(
+                view.stats | text.fields(view.body), key_value_lines(view.stats), "", text.block(view.body)
+            )
+        elif view.body is None:
             raise Refused("403", f"{queue.address} hides the bodies of jobs")
         else:
-            _write(seen.body)
+            _write(view.body)
 
 
-def _found(queue: Queue, job_id: int | None, tube: str | None, state: str) -> Seen:
+def _load(queue: Queue, job_id: int | None, tube: str | None, state: str) -> JobView:
     if job_id is not None:
-        seen, what = queue.see(job_id), f"job {job_id}"
+        view, what = queue.view_job(job_id), f"job {job_id}"
     else:
-        seen, what = queue.see_first(str(tube), state), f"{state} job in tube {tube}"
-    if seen is None:
-        raise Nothing(f"there is no {what} on {queue.address}")
-    return seen
+        view, what = queue.view_next(str(tube), state), f"{state} job in tube {tube}"
+    if view is None:
+        raise NoResult(f"there is no {what} on {queue.address}")
+    return view
 
 
 def _write(body: bytes) -> None:
-    """Write *body* as it is; raise Misuse where a terminal would act on it."""
+    """Write *body* unchanged; raise InvalidUsage if stdout is a terminal and the body has control characters."""
     if sys.stdout.isatty() and text.block(body) != body.decode(errors="replace"):
-        raise Misuse("this body would send control characters to the terminal; write it to a file, or leave out --raw")
+        raise InvalidUsage(
+            "this body contains control characters for the terminal; redirect it to a file, or remove --raw"
+        )
     sys.stdout.flush()
     sys.stdout.buffer.write(body)
     sys.stdout.buffer.flush()

@@ -1,4 +1,4 @@
-"""Whether the server answers."""
+"""The `ping` command."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from time import perf_counter
 
 import click
 
-from greenstalkctl.settings import Settings, Verb
+from greenstalkctl.settings import Command, Settings
 
 
-@click.command(cls=Verb, short_help="Check that the server answers.")
+@click.command(cls=Command, short_help="Check that the server answers.")
 @click.pass_obj
 def ping(settings: Settings) -> None:
-    """Connect to the server, ask for its figures, and say how long its answer took.
+    """Connect to the server, request its statistics, and show how long the reply took.
 
-    The exit code is 0 if it answers, 3 if it does not, and 4 if it refuses.
+    The exit code is 0 if the server replies, 3 if it does not, and 4 if it refuses.
     """
-    with settings.reach() as queue:
+    with settings.open_queue() as queue:
         start = perf_counter()
         queue.stats()
         milliseconds = round((perf_counter() - start) * 1000, 3)

@@ -1,4 +1,4 @@
-"""Putting jobs: one, or one for each line of a file."""
+"""The `put` command: put one job, or one for each line of the input."""
 
 from __future__ import annotations
 
@@ -9,67 +9,73 @@ from typing import BinaryIO, Final
 
 import click
 
-from greenstalkctl.exits import Misuse
+from greenstalkctl.errors import InvalidUsage
 from greenstalkctl.params import DURATION, PRI, TUBE
 from greenstalkctl.queue import MAX_BODY
 from greenstalkctl.server import DEFAULT_PRI, DEFAULT_TTR, DEFAULT_TUBE
-from greenstalkctl.settings import Settings, Verb
+from greenstalkctl.settings import Command, Settings
 
 _CHUNK: Final = 2**20
 
 
-@click.command(cls=Verb, short_help="Put a job, or one for each line.")
+@click.command(cls=Command, short_help="Put a job, or one per line.")
 @click.argument("body", required=False, help="The body of the job.")
-@click.option("--file", type=click.File("rb"), help="Read the body from this file; - is standard input.")
-@click.option("--tube", type=TUBE, default=DEFAULT_TUBE, help="Put it into this tube; `default` without it.")
-@click.option("--pri", type=PRI, default=DEFAULT_PRI, show_default=True, help="0 is the most urgent.")
-@click.option("--delay", type=DURATION, default=0, help="Time until it is ready, such as 90, 5m or 1h30m.")
-@click.option("--ttr", type=DURATION, default=DEFAULT_TTR, show_default=True, help="Time a worker has for it.")
-@click.option("--lines", is_flag=True, help="One job for each line of the input, without its newline.")
+@click.option("--file", type=click.File("rb"), help="Read the body from this file; - means standard input.")
+@click.option("--tube", type=TUBE, default=DEFAULT_TUBE, help="Put the job into this tube. Default: `default`.")
+@click.option("--pri", type=PRI, default=DEFAULT_PRI, show_default=True, help="Priority; 0 is the most urgent.")
+@click.option("--delay", type=DURATION, default=0, help="Time until the job is ready, such as 90, 5m or 1h30m.")
+@click.option(
+    "--ttr",
+    type=DURATION,
+    default=DEFAULT_TTR,
+    show_default=True,
+    help="Time to run: how long a worker may hold the job.",
+)
+@click.option("--lines", is_flag=True, help="Put one job for each line of the input, without its newline.")
 @click.pass_obj
 def put(
     settings: Settings, body: str | None, file: BinaryIO | None, tube: str, pri: int, delay: int, ttr: int, lines: bool
 ) -> None:
-    """Put a job whose body is BODY, a file, or else standard input, and say its id."""
+    """Put a job and print its id. The body is BODY, the content of --file, or standard input."""
     if body is not None and (file is not None or lines):
-        raise Misuse("the body is either BODY or the input, which --file and --lines read")
+        raise InvalidUsage("give the body either as BODY or as input (--file, --lines), not both")
     source = file or sys.stdin.buffer
-    with settings.reach() as queue:
+    with settings.open_queue() as queue:
         if body is None and source.isatty():
             what = "a job on each line" if lines else "the body"
-            settings.out.note(f"Type {what}, then Ctrl-D at the start of a line; Ctrl-C puts nothing more.")
-        for content in _bodies(body, source, has_lines=lines):
+            settings.out.note(f"Type {what}, then press Ctrl-D at the start of a line. Ctrl-C cancels.")
+        for content in _read_bodies(body, source, has_lines=lines):
             job_id = queue.put(tube, content, pri, delay, ttr)
             settings.out.show({"id": job_id, "tube": tube}, str(job_id))
 
 
-def _bodies(body: str | None, source: BinaryIO, *, has_lines: bool) -> Iterator[bytes]:
-    """Each body; a line as soon as it comes, since the input may never end."""
+def _read_bodies(body: str | None, source: BinaryIO, *, has_lines: bool) -> Iterator[bytes]:
+    """Yield each body; a line as soon as it is read, because the input may never end."""
     if body is not None:
         yield os.fsencode(body)
         return
     try:
         if not has_lines:
-            yield _checked(_read(source))
+            yield _checked(_read_all(source))
             return
         while line := source.readline(MAX_BODY + 2):
             yield _checked(line.removesuffix(b"\n"))
     except OSError as error:
-        raise Misuse(f"cannot read the input: {error.strerror}") from error
+        raise InvalidUsage(f"cannot read the input: {error.strerror}") from error
 
 
-def _read(source: BinaryIO) -> bytes:
-    """All of *source*, or more than MAX_BODY of it: it may never end."""
+def _read_all(source: BinaryIO) -> bytes:
+    """Read *source* to its end, or stop above MAX_BODY bytes, because it may never end."""
     body = bytearray()
     while len(body) <= MAX_BODY:
         chunk = source.read(_CHUNK)
         body += chunk
-        if len(chunk) < _CHUNK:  # the end; on a terminal another read would wait for a second Ctrl-D
+        if len(chunk) < _CHUNK:  # end of input; on a terminal, another read would wait for a second Ctrl-D
             break
     return bytes(body)
 
 
 def _checked(body: bytes) -> bytes:
     if len(body) > MAX_BODY:
-        raise Misuse(f"the body is larger than {MAX_BODY} bytes, which is the most that a server takes")
+        raise InvalidUsage(f"the body is larger than {MAX_BODY} bytes, the largest limit that a server can have")
     return body

@@ -1,4 +1,4 @@
-"""Figures: of the server, of all tubes, of one."""
+"""The `stats`, `tubes` and `tube` commands."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import click
 
 from greenstalkctl.api import Api
 from greenstalkctl.columns import column
-from greenstalkctl.output import pairs
+from greenstalkctl.output import key_value_lines
 from greenstalkctl.params import TUBE
-from greenstalkctl.selection import existing
-from greenstalkctl.settings import Settings, Verb
+from greenstalkctl.selection import require_tube
+from greenstalkctl.settings import Command, Settings
 
 COLUMNS: Final = {
     "tube": "name",
@@ -24,57 +24,57 @@ COLUMNS: Final = {
     "total": "total-jobs",
     "pause-left": "pause-time-left",
 }
-"""Figures of a tube, by the names of their columns."""
+"""Statistics of a tube, by column name."""
 
 COLUMNS_OF_API: Final = {
     "oldest": "oldest-ready-age",
     "puts/s": "puts-per-second",
     "deletes/s": "deletes-per-second",
 }
-"""Those that the protocol does not have."""
+"""Columns that the protocol does not have."""
 
 ALL_COLUMNS: Final = COLUMNS | COLUMNS_OF_API
 
 
-@click.command(cls=Verb, short_help="Show the figures of the server.")
+@click.command(cls=Command, short_help="Show the server's statistics.")
 @click.pass_obj
 def stats(settings: Settings) -> None:
-    """Show the figures of the server, by the names that the protocol has for them; with --api, some more."""
-    with settings.reach() as queue:
+    """Show the server's statistics under their protocol names; with --api, also rates, journal and memory."""
+    with settings.open_queue() as queue:
         figures = queue.stats()
-    settings.out.show(figures, pairs(figures))
+    settings.out.show(figures, key_value_lines(figures))
 
 
-@click.command(cls=Verb, short_help="List the tubes and their jobs by state.")
+@click.command(cls=Command, short_help="List the tubes and their jobs by state.")
 @click.option(
     "--sort",
     type=click.Choice(tuple(ALL_COLUMNS)),
     default="tube",
     metavar="COLUMN",
-    help=f"Largest first, by this column: {', '.join(ALL_COLUMNS)}.",
+    help=f"Sort by this column, the largest first: {', '.join(ALL_COLUMNS)}.",
 )
 @click.pass_obj
 def tubes(settings: Settings, sort: str) -> None:
-    """List the tubes with how many jobs they have in each state.
+    """List the tubes with the number of their jobs in each state.
 
-    With --api also for how many seconds the oldest ready job has been so, and the puts and deletes per second.
+    With --api, also the age of the oldest ready job in seconds, and puts and deletes per second.
     """
-    with settings.reach_api(f"column {sort!r}") if sort in COLUMNS_OF_API else settings.reach() as queue:
-        found = queue.figures()
+    with settings.open_api(f"column {sort!r}") if sort in COLUMNS_OF_API else settings.open_queue() as queue:
+        all_stats = queue.all_tube_stats()
     columns = ALL_COLUMNS if isinstance(queue, Api) else COLUMNS
-    found.sort(key=lambda figures: str(figures["name"]))
+    all_stats.sort(key=lambda stats: str(stats["name"]))
     if sort != "tube":
-        found.sort(key=lambda figures: figures[columns[sort]] or 0, reverse=True)
-    rows = ([figures[key] for key in columns.values()] for figures in found)
+        all_stats.sort(key=lambda stats: stats[columns[sort]] or 0, reverse=True)
+    rows = ([stats[key] for key in columns.values()] for stats in all_stats)
     shown = settings.out.table([column(name) for name in columns], rows, keep=column(sort).title)
-    settings.out.show(found, shown)
+    settings.out.show(all_stats, shown)
 
 
-@click.command(cls=Verb)
+@click.command(cls=Command)
 @click.argument("name", metavar="TUBE", type=TUBE, help="The name of the tube.")
 @click.pass_obj
 def tube(settings: Settings, name: str) -> None:
-    """Show the figures of one tube."""
-    with settings.reach() as queue:
-        figures = existing(queue, name)
-    settings.out.show(figures, pairs(figures))
+    """Show the statistics of one tube."""
+    with settings.open_queue() as queue:
+        figures = require_tube(queue, name)
+    settings.out.show(figures, key_value_lines(figures))

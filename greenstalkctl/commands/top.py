@@ -1,4 +1,4 @@
-"""The tubes, live."""
+"""The `top` command: a live table of the tubes."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from rich.live import Live
 from rich.text import Text
 
 from greenstalkctl.columns import column
-from greenstalkctl.exits import Misuse
+from greenstalkctl.errors import InvalidUsage
 from greenstalkctl.keyboard import Keyboard
 from greenstalkctl.output import Output
-from greenstalkctl.pulse import Look, look, rows
 from greenstalkctl.queue import Queue
-from greenstalkctl.settings import Seconds, Settings, Verb
+from greenstalkctl.settings import Command, Seconds, Settings
+from greenstalkctl.snapshot import Snapshot, rows, take_snapshot
 from greenstalkctl.text import printable
 
 COLUMNS: Final = {
@@ -34,57 +34,58 @@ COLUMNS: Final = {
     "pause-left": ("l", "pause_left", "pause Left"),
     "oldest": ("o", "oldest", "Oldest"),
 }
-"""By the name of a column: the key that sorts by it, its name in JSON, and its title, where the key is a capital."""
+"""For each column: the key that sorts by it, its name in JSON, and its title, in which that key is a capital."""
 
 BY_KEY: Final = {key: name for name, (key, _, _) in COLUMNS.items()}
 OF_API: Final = "oldest"
-"""The column that the protocol does not have."""
+"""The column that only the API has."""
 
 
 @dataclass(slots=True)
 class Order:
-    """By which column, and which way round; figures begin with the largest, names with the first."""
+    """The sort column and direction. By default numbers are in descending, names in ascending order."""
 
     column: str = "tube"
     is_reversed: bool = False
 
     def press(self, key: str) -> None:
-        """Sort by the column of *key*; the same key again turns it round."""
+        """Sort by the column of *key*; pressing the same key again reverses the order."""
         column = BY_KEY.get(key.lower())
         if column is not None:
             self.is_reversed = column == self.column and not self.is_reversed
             self.column = column
 
     def sort(self, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return the rows in this order; equal ones by name."""
+        """Return the rows in this order; rows with equal values are ordered by name."""
         by_name = sorted(found, key=lambda row: str(row["tube"]))
         is_reversed = self.is_reversed != (self.column != "tube")
         _, name, _ = COLUMNS[self.column]
         return sorted(by_name, key=lambda row: row.get(name) or 0, reverse=is_reversed)
 
 
-@click.command(cls=Verb, short_help="Show the tubes live.")
-@click.option("--interval", type=Seconds(0.1, 3600), default=1.0, help="Time between two looks; 1s without it.")
-@click.option("--once", is_flag=True, help="Look twice, print one table, and end.")
+@click.command(cls=Command, short_help="Show the tubes live.")
+@click.option("--interval", type=Seconds(0.1, 3600), default=1.0, help="Time between two updates. Default: 1s.")
+@click.option("--once", is_flag=True, help="Print one table and exit.")
 @click.option(
     "--sort",
     type=click.Choice(tuple(COLUMNS)),
     default="tube",
     metavar="COLUMN",
-    help=f"Largest first, by this column: {', '.join(COLUMNS)}.",
+    help=f"Sort by this column, the largest first: {', '.join(COLUMNS)}.",
 )
 @click.pass_obj
 def top(settings: Settings, interval: float, once: bool, sort: str) -> None:
-    """Show the tubes live, with puts and deletes per second.
+    """Show a live table of the tubes, with puts and deletes per second.
 
-    With --api also for how many seconds the oldest ready job of each has been so.
+    With --api, also the age of each tube's oldest ready job in seconds.
 
-    Keys: the capital letter in a column's title sorts by it, and again the other way round; q and Ctrl-C end it.
+    Keys: the capital letter in a column's title sorts by that column, and reverses the order when pressed again. q or
+    Ctrl-C quits.
     """
     order = Order(sort)
-    with settings.reach_api(f"column {OF_API!r}") if sort == OF_API else settings.reach() as queue:
+    with settings.open_api(f"column {OF_API!r}") if sort == OF_API else settings.open_queue() as queue:
         if once:
-            before, now = look(queue), _later(queue, interval)
+            before, now = take_snapshot(queue), _later(queue, interval)
             found = order.sort(rows(before, now))
             settings.out.show({"server": now.server, "tubes": found}, _page(settings.out, queue, now, found, order))
         elif settings.is_json:
@@ -92,16 +93,16 @@ def top(settings: Settings, interval: float, once: bool, sort: str) -> None:
         elif sys.stdout.isatty():
             _live(settings, queue, interval, order)
         else:
-            raise Misuse("a live table needs a terminal; use --once or --json")
+            raise InvalidUsage("a live table needs a terminal; use --once or --json")
 
 
-def _later(queue: Queue, seconds: float) -> Look:
+def _later(queue: Queue, seconds: float) -> Snapshot:
     sleep(seconds)
-    return look(queue)
+    return take_snapshot(queue)
 
 
 def _stream(settings: Settings, queue: Queue, interval: float, order: Order) -> None:
-    before = look(queue)
+    before = take_snapshot(queue)
     while True:
         now = _later(queue, interval)
         settings.out.show({"server": now.server, "tubes": order.sort(rows(before, now))})
@@ -109,8 +110,8 @@ def _stream(settings: Settings, queue: Queue, interval: float, order: Order) -> 
 
 
 def _live(settings: Settings, queue: Queue, interval: float, order: Order) -> None:
-    """Redraw after each look and each key, until q or Ctrl-C."""
-    before = now = look(queue)
+    """Redraw after each update and each key, until q or Ctrl-C."""
+    before = now = take_snapshot(queue)
     out = settings.out
     with (
         suppress(KeyboardInterrupt),
@@ -118,18 +119,18 @@ def _live(settings: Settings, queue: Queue, interval: float, order: Order) -> No
         Live(console=out.console(), screen=True, auto_refresh=False) as live,
     ):
         while True:
-            hint = f"by {order.column}; q ends"
+            hint = f"by {order.column}; q quits"
             live.update(_page(out, queue, now, order.sort(rows(before, now)), order, hint), refresh=True)
-            key = keyboard.key(now.time + interval - monotonic())
+            key = keyboard.read_key(now.time + interval - monotonic())
             if key == "q":
                 return
             order.press(key)
             if not key:
-                before, now = now, look(queue)
+                before, now = now, take_snapshot(queue)
 
 
 def _page(
-    out: Output, queue: Queue, now: Look, found: list[dict[str, Any]], order: Order, hint: str = ""
+    out: Output, queue: Queue, now: Snapshot, found: list[dict[str, Any]], order: Order, hint: str = ""
 ) -> RenderableType:
     stats = now.server
     about = [

@@ -20,9 +20,9 @@ import pytest
 
 from greenstalkctl.address import Url, parse_url
 from greenstalkctl.api import Api
-from greenstalkctl.channel import Channel
-from greenstalkctl.exits import Interrupted, Unreachable
-from greenstalkctl.follower import Lister
+from greenstalkctl.errors import Interrupted, Unreachable
+from greenstalkctl.follower import ApiFollower
+from greenstalkctl.http_client import HttpClient
 from greenstalkctl.interrupt import Interrupt
 from tests.ctl.test_jobs import fill
 from tests.ctl.world import (
@@ -45,7 +45,7 @@ from tests.support.daemon import PATIENCE, REPOSITORY, Daemon, environment
 from tests.support.servers import Server
 
 ADMIN, VIEWER = "admins-token", "viewers-token"
-MANY = 2500
+JOB_COUNT = 2500
 
 
 @pytest.fixture
@@ -160,11 +160,11 @@ def test_jobs_that_workers_hold(with_api: WithApi, mail: Client) -> None:
 
 def test_a_list_goes_on_over_pages(with_api: WithApi) -> None:
     put_many(with_api, "mail")
-    assert len(ctl(with_api, "jobs", "mail", "-n", "9999", "--json").lines) == MANY
+    assert len(ctl(with_api, "jobs", "mail", "-n", "9999", "--json").lines) == JOB_COUNT
     assert len(ctl(with_api, "jobs", "mail", "-n", "1200", "--json").lines) == 1200
 
 
-def put_many(server: Server, tube: str, count: int = MANY) -> None:
+def put_many(server: Server, tube: str, count: int = JOB_COUNT) -> None:
     """Put so many ready jobs of falling urgency, all at once."""
     with socket.create_connection(server.address) as sock, sock.makefile("rb") as replies:
         sock.sendall(b"use %b\r\n" % tube.encode())
@@ -175,8 +175,8 @@ def put_many(server: Server, tube: str, count: int = MANY) -> None:
 
 def test_a_hostile_body_is_shown_escaped_in_a_list(with_api: WithApi, mail: Client) -> None:
     mail.put(b"\x1b[2J\xe2\x80\xae" + b"long" * 99)
-    seen = ctl(with_api, "jobs").text
-    assert (r"\x1b[2J\u202e" in seen, "…" in seen, "\x1b" in seen) == (True, True, False)
+    view = ctl(with_api, "jobs").text
+    assert (r"\x1b[2J\u202e" in view, "…" in view, "\x1b" in view) == (True, True, False)
 
 
 # Changes
@@ -200,8 +200,8 @@ def test_a_number_of_jobs_are_those_whose_turn_is_next(with_api: WithApi, mail: 
     assert mail.peek_ready().id == ids(mail, "mail", "ready")[0]
     assert mail.stats_job(mail.peek_ready().id)["pri"] == 1500
     done = ctl(with_api, "bury", "--tube", "mail", "--count", "9999", "--json")
-    assert done.json == {"buried": MANY - 1500}
-    assert ctl(with_api, "clear", "mail", "--yes", "--json").json == {"deleted": MANY - 1500}
+    assert done.json == {"buried": JOB_COUNT - 1500}
+    assert ctl(with_api, "clear", "mail", "--yes", "--json").json == {"deleted": JOB_COUNT - 1500}
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ def test_what_workers_hold_stays(with_api: WithApi, mail: Client) -> None:
 @contextmanager
 def at_work(server: WithApi) -> Iterator[WithApi]:
     """Put many jobs into `mail` of *server*, and keep it at work, so that a change goes slowly."""
-    put_many(server, "mail", 10 * MANY)
+    put_many(server, "mail", 10 * JOB_COUNT)
     stop = threading.Event()
 
     def work() -> None:
@@ -277,10 +277,10 @@ def test_ctrl_c_cancels_the_change(busy: WithApi) -> None:
     with connect(busy, "post") as post:
         post.put(b"dear")
         process = spawn(busy, "clear", "mail", "post", "--yes", "--json")
-        wait_until(lambda: post.stats_tube("mail")["current-jobs-ready"] < 10 * MANY)
+        wait_until(lambda: post.stats_tube("mail")["current-jobs-ready"] < 10 * JOB_COUNT)
         done = finish(process, signal.SIGINT)
-        deleted = 10 * MANY - post.stats_tube("mail")["current-jobs-ready"]
-        assert (done.code, done.json, 0 < deleted < 10 * MANY) == (130, {"deleted": deleted}, True)
+        deleted = 10 * JOB_COUNT - post.stats_tube("mail")["current-jobs-ready"]
+        assert (done.code, done.json, 0 < deleted < 10 * JOB_COUNT) == (130, {"deleted": deleted}, True)
         assert "the rest of the jobs stay" in done.err
         assert post.peek_ready().body == b"dear", "nothing more begins"
 
@@ -307,7 +307,7 @@ def test_a_server_that_stops_meanwhile(number: signal.Signals, code: int, said: 
         assert mail.stats_tube("mail")["current-jobs-buried"]
         os.kill(server.pid, number)
         done = finish(process)
-    assert (done.code, 0 < done.json["buried"] < 10 * MANY) == (code, True)
+    assert (done.code, 0 < done.json["buried"] < 10 * JOB_COUNT) == (code, True)
     assert said in done.err
 
 
@@ -326,15 +326,15 @@ def wait_until(is_so: Callable[[], bool]) -> None:
 
 def cancel_tasks(server: WithApi) -> None:
     """Cancel what runs, as another client of the API."""
-    with closing(Channel(parse_url(server.dashboard), "", PATIENCE)) as channel:
-        for task in channel.ask("GET", "/tasks").data["tasks"]:
+    with closing(HttpClient(parse_url(server.dashboard), "", PATIENCE)) as channel:
+        for task in channel.request("GET", "/tasks").data["tasks"]:
             if task["state"] == "running":
-                channel.ask("DELETE", f"/tasks/{task['id']}")
+                channel.request("DELETE", f"/tasks/{task['id']}")
 
 
 def test_a_change_has_a_bar(busy: WithApi) -> None:
     with Terminal("--api", busy.dashboard, "bury", "--tube", "mail", "--all") as terminal:
-        terminal.wait_for(f"[1-9]\\d*/{10 * MANY}")
+        terminal.wait_for(f"[1-9]\\d*/{10 * JOB_COUNT}")
         terminal.interrupt()
         assert terminal.end()[0] == 130
 
@@ -381,7 +381,7 @@ def test_ctrl_c_ends_a_long_look_back(with_api: WithApi, mail: Client) -> None:
     with Api(parse_url(with_api.dashboard), "", PATIENCE) as api, Interrupt() as interrupt:
         os.kill(os.getpid(), signal.SIGINT)
         with pytest.raises(Interrupted):
-            Lister(api, "mail", interrupt).last(1)
+            ApiFollower(api, "mail", interrupt).last(1)
 
 
 # Which way
@@ -487,7 +487,7 @@ def test_outside_of_the_prefix_there_is_no_api(guarded: str, token: str) -> None
 
 def test_where_bodies_are_hidden_and_nothing_may_be_changed() -> None:
     with Daemon("-l", "127.0.0.1", "-p", "0", "--web-port", "0", "--read-only", "--hide-bodies") as daemon:
-        assert daemon.ask(b"put 0 0 60 6\r\nsecret\r\n") == b"INSERTED 1"
+        assert daemon.request(b"put 0 0 60 6\r\nsecret\r\n") == b"INSERTED 1"
         api = ["--api", daemon.dashboard]
         assert run(*api, "peek", "1", "--json").json["body"] is None
         assert "not shown" in run(*api, "peek", "1").text
@@ -608,10 +608,10 @@ def test_a_change_is_not_sent_twice(with_api: WithApi, mail: Client) -> None:
     id = mail.put(b"hello")
     with front(with_api.dashboard, is_late=True) as proxy:
         url = parse_url(f"http://{proxy}")
-        with closing(Channel(url, "", PATIENCE)) as channel:
-            assert channel.ask("GET", f"/jobs/{id}").is_success
+        with closing(HttpClient(url, "", PATIENCE)) as channel:
+            assert channel.request("GET", f"/jobs/{id}").is_success
             with pytest.raises(Unreachable, match="may have done it all the same"):
-                channel.ask("DELETE", f"/jobs/{id}")
+                channel.request("DELETE", f"/jobs/{id}")
     assert mail.peek(id).body == b"hello"
 
 

@@ -11,13 +11,13 @@ import pytest
 from greenstalkctl.address import parse
 from greenstalkctl.queue import Stats
 from greenstalkctl.server import Server as Connection
-from greenstalkctl.transfer import Outcome, Tally, Transfer
+from greenstalkctl.transfer import Outcome, Transfer, TransferCounts
 from tests.ctl.test_jobs import fill
 from tests.ctl.world import Client, address, connect, ctl, finish, ids, jobs, old_server, run, spawn
 from tests.support.daemon import PATIENCE
 from tests.support.servers import Server, peer
 
-MANY = 900
+JOB_COUNT = 900
 
 
 def test_everything_moves_and_keeps_what_it_can(server: Server, other: Server, mail: Client) -> None:
@@ -79,7 +79,7 @@ def test_killed_half_way_it_goes_on_and_loses_nothing(server: Server, other: Ser
     assert ctl(server, "--yes", "drain-to", address(other)).code == 0
     bodies = [job[1] for job in jobs(other, "mail")]
     assert set(bodies) == everything
-    assert len(bodies) - MANY <= 1, "more than one job is doubled"
+    assert len(bodies) - JOB_COUNT <= 1, "more than one job is doubled"
     assert jobs(server, "mail") == []
 
 
@@ -87,10 +87,10 @@ def test_interrupted_it_says_what_it_did_and_doubles_nothing(server: Server, oth
     everything = fill_many(server)
     done = finish(drain_half(server, other), signal.SIGINT)
     moved = sum(done.json["moved"].values())
-    assert (done.code, 0 < moved < MANY) == (130, True)
+    assert (done.code, 0 < moved < JOB_COUNT) == (130, True)
     assert "goes on" in done.err
     wait_until_free(server)
-    assert (len(jobs(other, "mail")), len(jobs(server, "mail"))) == (moved, MANY - moved)
+    assert (len(jobs(other, "mail")), len(jobs(server, "mail"))) == (moved, JOB_COUNT - moved)
     assert ctl(server, "--yes", "drain-to", address(other)).code == 0
     assert sorted(job[1] for job in jobs(other, "mail")) == sorted(everything)
 
@@ -98,13 +98,15 @@ def test_interrupted_it_says_what_it_did_and_doubles_nothing(server: Server, oth
 def fill_many(server: Server) -> set[bytes]:
     """A third each of ready, delayed and buried jobs in `mail`; return their bodies."""
     with connect(server, "mail") as client:
-        for number in range(MANY // 3):
+        for number in range(JOB_COUNT // 3):
             client.put(b"buried %d" % number, priority=0)
             client.bury(client.reserve(0))
             client.put(b"delayed %d" % number, delay=1000)
-        for number in range(MANY // 3):
+        for number in range(JOB_COUNT // 3):
             client.put(b"ready %d" % number)
-    return {b"%s %d" % (state, number) for state in (b"buried", b"delayed", b"ready") for number in range(MANY // 3)}
+    return {
+        b"%s %d" % (state, number) for state in (b"buried", b"delayed", b"ready") for number in range(JOB_COUNT // 3)
+    }
 
 
 def drain_half(server: Server, other: Server) -> subprocess.Popen[bytes]:
@@ -248,11 +250,11 @@ def test_a_job_that_changes_its_state_meanwhile_is_left_to_that_state(server: Se
 
 
 def test_the_tally_tells_what_did_not_move() -> None:
-    tally = Tally()
+    counts = TransferCounts()
     for state, outcome in (("ready", Outcome.MOVED), ("buried", Outcome.TAKEN), ("delayed", Outcome.DOUBLED)):
-        tally.note(state, outcome)
-    assert tally.data() == {"moved": {"ready": 1, "delayed": 0, "buried": 0}, "taken": 1, "doubled": 1}
-    moved, taken, doubled = tally.lines("there")
+        counts.add(state, outcome)
+    assert counts.to_json() == {"moved": {"ready": 1, "delayed": 0, "buried": 0}, "taken": 1, "doubled": 1}
+    moved, taken, doubled = counts.summary_lines("there")
     assert moved == "moved 1 job to there: 1 ready"
     assert taken.startswith("1 job not moved")
     assert doubled.startswith("1 job in both")

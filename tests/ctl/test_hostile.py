@@ -55,9 +55,9 @@ def test_raw_bytes_are_kept_from_a_terminal(one: Server) -> None:
     for body, code in bodies.items():
         job_id = ctl(one, "put", "--json", stdin=body).json["id"]
         with Terminal("--server", address(one), "peek", str(job_id), "--raw") as terminal:
-            ended, seen = terminal.end()
+            ended, view = terminal.end()
         assert ended == code
-        assert "\x1b" not in seen
+        assert "\x1b" not in view
 
 
 @pytest.mark.parametrize("name", ["", "-x", "a b", "a\r\ndelete 1", "ä", "x" * 201, "a\nb", "\x1b[2J"])

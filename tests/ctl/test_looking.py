@@ -10,7 +10,7 @@ import time
 
 from greenstalkctl.address import parse
 from greenstalkctl.commands.bench import summary
-from greenstalkctl.follower import SLACK, Follower
+from greenstalkctl.follower import EXTRA_IDS, ProtocolFollower
 from greenstalkctl.queue import Stats
 from greenstalkctl.server import Server as Connection
 from tests.ctl.world import EITHER_WAY, Client, address, connect, ctl, finish, spawn
@@ -95,7 +95,7 @@ def test_top_streams_json(one: Server) -> None:
     process = spawn(one, "top", "--json", "--interval", "0.1")
     assert process.stdout is not None
     looks = [json.loads(process.stdout.readline()) for _ in range(2)]
-    assert [look["tubes"][0]["tube"] for look in looks] == ["default", "default"]
+    assert [take_snapshot["tubes"][0]["tube"] for take_snapshot in looks] == ["default", "default"]
     assert finish(process, signal.SIGINT).code == 130
 
 
@@ -196,7 +196,7 @@ def wait_for_look(client: Client) -> None:
 
 def test_a_follower_sees_each_job_once(server: Server, mail: Client) -> None:
     with follow(server) as connection:
-        follower = Follower(connection, "mail")
+        follower = ProtocolFollower(connection, "mail")
         assert bodies(follower) == []
         mail.put(b"one")
         mail.put(b"two", delay=100)
@@ -208,8 +208,8 @@ def test_a_follower_sees_each_job_once(server: Server, mail: Client) -> None:
 
 def test_a_follower_sees_jobs_behind_many_that_are_gone(server: Server, mail: Client) -> None:
     with follow(server) as connection:
-        follower = Follower(connection, "mail")
-        for _ in range(10 * SLACK):
+        follower = ProtocolFollower(connection, "mail")
+        for _ in range(10 * EXTRA_IDS):
             mail.delete(mail.put(b""))
         mail.put(b"here")
         assert bodies(follower) == [b"here"]
@@ -218,15 +218,15 @@ def test_a_follower_sees_jobs_behind_many_that_are_gone(server: Server, mail: Cl
 def test_a_follower_passes_ids_that_no_job_has_got(server: Server, mail: Client) -> None:
     """A put whose body never comes costs an id, and is not counted as a job."""
     with follow(server) as connection:
-        follower = Follower(connection, "mail")
+        follower = ProtocolFollower(connection, "mail")
         for round_ in range(3):
             before = mail.put(b"gone")
             mail.delete(before)
-            half_put(server, SLACK - 1)
-            for _ in range(3 * SLACK):
+            half_put(server, EXTRA_IDS - 1)
+            for _ in range(3 * EXTRA_IDS):
                 mail.delete(mail.put(b"gone"))
             job_id = mail.put(b"%d" % round_)
-            assert job_id - before == SLACK + 3 * SLACK, "it costs no id"
+            assert job_id - before == EXTRA_IDS + 3 * EXTRA_IDS, "it costs no id"
             assert bodies(follower) == [b"%d" % round_]
 
 
@@ -256,8 +256,8 @@ class Hasty(Connection):
 
 def test_a_follower_does_not_lose_count_of_what_comes_between_two_counts(server: Server, mail: Client) -> None:
     with Hasty(parse(address(server)), PATIENCE) as connection:
-        follower = Follower(connection, "mail")
-        for _ in range(3 * SLACK):
+        follower = ProtocolFollower(connection, "mail")
+        for _ in range(3 * EXTRA_IDS):
             connection.mail = mail
             assert bodies(follower) == [b"between"]
             mail.use("mail")
@@ -268,7 +268,7 @@ def test_a_follower_does_not_lose_count_of_what_comes_between_two_counts(server:
 
 def test_a_follower_begins_where_a_tube_does(server: Server) -> None:
     with follow(server) as connection, connect(server) as client:
-        follower = Follower(connection, "mail")
+        follower = ProtocolFollower(connection, "mail")
         assert bodies(follower) == []
         client.use("mail")
         client.put(b"first")
@@ -279,5 +279,5 @@ def follow(server: Server) -> Connection:
     return Connection(parse(address(server)), PATIENCE)
 
 
-def bodies(follower: Follower) -> list[bytes]:
-    return [seen.body for seen in follower.new()]
+def bodies(follower: ProtocolFollower) -> list[bytes]:
+    return [view.body for view in follower.new()]

@@ -285,8 +285,8 @@ def test_files_that_cannot_be_used_are_2(directory: Path, plain_client: str, arg
 def test_an_encrypted_key_asks_nothing_on_the_terminal(directory: Path, plain_client: str) -> None:
     own = ["--cert", str(directory / "mail-1.pem"), "--key", str(directory / "encrypted.key")]
     with Terminal("--tls", "-s", plain_client, *own, "stats") as terminal:
-        code, seen = terminal.end()
-    assert (code, "decrypt it" in seen) == (2, True)
+        code, view = terminal.end()
+    assert (code, "decrypt it" in view) == (2, True)
 
 
 def test_a_unix_socket_stays_plain(tmp_path: Path) -> None:

@@ -48,8 +48,8 @@ def test_long_work_has_a_bar(one: Server) -> None:
     fill_many(one)
     with Terminal("--server", address(one), "move", "mail", "post") as terminal:
         terminal.wait_for("/900")
-        code, seen = terminal.end()
-    assert (code, "moved 900 jobs to tube post" in seen) == (0, True)
+        code, view = terminal.end()
+    assert (code, "moved 900 jobs to tube post" in view) == (0, True)
 
 
 def test_top_sorts_by_keys_and_ends_with_q(one: Server) -> None:
@@ -68,8 +68,8 @@ def test_top_sorts_by_keys_and_ends_with_q(one: Server) -> None:
             turned = terminal.wait_for(r"by ready(.|\n)*zz[^\n]*\n")
             assert turned.index("aa ") < turned.index("zz ")
             terminal.press("q")
-            code, seen = terminal.end()
-    assert (code, "\x1b[?1049l" in seen, "Traceback" in seen) == (0, True, False)
+            code, view = terminal.end()
+    assert (code, "\x1b[?1049l" in view, "Traceback" in view) == (0, True, False)
 
 
 def test_top_goes_on_by_itself(one: Server) -> None:
@@ -83,8 +83,8 @@ def test_ctrl_c_ends_top_quietly_as_q_does(one: Server) -> None:
     with Terminal("--server", address(one), "top", "--interval", "60") as terminal:
         terminal.wait_for(r"default[^\n]*\n")
         terminal.interrupt()
-        code, seen = terminal.end()
-    assert (code, "\x1b[?1049l" in seen, "interrupted" in seen, "Traceback" in seen) == (0, True, False, False)
+        code, view = terminal.end()
+    assert (code, "\x1b[?1049l" in view, "interrupted" in view, "Traceback" in view) == (0, True, False, False)
 
 
 @pytest.mark.parametrize(
@@ -93,8 +93,8 @@ def test_ctrl_c_ends_top_quietly_as_q_does(one: Server) -> None:
 )
 def test_colours(one: Server, arguments: list[str], variables: dict[str, str], is_coloured: bool) -> None:
     with Terminal("--server", address(one), "stats", *arguments, variables=variables) as terminal:
-        code, seen = terminal.end()
-    assert (code, "\x1b[" in seen) == (0, is_coloured)
+        code, view = terminal.end()
+    assert (code, "\x1b[" in view) == (0, is_coloured)
 
 
 INTERRUPTIBLE = """
@@ -140,8 +140,8 @@ def test_put_says_on_a_terminal_what_it_waits_for(one: Server, arguments: list[s
     with Terminal("--server", address(one), "put", "--tube", "mail", *arguments) as terminal:
         terminal.wait_for(hint)
         terminal.press("hello\n\x04")
-        code, seen = terminal.end()
-    assert code == 0, seen
+        code, view = terminal.end()
+    assert code == 0, view
     assert [body.strip() for _, body, *_ in jobs(one, "mail")] == [b"hello"]
 
 

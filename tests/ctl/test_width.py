@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from greenstalkctl.table import ELLIPSIS, GAP, LEAST, Column, fit
+from greenstalkctl.table import ELLIPSIS, GAP, MIN_WIDTHS, Column, fit
 from tests.ctl.world import EITHER_WAY, Client, Terminal, WithApi, connect, ctl, where
 from tests.support.servers import Server
 
@@ -36,9 +36,9 @@ def wide(server: Server, mail: Client) -> Iterator[Server]:
 def shown(server: Server, columns: int, *args: str) -> list[str]:
     """Return the lines that a command writes onto a terminal with this many columns; none may be wider."""
     with Terminal(*where(server), *args, "--no-color", columns=columns) as terminal:
-        code, seen = terminal.end()
-    assert code == 0, seen
-    result = seen.rpartition("\x1b")[2].removeprefix("[2K")  # what comes after a bar that is gone
+        code, view = terminal.end()
+    assert code == 0, view
+    result = view.rpartition("\x1b")[2].removeprefix("[2K")  # what comes after a bar that is gone
     lines = [line.rstrip() for line in result.replace("\r", "").split("\n")]
     assert all(len(line) <= columns for line in lines), lines
     return [line for line in lines if line]
@@ -61,7 +61,7 @@ def test_tubes_has_a_line_for_each_tube_at_any_width(wide: Server, columns: int,
     (cut,) = (row.split()[0] for row in rows if ELLIPSIS in row)
     begin, end = cut.split(ELLIPSIS)
     assert LONG.startswith(begin) and LONG.endswith(end)
-    assert len(cut) >= LEAST["name"]
+    assert len(cut) >= MIN_WIDTHS["name"]
     assert abs(len(begin) - len(end)) <= 1
 
 
@@ -82,10 +82,10 @@ def test_other_tables_fit_too(wide: Server, columns: int, command: list[str]) ->
 @pytest.mark.parametrize("columns", [60, 80])
 def test_top_fits_the_screen(wide: Server, columns: int) -> None:
     with Terminal(*where(wide), "top", "--no-color", columns=columns) as terminal:
-        seen = terminal.wait_for(r"retry-low [^\n]*\n")
+        view = terminal.wait_for(r"retry-low [^\n]*\n")
         terminal.press("q")
         assert terminal.end()[0] == 0
-    lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen).replace("\r", "").split("\n")
+    lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", view).replace("\r", "").split("\n")
     assert all(len(line) <= columns for line in lines), lines
     assert any(re.match(rf"production.*{ELLIPSIS}.*retry-low +0 ", line) for line in lines), lines
 
@@ -104,8 +104,8 @@ def test_jobs_has_a_line_for_each_job_at_any_width(with_api: WithApi, columns: i
     assert len(rows) == 2
     for row, body in zip(rows, "yz", strict=True):
         name, last = row.split()[1], row.split()[-1]
-        assert len(name) >= LEAST["name"] and name.endswith("w") and ELLIPSIS in name
-        assert len(last) >= LEAST["text"] and last == body * (len(last) - 1) + ELLIPSIS
+        assert len(name) >= MIN_WIDTHS["name"] and name.endswith("w") and ELLIPSIS in name
+        assert len(last) >= MIN_WIDTHS["text"] and last == body * (len(last) - 1) + ELLIPSIS
 
 
 @EITHER_WAY
@@ -130,8 +130,8 @@ def test_without_a_head_each_line_is_a_tube(wide: Server) -> None:
 def test_figures_of_one_tube_keep_the_whole_name(wide: Server, columns: int) -> None:
     """The terminal folds it, so that it can be copied; no line is broken by us."""
     with Terminal(*where(wide), "tube", LONG, "--no-color", columns=columns) as terminal:
-        code, seen = terminal.end()
-    assert (code, LONG in seen) == (0, True)
+        code, view = terminal.end()
+    assert (code, LONG in view) == (0, True)
 
 
 TABLES = st.lists(
@@ -149,7 +149,7 @@ def test_what_is_shown_has_room(table: list[tuple[int, str, int]], room: int, ke
     assert sum(widths.values()) + GAP * (len(widths) - 1) <= max(room, 20 + GAP + 1)
     assert 0 in widths and (not keeps or len(columns) - 1 in widths)
     for index, width in widths.items():
-        least = LEAST.get(columns[index].kind, 200)
+        least = MIN_WIDTHS.get(columns[index].kind, 200)
         assert width >= (1 if index == 0 and keeps else min(natural[index], least))
         assert width <= natural[index]
     dropped = [column.rank for index, column in enumerate(columns) if index not in widths]

@@ -165,7 +165,7 @@ class Terminal:
             start_new_session=True,
         )
         os.close(slave)
-        self.seen = ""
+        self.view = ""
 
     def __enter__(self) -> Self:
         return self
@@ -192,16 +192,16 @@ class Terminal:
     def wait_for(self, pattern: str) -> str:
         """Read until *pattern* has been written; return all since the last time, and forget it."""
         until = time.monotonic() + PATIENCE
-        while (match := re.search(pattern, self.seen)) is None:
-            assert time.monotonic() < until and self._read(), f"no {pattern!r} in {self.seen!r}"
-        seen, self.seen = self.seen[: match.end()], self.seen[match.end() :]
-        return seen
+        while (match := re.search(pattern, self.view)) is None:
+            assert time.monotonic() < until and self._read(), f"no {pattern!r} in {self.view!r}"
+        view, self.view = self.view[: match.end()], self.view[match.end() :]
+        return view
 
     def end(self) -> tuple[int, str]:
         """Wait for the end; return the exit code, and all that was written since the last time."""
         while self._read():
             pass
-        return self.process.wait(PATIENCE), self.seen
+        return self.process.wait(PATIENCE), self.view
 
     def _read(self) -> bool:
         readable, _, _ = select.select([self._master], [], [], PATIENCE)
@@ -209,7 +209,7 @@ class Terminal:
             data = os.read(self._master, 65536) if readable else b""
         except OSError:  # the other end is closed
             data = b""
-        self.seen += data.decode(errors="replace")
+        self.view += data.decode(errors="replace")
         return bool(data)
 
 

@@ -27,8 +27,10 @@ from greenstalk_server.config.options import Options
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job_table import JobTable
 from greenstalk_server.journal import record
-from greenstalk_server.journal.postgresql.database import Rows, Seat, SharedBinlog
-from greenstalk_server.journal.postgresql.link import conninfo_of
+from greenstalk_server.journal.postgresql.connection import conninfo_of
+from greenstalk_server.journal.postgresql.lease import LeaderLease
+from greenstalk_server.journal.postgresql.rows import Rows
+from greenstalk_server.journal.postgresql.writer import SharedBinlog
 from greenstalk_server.runtime.clock import Clock
 from tests.postgresql.test_journal import Member
 from tests.support.cluster import Cluster
@@ -113,7 +115,9 @@ def test_standby_that_reads_from_the_start_frees_what_it_had_read(cluster: Clust
         made.append(weakref.ref(queue))
         return queue
 
-    candidate = Candidate(Seat(conninfo_of(cluster.url, "--journal"), flags[1], "standby", 60.0), make, is_strict=False)
+    candidate = Candidate(
+        LeaderLease(conninfo_of(cluster.url, "--journal"), flags[1], "standby", 60.0), make, is_strict=False
+    )
     stopping, thresholds = Event(), gc.get_threshold()
     gc.set_threshold(0)  # no collection in between
     standby = gevent.spawn(candidate.run, stopping)

@@ -11,9 +11,9 @@ import pytest
 
 from greenstalk_server.core.body_cache import SMALL, Bodies, held_body
 from greenstalk_server.core.job import READY, SECOND, Job
-from greenstalk_server.journal import writer
+from greenstalk_server.journal import rewrite
+from greenstalk_server.journal.compaction import READ_BATCH
 from greenstalk_server.journal.segment import name_of
-from greenstalk_server.journal.writer import READ_AT_ONCE
 from greenstalk_server.net import body_loader
 from tests.journal.disk import Chance, Disk, Fault, nothing, seeded
 from tests.journal.test_power_loss import KEPT, resume, sync_intervals
@@ -227,9 +227,9 @@ def test_a_lost_body_that_was_replaced_is_lost_no_more() -> None:
     data = bench.disk._names[name_of(job.segment)].cached
     data[data.index(b"%d:" % job.id + bytes(900))] ^= 1
     read_back(bench, [job])
-    assert job.id in bench.binlog._lost
+    assert job.id in bench.binlog._eviction.lost
     assert bench.broker.edit_job(job.id, bench.now, body=b"anew") == 0
-    assert not bench.binlog._lost
+    assert not bench.binlog._eviction.lost
     bench.broker.check()
 
 
@@ -269,11 +269,11 @@ def test_a_body_whose_copy_was_not_written_stays() -> None:
     """The file of the copy is there, and full for good, but nobody knows what it holds."""
     bench = filled(60)
     job = on_disk(bench)[0]
-    bench.binlog._begin_segment(0)
+    bench.binlog._log.begin_segment(0)
     assert bench.put(100) and bench.commit()  # so something was promised on that file, and it stays
     read_back(bench, [job])
     assert bench.broker.bodies is not None and job in bench.broker.bodies.back
-    bench.binlog._migrate_next(bench.binlog._segments[job.segment])
+    bench.binlog._compaction._copy_next(bench.binlog._log.segments[job.segment])
     bench.binlog.failed(OSError(errno.EIO, "Input/output error"))
     bench.binlog.let_go(1000)
     assert held_body(job) == b"%d:" % job.id + bytes(900)
@@ -285,18 +285,18 @@ def test_a_body_whose_copy_was_not_written_stays() -> None:
 def test_a_failure_reads_back_no_more_than_memory_bears(monkeypatch: pytest.MonkeyPatch) -> None:
     """All were kicked, and the file that tells of it is in doubt; of those not read back that alone is told again."""
     bench = filled(0)
-    bench.binlog._max_size = 2**20
+    bench.binlog._log.max_size = 2**20
     for _ in range(60):
         assert bench.broker.put(bench.clients[0], bench.broker.allocate_id(), 0, 9 * SECOND, SECOND, bytes(900), 1) > 0
         bench.commit()
-    bench.binlog._begin_segment(0)
+    bench.binlog._log.begin_segment(0)
     bench.commit()
     bench.binlog.let_go(1000)
     assert len(on_disk(bench)) == 60
     for id in range(1, 61):
         assert bench.broker.kick_job(id, bench.now)
     bench.commit()
-    monkeypatch.setattr(writer, "REWRITE_BODIES", 9000)
+    monkeypatch.setattr(rewrite, "REWRITE_BODIES", 9000)
     bench.binlog.failed(OSError(errno.EIO, "Input/output error"))
     assert bench.commit()
     assert len(on_disk(bench)) == 50
@@ -308,7 +308,7 @@ def test_a_failure_reads_back_no_more_than_memory_bears(monkeypatch: pytest.Monk
 def test_a_body_that_its_file_does_not_know_of_is_lost() -> None:
     bench = filled(60)
     job, other = on_disk(bench)[:2]
-    del bench.binlog._segments[job.segment].ids[:1]
+    del bench.binlog._log.segments[job.segment].ids[:1]
     assert job.segment == other.segment
     read = bench.binlog.read([job])
     read.run()
@@ -330,28 +330,28 @@ class Counted(dict[int, Job]):
 
 def test_compaction_passes_by_those_gone_in_one_look_each() -> None:
     bench = filled(0)
-    bench.binlog._begin_segment(2**21)
+    bench.binlog._log.begin_segment(2**21)
     for _ in range(3000):
         assert bench.broker.put(bench.clients[0], bench.broker.allocate_id(), 0, 0, SECOND, bytes(100), 1) > 0
     bench.commit()
-    bench.binlog._begin_segment(0)
+    bench.binlog._log.begin_segment(0)
     bench.commit()
     bench.binlog.let_go(10_000)
     for id in range(1, 3000):
         bench.broker.delete(None, id, bench.now)
     bench.commit()
     bench.keep_up()
-    jobs = bench.binlog._jobs = Counted(bench.broker.jobs)
+    jobs = bench.binlog._log.jobs = Counted(bench.broker.jobs)
     assert not bench.binlog.compact(10**6)
     assert bench.binlog.wants_bodies
     assert 3000 <= jobs.looks < 3 * 3000
 
 
 def test_compaction_reads_back_no_more_than_it_copies_in_one_go() -> None:
-    bench = filled(0, size=READ_AT_ONCE // 4)
-    bench.binlog._max_size = 4 * READ_AT_ONCE
+    bench = filled(0, size=READ_BATCH // 4)
+    bench.binlog._log.max_size = 4 * READ_BATCH
     for _ in range(64):
-        bench.broker.put(bench.clients[0], bench.broker.allocate_id(), 0, 0, SECOND, bytes(READ_AT_ONCE // 4), 1)
+        bench.broker.put(bench.clients[0], bench.broker.allocate_id(), 0, 0, SECOND, bytes(READ_BATCH // 4), 1)
         bench.commit()
         bench.keep_up()
     bench.binlog.let_go(1000)
@@ -360,12 +360,12 @@ def test_compaction_reads_back_no_more_than_it_copies_in_one_go() -> None:
             bench.broker.delete(None, id, bench.now)
     bench.commit()
     copied = bench.binlog.stats().records_migrated
-    assert not bench.binlog.compact(64 * READ_AT_ONCE) and bench.binlog.wants_bodies
+    assert not bench.binlog.compact(64 * READ_BATCH) and bench.binlog.wants_bodies
     read = bench.binlog.read_for_compaction()
     assert read is not None and 1 <= len(read.jobs) <= 4
     read.run()
     bench.binlog.have_read(read)
-    bench.binlog.compact(READ_AT_ONCE)
+    bench.binlog.compact(READ_BATCH)
     assert bench.binlog.stats().records_migrated == copied + len(read.jobs)
     bench.binlog.let_go(1000)
     bench.broker.check()
@@ -377,7 +377,7 @@ def test_compaction_reads_back_no_more_than_it_copies_in_one_go() -> None:
 def test_puts_are_refused_once_there_is_nothing_more_to_let_go() -> None:
     bodies = Bodies(100_000, can_let_go=True)
     bench = filled(0)
-    bench.broker.bodies = bench.binlog._bodies = bodies
+    bench.broker.bodies = bench.binlog._eviction.bodies = bodies
     bodies.margin = 0
     done = 0
     while (

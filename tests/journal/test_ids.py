@@ -10,8 +10,9 @@ import pytest
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job import BURIED, DELAYED, READY, SECOND, Job
 from greenstalk_server.core.tube import Tube
-from greenstalk_server.journal import record, startup, writer
+from greenstalk_server.journal import record, segment_log, startup
 from greenstalk_server.journal.record import Encoder, SegmentHeader
+from greenstalk_server.journal.writer import Binlog
 from tests.journal.disk import Chance, Disk, seeded
 from tests.journal.test_power_loss import KEPT
 from tests.journal.workload import Bench, recovered
@@ -28,7 +29,7 @@ SOME_BLOCK = 6
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer, "ID_BLOCK", SOME_BLOCK)
+    monkeypatch.setattr(segment_log, "ID_BLOCK", SOME_BLOCK)
 
 
 def acknowledged(bench: Bench) -> int:
@@ -96,7 +97,7 @@ def put(bench: Bench, count: int) -> None:
 def test_a_batch_is_synced_only_if_its_ids_are_not_set_aside_on_disk(sync_interval: int | None) -> None:
     bench = Bench(Disk(), seeded(1), max_size=2**20, sync_interval=sync_interval)
     synced = []
-    for number in range(3 * writer.ID_BLOCK // 1000):
+    for number in range(3 * segment_log.ID_BLOCK // 1000):
         put(bench, 1000)
         batch = bench.binlog.take(is_synced=False)
         batch.run()
@@ -109,7 +110,7 @@ def test_a_batch_is_synced_only_if_its_ids_are_not_set_aside_on_disk(sync_interv
     if sync_interval is not None:
         assert synced == []  # each block was recorded, and synced by the way, before its first id
     else:
-        assert 2 <= len(synced) <= 4 and synced[0] >= writer.ID_BLOCK // 2
+        assert 2 <= len(synced) <= 4 and synced[0] >= segment_log.ID_BLOCK // 2
 
 
 @pytest.mark.parametrize("sync_interval", [0, SECOND // 20, None], ids=["-f 0", "-f 50", "-F"])
@@ -144,7 +145,7 @@ def test_ids_go_on_after_sigterm_and_skip_the_rest_of_a_block_after_sigkill(tmp_
             given.append(int(peer.ask(b"put 0 0 60 0\r\n").split()[1]))
             server.stop(number)
     assert given[:3] == [1, 2, 3]
-    assert 3 < given[3] <= 3 + writer.ID_BLOCK
+    assert 3 < given[3] <= 3 + segment_log.ID_BLOCK
     assert given[4] == given[3] + 1
 
 
@@ -187,9 +188,9 @@ def test_a_put_is_refused_rather_than_lost_when_there_are_no_more_ids(sync_inter
     assert set(recovered(disk, START).jobs) == {record.ID_LIMIT - 3, *accepted}
 
 
-def started(disk: Disk, sync_interval: int) -> tuple[Broker, writer.Binlog]:
+def started(disk: Disk, sync_interval: int) -> tuple[Broker, Binlog]:
     broker = make_broker()
-    journal = broker.journal = writer.Binlog(disk, 4096, sync_interval, seeded(1).randbytes)
+    journal = broker.journal = Binlog(disk, 4096, sync_interval, seeded(1).randbytes)
     startup.recover(disk, broker, journal, START, is_strict=True)
     return broker, journal
 

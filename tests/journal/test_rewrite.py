@@ -13,7 +13,8 @@ import gevent
 import pytest
 
 from greenstalk_server.core.job import SECOND
-from greenstalk_server.journal import writer
+from greenstalk_server.journal import batch, rewrite, segment_log
+from greenstalk_server.journal.segment import LARGE_BODY
 from greenstalk_server.net.committer import Committer
 from tests.journal.disk import Chance, Disk, Fault, nothing, seeded
 from tests.journal.workload import Bench, recovered
@@ -95,13 +96,14 @@ def test_a_rewrite_of_many_jobs_lets_other_greenlets_run_every_few_milliseconds(
 @pytest.mark.parametrize("is_memory_short", [False, True], ids=["", "memory is short"])
 @pytest.mark.parametrize("sync_interval", [0, SECOND // 20], ids=["-f 0", "-f 50"])
 @pytest.mark.parametrize("capacity", [2**62, 30 * 16384], ids=["", "small disk"])
-@pytest.mark.parametrize("large_body", [8, writer.LARGE_BODY], ids=["large bodies", ""])
+@pytest.mark.parametrize("large_body", [8, LARGE_BODY], ids=["large bodies", ""])
 def test_commands_and_power_cuts_between_the_slices_of_a_rewrite_lose_nothing(
     capacity: int, sync_interval: int, is_memory_short: bool, large_body: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Slices hold one or two jobs here; any call may fail again, and power may be lost at any call."""
-    monkeypatch.setattr(writer, "REWRITE_SLICE", 10)
-    monkeypatch.setattr(writer, "LARGE_BODY", large_body)
+    monkeypatch.setattr(rewrite, "REWRITE_SLICE", 10)
+    monkeypatch.setattr(segment_log, "LARGE_BODY", large_body)
+    monkeypatch.setattr(batch, "LARGE_BODY", large_body)
     sliced = 0
     for seed in range(12):
         random = seeded(seed)

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from random import Random
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from greenstalk_server.core import job_history
 from greenstalk_server.core.body_cache import Bodies
@@ -20,9 +20,10 @@ from greenstalk_server.core.client import Client
 from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, SECOND, Job
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.journal import startup
+from greenstalk_server.journal.batch import Read
 from greenstalk_server.journal.files import Files
 from greenstalk_server.journal.record import recorded_size
-from greenstalk_server.journal.writer import Binlog, Read
+from greenstalk_server.journal.writer import Binlog
 from tests.journal.disk import Disk
 from tests.support.world import START, make_broker
 
@@ -180,6 +181,24 @@ class Witness(Binlog):
     def __init__(self, disk: Disk, max_size: int, sync_interval: int, random: Random) -> None:
         super().__init__(disk, max_size, sync_interval, random.randbytes)
         self.history: History = History()
+        self._watch(self._rewrite, "add_change", self._note_change)
+        self._watch(self._space, "note_full", self._note_full)
+
+    def _watch(self, part: object, name: str, note: Callable[[Any], None]) -> None:
+        """Call *note* with the argument of each call of the method *name* of *part*, after the call."""
+        method = getattr(part, name)
+
+        def watched(argument: Any) -> None:
+            method(argument)
+            note(argument)
+
+        setattr(part, name, watched)
+
+    def _note_change(self, job: Job) -> None:
+        self.history.has_been_shortened |= job.body is not None
+
+    def _note_full(self, error: OSError) -> None:
+        self.history.has_been_full = True
 
     def put(self, job: Job) -> bool:
         if not super().put(job):
@@ -213,7 +232,7 @@ class Witness(Binlog):
 
     def pause(self, tube: Tube) -> None:
         super().pause(tube)
-        self.history.pauses.setdefault(tube.name, []).append((self._sequence, tube.paused_until))
+        self.history.pauses.setdefault(tube.name, []).append((self._log.sequence, tube.paused_until))
 
     def _note(self, id: int, job: Job | None) -> None:
         look = Look.of(job) if job is not None else None
@@ -221,20 +240,12 @@ class Witness(Binlog):
             before = self.history.latest(id)
             assert before is not None
             look = replace(look, body=before.body)
-        self.history.jobs.setdefault(id, []).append((self._sequence, look))
-
-    def _add_change(self, job: Job) -> None:
-        super()._add_change(job)
-        self.history.has_been_shortened |= job.body is not None
-
-    def _note_full(self, error: OSError) -> None:
-        super()._note_full(error)
-        self.history.has_been_full = True
+        self.history.jobs.setdefault(id, []).append((self._log.sequence, look))
 
     @property
     def live_bytes(self) -> int:
         """What it believes that the newest JOB records of all jobs take."""
-        return self._live_bytes
+        return self._log.live_bytes
 
 
 class Bench:

@@ -13,8 +13,18 @@ import psycopg
 import pytest
 
 from greenstalk_server.cluster.leadership import CLOCK_DRIFT, Candidate
-from greenstalk_server.journal.postgresql.database import PIECE, SCHEMA_LOCK, LostTrack, Seat, Standing
-from greenstalk_server.journal.postgresql.link import APPLICATION, Away, Locked, NotLeader, Refused, conninfo_of
+from greenstalk_server.journal.postgresql.connection import (
+    APPLICATION,
+    DatabaseUnavailable,
+    Locked,
+    NotLeader,
+    Refused,
+    conninfo_of,
+)
+from greenstalk_server.journal.postgresql.follower import LostTrack
+from greenstalk_server.journal.postgresql.lease import LeaderLease, Standing
+from greenstalk_server.journal.postgresql.rows import MAX_ROW_SIZE
+from greenstalk_server.journal.postgresql.schema import SCHEMA_LOCK
 from greenstalk_server.journal.segment import name_of
 from greenstalk_server.journal.startup import write_out
 from tests.failover.test_process import Kept
@@ -98,7 +108,7 @@ def test_a_former_life_of_the_same_process_keeps_no_connections(
 ) -> None:
     one, two = members
     one.lead()
-    seat = Seat(conninfo_of(cluster.url, "--journal"), "default", "again", LEASE, former=str(one.seat.me))
+    seat = LeaderLease(conninfo_of(cluster.url, "--journal"), "default", "again", LEASE, former=str(one.seat.me))
     seat.open()
     names = {name for (name,) in cluster.ask("SELECT application_name FROM pg_stat_activity")}
     assert not any(str(one.seat.me) in str(name) for name in names)
@@ -115,7 +125,7 @@ def test_a_start_does_not_wait_for_another_that_migrates(cluster: Cluster, membe
 def test_a_migration_waits_for_another_for_no_longer_than_its_patience(cluster: Cluster) -> None:
     cluster.ask("CREATE DATABASE migrated")
     url = cluster.url.replace("/greenstalk", "/migrated")
-    seat = Seat(conninfo_of(url, "--journal"), "default", "one", LEASE)
+    seat = LeaderLease(conninfo_of(url, "--journal"), "default", "one", LEASE)
     with psycopg.connect(url) as other:
         other.execute("SELECT pg_advisory_xact_lock(%s)", (SCHEMA_LOCK,))
         with pytest.raises(Locked):
@@ -210,7 +220,7 @@ def test_nothing_is_appended_or_removed_while_an_append_is_in_doubt_and_the_epoc
     assert sorted(body for body in bodies(two).values() if body) == [b"a", b"b"]
 
 
-@pytest.mark.parametrize("size", [1, 2 * PIECE + 1])
+@pytest.mark.parametrize("size", [1, 2 * MAX_ROW_SIZE + 1])
 def test_an_append_waits_for_a_lock_on_one_connection_and_is_in_no_doubt(
     members: tuple[Member, Member], cluster: Cluster, size: int
 ) -> None:
@@ -258,7 +268,7 @@ def test_a_follower_reads_all_again_at_a_server_that_lacks_what_it_has_read(
     two.read()
     reader = f"application_name = '{APPLICATION} {two.seat.me} read'"
     cluster.ask(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {reader}")  # noqa: S608
-    with pytest.raises(Away):
+    with pytest.raises(DatabaseUnavailable):
         two.read()
     with pytest.raises(LostTrack):
         two.read()
@@ -271,7 +281,7 @@ def test_a_lead_that_the_follower_does_not_see_is_not_taken_over_with_what_it_ha
     epoch = one.take()
     assert epoch == 1
     two.read()
-    with pytest.raises(Away, match="the connection has changed while the journal was read"):
+    with pytest.raises(DatabaseUnavailable, match="the connection has changed while the journal was read"):
         two.follower.finish(epoch)
 
 
@@ -324,7 +334,7 @@ def test_settings_by_which_acknowledged_jobs_may_be_lost_are_named() -> None:
             cluster.ask(f"ALTER SYSTEM SET {change}")
             cluster.ask("SELECT pg_reload_conf()")
             wait_until(partial(is_set, cluster, change), partial(str, change))
-            seat = Seat(conninfo_of(cluster.url, "--journal"), "default", "one", LEASE)
+            seat = LeaderLease(conninfo_of(cluster.url, "--journal"), "default", "one", LEASE)
             assert seat.risk().startswith(risk) and bool(seat.risk()) == bool(risk)
             seat.close()
 
@@ -332,13 +342,13 @@ def test_settings_by_which_acknowledged_jobs_may_be_lost_are_named() -> None:
 @pytest.mark.parametrize("lease", [1.0, 2.0, 600.0])
 def test_a_slow_answer_does_not_cost_the_lead(cluster: Cluster, lease: float) -> None:
     """Two renewals in a row may be without an answer, even with the shortest lease."""
-    seat = Seat(conninfo_of(cluster.url, "--journal"), "default", "one", lease)
-    assert seat.pulse + seat.link.patience < lease * 0.7
+    seat = LeaderLease(conninfo_of(cluster.url, "--journal"), "default", "one", lease)
+    assert seat.heartbeat_interval + seat.connection.timeout < lease * 0.7
 
 
 def test_a_lease_that_is_not_renewed_ends_though_the_clock_of_the_database_is_set_back(cluster: Cluster) -> None:
     """The primary's clock, or that of the standby which is promoted, is half a minute behind."""
-    seat = Seat(conninfo_of(cluster.url, "--journal"), "default", "one", LEASE)
+    seat = LeaderLease(conninfo_of(cluster.url, "--journal"), "default", "one", LEASE)
     candidate = Candidate(seat, Kept, is_strict=False)
     seen = Standing(1, False, False, "two", False, UUID(int=1), 10**15, 0.2)
     assert not candidate.may_lead(seen)

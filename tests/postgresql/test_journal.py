@@ -10,8 +10,11 @@ import psycopg
 import pytest
 
 from greenstalk_server.core.broker import Broker
-from greenstalk_server.journal.postgresql.database import PIECE, Follower, LostTrack, Rows, Seat, SharedBinlog
-from greenstalk_server.journal.postgresql.link import Away, NotLeader, Refused, conninfo_of
+from greenstalk_server.journal.postgresql.connection import DatabaseUnavailable, NotLeader, Refused, conninfo_of
+from greenstalk_server.journal.postgresql.follower import Follower, LostTrack
+from greenstalk_server.journal.postgresql.lease import LeaderLease
+from greenstalk_server.journal.postgresql.rows import MAX_ROW_SIZE, Rows
+from greenstalk_server.journal.postgresql.writer import SharedBinlog
 from greenstalk_server.journal.recovery import Recovery
 from greenstalk_server.journal.segment import name_of
 from greenstalk_server.journal.startup import go_on, write_out
@@ -27,7 +30,7 @@ class Member:
     """One server of a journal, without its sockets: it follows, leads, and puts jobs."""
 
     def __init__(self, url: str, journal: str, name: str, lease: float = HOUR) -> None:
-        self.seat: Seat = Seat(conninfo_of(url, "--journal"), journal, name, lease)
+        self.seat: LeaderLease = LeaderLease(conninfo_of(url, "--journal"), journal, name, lease)
         self.seat.open()
         self.rows: Rows = Rows(self.seat)
         self.binlog: SharedBinlog = SharedBinlog(self.rows, SEGMENT, 0, os.urandom)
@@ -72,7 +75,7 @@ class Member:
 
     def close(self) -> None:
         self.rows.shut()
-        self.follower.link.close()
+        self.follower.connection.close()
         self.seat.close()
 
 
@@ -104,7 +107,7 @@ def test_a_lead_is_one_servers_until_its_lease_ends(members: tuple[Member, Membe
     assert not one.seat.renew()
     take_over(two, cluster)
     assert (two.seat.look().is_mine, two.seat.look().leader, two.seat.look().epoch) == (True, "two", 2)
-    with pytest.raises(Away, match="terminating connection"):
+    with pytest.raises(DatabaseUnavailable, match="terminating connection"):
         one.seat.renew()
     with pytest.raises(NotLeader, match="two leads now"):
         one.seat.renew()
@@ -135,7 +138,7 @@ def test_a_batch_in_several_pieces_is_committed_whole_or_not_at_all(
 ) -> None:
     one, two = members
     one.lead()
-    body = os.urandom(2 * PIECE + 1)
+    body = os.urandom(2 * MAX_ROW_SIZE + 1)
     id = one.put(body)
     one.commit()
     two.read()
@@ -248,4 +251,4 @@ def test_tables_of_a_later_version_are_refused(cluster: Cluster, members: tuple[
 
 def test_an_error_of_the_database_is_told(members: tuple[Member, Member]) -> None:
     with pytest.raises(Refused, match='relation "nothing" does not exist'):
-        members[0].seat.link.run("SELECT 1 FROM nothing")
+        members[0].seat.connection.run("SELECT 1 FROM nothing")

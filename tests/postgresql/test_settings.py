@@ -8,8 +8,14 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from greenstalk_server.journal.postgresql.database import Seat
-from greenstalk_server.journal.postgresql.link import Away, Hosts, Link, Refused, conninfo_of
+from greenstalk_server.journal.postgresql.connection import (
+    DatabaseConnection,
+    DatabaseUnavailable,
+    Hosts,
+    Refused,
+    conninfo_of,
+)
+from greenstalk_server.journal.postgresql.lease import LeaderLease
 from greenstalk_server.runtime.exit_codes import StartError
 from tests.postgresql.test_journal import Member, bodies
 from tests.support.cluster import Cluster
@@ -52,7 +58,7 @@ def test_settings_of_a_role_and_a_database_make_no_difference(cluster: Cluster) 
 
 
 def test_a_session_notices_a_client_that_is_gone_and_a_lock_that_lasts(cluster: Cluster) -> None:
-    link = Link(Hosts(conninfo_of(cluster.url, "--journal")), "greenstalk-server test", 2.0)
+    link = DatabaseConnection(Hosts(conninfo_of(cluster.url, "--journal")), "greenstalk-server test", 2.0)
     wanted = {
         "application_name": "greenstalk-server test",
         "lock_timeout": "1s",
@@ -76,9 +82,9 @@ def test_a_session_whose_settings_are_refused_is_not_used(cluster: Cluster) -> N
         "ALTER ROLE shadowed SET search_path = shadow, pg_catalog",
     ):
         cluster.ask(query)
-    link = Link(Hosts(conninfo_of(url_of(cluster, "shadowed"), "--journal")), "test", 1.0)
+    link = DatabaseConnection(Hosts(conninfo_of(url_of(cluster, "shadowed"), "--journal")), "test", 1.0)
     for _ in range(2):
-        with pytest.raises(Away, match=r"^PostgreSQL: not today$"):
+        with pytest.raises(DatabaseUnavailable, match=r"^PostgreSQL: not today$"):
             link.run("SELECT 1")
     link.close()
 
@@ -96,7 +102,7 @@ def test_a_role_that_may_not_do_all_never_leads(cluster: Cluster, database: str,
     cluster.ask("DROP ROLE IF EXISTS guest")
     cluster.ask("CREATE ROLE guest LOGIN")
     cluster.ask(f"GRANT {rights} ON ALL TABLES IN SCHEMA public TO guest")
-    seat = Seat(conninfo_of(url_of(cluster, "guest", database), "--journal"), "rights", "one", 2.0)
+    seat = LeaderLease(conninfo_of(url_of(cluster, "guest", database), "--journal"), "rights", "one", 2.0)
     try:
         with pytest.raises(Refused, match=f"^PostgreSQL: {what}.*; the role needs the right to create tables, or all"):
             seat.open()
@@ -109,7 +115,7 @@ def test_a_role_that_may_not_do_all_never_leads(cluster: Cluster, database: str,
 def test_a_migration_that_fails_leaves_nothing(cluster: Cluster) -> None:
     cluster.ask("CREATE DATABASE halfway")
     url = url_of(cluster, "postgres", "halfway")
-    seat = Seat(conninfo_of(url, "--journal"), "default", "one", 2.0)
+    seat = LeaderLease(conninfo_of(url, "--journal"), "default", "one", 2.0)
     with psycopg.connect(url, autocommit=True) as admin:
         admin.execute(
             """CREATE FUNCTION refuse() RETURNS event_trigger LANGUAGE plpgsql AS
@@ -149,8 +155,10 @@ def test_an_address_that_cannot_be_read_is_refused_and_no_part_of_its_password_s
 
 
 def test_a_host_that_no_name_service_can_have_is_one_that_cannot_be_reached() -> None:
-    with pytest.raises(Away, match=r"^PostgreSQL: .*label"):
-        Link(Hosts(conninfo_of("postgresql://ada@db..example/jobs", "--journal")), "test", 1.0).run("SELECT 1")
+    with pytest.raises(DatabaseUnavailable, match=r"^PostgreSQL: .*label"):
+        DatabaseConnection(Hosts(conninfo_of("postgresql://ada@db..example/jobs", "--journal")), "test", 1.0).run(
+            "SELECT 1"
+        )
 
 
 @pytest.mark.parametrize("hosts", ["db", "db:5432", "db1,db2:5433", "db1:1,db2", "[::1]:5432", ""])

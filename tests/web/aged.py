@@ -1,7 +1,7 @@
-"""A dashboard over a queue that is a day old: `python -m tests.web.aged`. Serves as tests.web.served does.
+"""A dashboard over a queue that is a day old: `python -m tests.web.aged`. It serves as tests.web.served does.
 
-Its pages hold wide content: tubes with long names, ages of up to nine characters, pauses, large bodies, large counts,
-and an audit log. The clock stands still, so every visit shows the same.
+Its pages have wide content: long tube names, ages of up to nine characters, pauses, large bodies, large counts, and
+an audit log. The clock does not advance, so every visit shows the same.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ TUBES: Final = (
 )  # fmt: skip
 
 PAUSED: Final = {"reports.nightly": 7199, "imports": 86_399, "webhooks/retry": 3599, "users.delete": 30 * 86_400}
-"""Seconds of each pause."""
+"""Length of each tube's pause in seconds."""
 
 UNWATCHED: Final = ("events.audit", "exports.nightly", "notifications.push.android.high-priority", "users.delete")
 
 BUSY: Final = {"mail": 20, "orders.new": 4, "imports": 1}
-"""Jobs put and deleted each second of the last ten minutes."""
+"""Jobs put and deleted per second in the last ten minutes."""
 
 EVIL: Final = "reason=\N{RIGHT-TO-LEFT OVERRIDE}evil\N{POP DIRECTIONAL FORMATTING}"
-"""Reads `live` where the control characters take effect."""
+"""Shown as `live` where the control characters take effect."""
 
 
 def fill(queue: Queue) -> Client:
@@ -74,7 +74,7 @@ def put(queue: Queue, body: bytes, pri: int = 0, ttr: int = 6 * 3600) -> int:
 
 
 def live(queue: Queue, history: History) -> None:
-    """Let ten minutes and 28 seconds go by, in which jobs come and go."""
+    """Simulate ten minutes and 28 seconds with puts and deletes."""
     for second in range(628):
         for tube, count in BUSY.items():
             for id in queue.put(tube, count=count + second // 60 % 3):
@@ -84,7 +84,7 @@ def live(queue: Queue, history: History) -> None:
 
 
 def administer(queue: Queue, app: Flask) -> None:
-    """Have an admin do what leaves entries in the audit log, long ones among them."""
+    """Make changes as an admin that leave entries in the audit log, including long ones."""
     client = app.test_client()
 
     def post(path: str, **form: object) -> None:

@@ -1,4 +1,4 @@
-"""A real browser, Debian's Chromium, and a record of what a page does in it."""
+"""A real browser, Debian's Chromium, which records errors and foreign requests."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ FLAGS = (
 )
 
 SCREENSHOTS = "SCREENSHOTS"
-"""Environment variable with a directory to leave screenshots in, to be looked at."""
+"""Environment variable: a directory for screenshots, for review by a person."""
 
 
 class Tab:
-    """One tab in a context of its own, and what went on in it.
+    """A tab in its own browser context, with its errors and requests.
 
-    console         every message and every error that no script caught.
-    elsewhere       every request to another host than the dashboard's.
+    console         console messages and uncaught errors.
+    elsewhere       URLs of requests to hosts other than the dashboard's.
     """
 
     def __init__(self, page: Page, home: str) -> None:
@@ -54,7 +54,7 @@ class Tab:
             self.elsewhere.append(url)
 
     def screenshot(self, name: str) -> None:
-        """Leave a picture of the whole page, if somebody wants to look at it."""
+        """Save a screenshot of the whole page if SCREENSHOTS is set."""
         if directory := os.environ.get(SCREENSHOTS):
             self.page.screenshot(path=Path(directory, f"{name}.png"), full_page=True)
 
@@ -67,7 +67,7 @@ class Browser:
 
     @contextmanager
     def tab(self, home: str, width: int = 1280, **options: Any) -> Iterator[Tab]:
-        """Open a tab that is to visit *home*; *options* are a Playwright context's."""
+        """Open a tab for pages of *home*; *options* are those of a Playwright context."""
         context = self._chromium.new_context(viewport={"width": width, "height": 800}, **options)
         context.set_default_timeout(60_000)
         try:

@@ -1,4 +1,4 @@
-"""A broker at a known time, and the dashboard over it."""
+"""A broker with a fake clock, and its dashboard."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from .visit import FLAGS, Clients
 STARTED_AT = 1_800_000_000 * SECOND
 
 
-class Compiled(BytecodeCache):
-    """Templates as they were compiled for the first app: each test makes an app of its own.
+class SharedBytecode(BytecodeCache):
+    """The templates compiled for the first app: each test creates its own app.
 
     Unlike the server's own cache, it has no file: each run of the tests compiles each template.
     """
@@ -47,9 +47,9 @@ class Compiled(BytecodeCache):
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _compiled_once() -> Iterator[None]:
+def _compile_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Flask, "jinja_options", {"bytecode_cache": Compiled()})
+        patch.setattr(Flask, "jinja_options", {"bytecode_cache": SharedBytecode()})
         patch.setattr(Rule, "_compile_builder", _builder_compiled_once(Rule._compile_builder))
         yield
 
@@ -72,8 +72,8 @@ TABLES: list[JobTable] = []
 
 
 @pytest.fixture(autouse=True)
-def _jobs_let_go() -> Iterator[None]:
-    """Have the jobs of the test's queues hold nobody: the collector knows nothing of them (see untracked)."""
+def _free_jobs() -> Iterator[None]:
+    """Break the reference cycles between jobs and clients: the garbage collector does not track jobs (gc_untrack)."""
     before = len(TABLES)
     yield
     for table in TABLES[before:]:
@@ -84,7 +84,7 @@ def _jobs_let_go() -> Iterator[None]:
 
 
 class Queue:
-    """A broker with a clock that is set by hand, and words for what tests do to it."""
+    """A broker with a clock that the test sets, and helpers for common actions."""
 
     def __init__(self) -> None:
         self.now = STARTED_AT
@@ -105,7 +105,7 @@ class Queue:
         return self.now
 
     def connect(self) -> Client:
-        """Connect a client, which can be hung up on as a real one can."""
+        """Connect a client that the dashboard can disconnect."""
         client = self.broker.connect(lambda: None)
         client.connected_at = self.now
         client.address = f"10.0.0.{client.number}:4711"
@@ -113,7 +113,7 @@ class Queue:
         return client
 
     def put(self, tube: str, *, pri: int = 2000, delay: int = 0, count: int = 1) -> list[int]:
-        """Put *count* jobs by a client of their own, which then goes."""
+        """Put *count* jobs with a new client, which then disconnects."""
         client = self.connect()
         self.broker.use(client, tube.encode())
         ids = [self.broker.allocate_id() for _ in range(count)]
@@ -143,7 +143,7 @@ def client(app: Flask) -> FlaskClient:
 
 @pytest.fixture
 def ids(queue: Queue) -> list[int]:
-    """A ready, a delayed, a buried and a reserved job, in this order, all in `mail`."""
+    """Ids of a ready, a delayed, a buried and a reserved job, in this order, all in `mail`."""
     ready, buried, reserved = queue.put("mail", count=3)
     (delayed,) = queue.put("mail", delay=60)
     queue.broker.bury_job(buried, queue.now)
@@ -153,7 +153,7 @@ def ids(queue: Queue) -> list[int]:
 
 @pytest.fixture
 def visit(queue: Queue) -> Callable[..., FlaskClient]:
-    """Make a client of a dashboard with options."""
+    """Return a function that creates a client of a dashboard with the given options."""
 
     def make(**options: object) -> FlaskClient:
         return queue.app(**options).test_client()
@@ -163,7 +163,7 @@ def visit(queue: Queue) -> Callable[..., FlaskClient]:
 
 @pytest.fixture
 def short_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have each rest of long work be a turn of others, however fast the machine is."""
+    """Make long work yield at every opportunity, on a machine of any speed."""
     monkeypatch.setattr(cooperative, "SLICE", 0.0)
     monkeypatch.setattr(cooperative, "PAUSE", YIELD_DELAY)
 
@@ -183,7 +183,7 @@ def daemon() -> Iterator[Daemon]:
 
 @pytest.fixture
 def clients(daemon: Daemon, request: pytest.FixtureRequest) -> Iterator[Clients]:
-    """Clients on a tube that no other test has."""
+    """Clients on a tube that no other test uses."""
     made = Clients(daemon, f"mail.{abs(hash(request.node.nodeid)) % 10**9}")
     yield made
     made.close()
@@ -191,7 +191,7 @@ def clients(daemon: Daemon, request: pytest.FixtureRequest) -> Iterator[Clients]
 
 @pytest.fixture(params=[True, False], ids=["script", "no-script"])
 def tab(chromium: Browser, daemon: Daemon, request: pytest.FixtureRequest) -> Iterator[Tab]:
-    """A tab, with and without JavaScript; at the end nothing is wrong in it."""
+    """A tab with or without JavaScript; at the end it must have no errors and no foreign requests."""
     with chromium.tab(daemon.dashboard, java_script_enabled=request.param) as opened:
         yield opened
         assert (opened.console, opened.elsewhere) == ([], [])

@@ -1,6 +1,6 @@
-"""A dashboard whose queue has lived for some hours of fake time: `python -m tests.web.served HOURS`.
+"""A dashboard over a queue with some hours of fake history: `python -m tests.web.served HOURS`.
 
-It says its address, and serves until its standard input ends.
+It prints its URL, and serves until its standard input ends.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .conftest import Queue
 
 
 def work(queue: Queue, history: History, hours: float, tube: str) -> None:
-    """Put six jobs each ten seconds, more at times; reserve most, and delete, bury or release those."""
+    """Put at least six jobs every ten seconds; reserve most of them, and delete, bury or release those."""
     broker, worker = queue.broker, queue.connect()
     broker.watch(worker, tube.encode())
     for at in range(int(hours * 360)):
@@ -38,7 +38,7 @@ def work(queue: Queue, history: History, hours: float, tube: str) -> None:
 
 
 def main(hours: float) -> None:
-    """Serve a queue in which the tube `mail` has been worked on for *hours*."""
+    """Serve a queue in which the tube `mail` was used for *hours*."""
     queue = Queue()
     app = queue.app()
     work(queue, app.extensions["dashboard"].history, hours, "mail")

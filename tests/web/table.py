@@ -1,4 +1,4 @@
-"""Reads a page back: what a person would see in the table of tubes, and what it loads."""
+"""Parser of a page: its table of tubes, its visible text, and its elements."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ VOID = frozenset({"meta", "link", "img", "input", "br", "wbr"})
 
 
 class Page(HTMLParser):
-    """One page.
+    """A parsed page.
 
-    tubes       a row each, the texts of its cells.
-    elements    every element outside of templates: its tag and attributes.
-    text        all text outside of templates.
+    tubes       a list of cell texts per row of the table of tubes.
+    elements    tag and attributes of every element outside `<template>`.
+    text        all text outside `<template>`.
     """
 
     def __init__(self, html: str) -> None:
@@ -54,11 +54,11 @@ class Page(HTMLParser):
             self.tubes[-1][-1] += data
 
     def attribute(self, id: str, name: str) -> str | None:
-        """The attribute *name* of the element with *id*."""
+        """Return the attribute *name* of the element with *id*."""
         return next(attributes for _, attributes in self.elements if attributes.get("id") == id).get(name)
 
     def runs_only_our_scripts(self) -> bool:
-        """Whether every script is a file of ours, and no attribute has one in it."""
+        """Return whether every script is one of our files, and no attribute contains a script."""
         sources = [attributes.get("src") or "" for tag, attributes in self.elements if tag == "script"]
         names = [name for _, attributes in self.elements for name in attributes]
         return all(source.startswith("/static/") for source in sources) and not any(n.startswith("on") for n in names)

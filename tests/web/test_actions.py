@@ -1,4 +1,4 @@
-"""What the dashboard changes: by POST only, from its own pages only, and safe before it says so."""
+"""Actions: only POST from our own pages changes something, and the response waits for the journal."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def post(client: FlaskClient, path: str, **form: Any) -> TestResponse:
 
 
 def done(response: TestResponse, path: str = "/tube") -> tuple[str, int]:
-    """The notice that a successful change leads to, after having looked at its page."""
+    """Return the code and number of the notice after a successful change, and check that its page loads."""
     assert response.status_code == 303, response.text
     target = urlsplit(response.headers["Location"])
     assert target.path == path
@@ -66,7 +66,7 @@ def test_kick_some(queue: Queue, client: FlaskClient, state: str, count: int, ki
     assert queue.broker.tubes[b"mail"].ready.count == kicked
 
 
-def test_kick_all_goes_in_slices_that_let_others_run(queue: Queue, client: FlaskClient) -> None:
+def test_kick_all_lets_others_run(queue: Queue, client: FlaskClient) -> None:
     queue.put("mail", count=3 * SLICE, delay=60)
     seen: list[int] = []
 
@@ -87,7 +87,7 @@ def test_clear_deletes_one_state(queue: Queue, client: FlaskClient, ids: list[in
     assert states(queue, ids) == [None if at == gone else was for at, was in enumerate(UNTOUCHED)]
 
 
-def test_clear_spares_what_is_put_meanwhile(queue: Queue, client: FlaskClient) -> None:
+def test_clear_keeps_jobs_put_meanwhile(queue: Queue, client: FlaskClient) -> None:
     queue.put("mail", count=2 * SLICE)
     new: list[int] = []
     other = gevent.spawn(lambda: new.extend(queue.put("mail", pri=0, count=3)))
@@ -96,7 +96,7 @@ def test_clear_spares_what_is_put_meanwhile(queue: Queue, client: FlaskClient) -
     assert list(queue.broker.jobs) == new
 
 
-def test_clear_of_the_last_job_leads_to_the_overview(queue: Queue, client: FlaskClient) -> None:
+def test_clear_of_the_last_job_redirects_to_the_overview(queue: Queue, client: FlaskClient) -> None:
     queue.put("mail")
     response = post(client, "/tube/clear", tube="mail", state="ready", confirm="mail")
     assert done(response, "/") == ("cleared", 1)
@@ -104,7 +104,7 @@ def test_clear_of_the_last_job_leads_to_the_overview(queue: Queue, client: Flask
 
 
 @pytest.mark.parametrize("confirm", ["", "Mail", "mail.", "default", "ready"])
-def test_clear_wants_the_name(queue: Queue, client: FlaskClient, ids: list[int], confirm: str) -> None:
+def test_clear_requires_the_tube_name(queue: Queue, client: FlaskClient, ids: list[int], confirm: str) -> None:
     said = refused(post(client, "/tube/clear", tube="mail", state="ready", confirm=confirm), 400)
     assert "“confirm” must be the tube's name, “mail”" in said
     assert states(queue, ids) == UNTOUCHED
@@ -121,13 +121,13 @@ def test_put(queue: Queue, client: FlaskClient) -> None:
     queue.broker.check()
 
 
-def test_put_of_the_largest_body_and_one_more(queue: Queue, client: FlaskClient) -> None:
+def test_put_of_the_largest_and_a_too_large_body(queue: Queue, client: FlaskClient) -> None:
     form: dict[str, Any] = {"tube": "x", "pri": 0, "delay": 0, "ttr": 1}
     headers, kind = OURS, "multipart/form-data"
     largest = client.post("/tube/put", data=form | {"body": "x" * 65535}, headers=headers, content_type=kind)
     assert done(largest)[0] == "put"
     more = client.post("/tube/put", data=form | {"body": "x" * 65536}, headers=headers, content_type=kind)
-    assert "“body” must be at most 65,535 bytes, and has 65,536" in refused(more, 400)
+    assert "“body” must be at most 65,535 bytes, but has 65,536" in refused(more, 400)
     flood = client.post("/tube/put", data=form | {"body": "x" * 500_000}, headers=headers, content_type=kind)
     assert "larger than this dashboard accepts" in refused(flood, 413)
 
@@ -147,7 +147,7 @@ def test_put_is_refused_while_draining_and_without_room(queue: Queue, client: Fl
 
 
 def first_version() -> str:
-    """What the form that edits the first of the jobs `ids` bears."""
+    """Return the `version` in the edit form of the first of the jobs `ids`."""
     queue = Queue()
     return version(queue.broker.jobs[queue.put("mail")[0]], b"body", sees_bodies=True)
 
@@ -175,9 +175,7 @@ def look(queue: Queue) -> list[object]:
 
 
 @pytest.mark.parametrize("action", ACTIONS)
-def test_only_our_own_pages_may_and_only_by_post(
-    queue: Queue, client: FlaskClient, ids: list[int], action: str
-) -> None:
+def test_actions_accept_only_same_origin_posts(queue: Queue, client: FlaskClient, ids: list[int], action: str) -> None:
     before = look(queue)
     for headers in ({}, {"Sec-Fetch-Site": "cross-site"}, {"Origin": "http://evil.example"}, {"Origin": "null"}):
         refused(client.post(f"/{action}", data=GOOD[action], headers=headers), 403)
@@ -189,7 +187,7 @@ def test_only_our_own_pages_may_and_only_by_post(
 
 
 @pytest.mark.parametrize("action", ACTIONS)
-def test_every_change_waits_until_it_is_safe(
+def test_every_change_waits_for_the_journal(
     queue: Queue, visit: Callable[..., FlaskClient], ids: list[int], action: str
 ) -> None:
     before, seen = look(queue), []
@@ -226,7 +224,7 @@ def test_every_change_waits_until_it_is_safe(
         for field, bad in bads.items()
     ],
 )
-def test_bad_field_is_named(
+def test_error_names_the_invalid_field(
     queue: Queue, client: FlaskClient, ids: list[int], action: str, changed: dict[str, str], field: str
 ) -> None:
     before = look(queue)
@@ -235,6 +233,7 @@ def test_bad_field_is_named(
 
 
 @pytest.mark.parametrize("action", ACTIONS)
-def test_what_is_not_there_cannot_be_changed(client: FlaskClient, action: str) -> None:
+def test_missing_tube_or_job_cannot_be_changed(client: FlaskClient, action: str) -> None:
     if action != "tube/put":
-        assert "There is no " in refused(post(client, f"/{action}", **GOOD[action]), 404)
+        reason = "is not open" if action == "connection/close" else "does not exist"
+    assert reason in refused(post(client, f"/{action}", **GOOD[action]), 404)

@@ -25,7 +25,7 @@ from greenstalk_server.web.pages import audit as audit_pages
 from .conftest import Queue
 from .table import Page
 from .test_guard import basic
-from .turns import Turns, until
+from .turns import LoopIterations, until
 
 OURS = {"Sec-Fetch-Site": "same-origin"}
 
@@ -404,7 +404,7 @@ def test_filters(queue: Queue) -> None:
     assert len(rows(client, "/audit?what=Pause&who=bo", **ada)) == 1
     nothing = client.get("/audit?who=eve", headers=ada).text
     assert "No entry matches." in Page(nothing).text
-    assert "Show every entry" in nothing
+    assert "Show all entries" in nothing
 
 
 def test_filter_by_action_finds_the_action(queue: Queue) -> None:
@@ -519,7 +519,7 @@ def test_long_search_stops_and_can_be_continued(queue: Queue, monkeypatch: pytes
     client = app.test_client()
     path, seen = "/audit?what=kick", 0
     while "Older" in links(client, path):
-        assert "There is more to look through" in client.get(path).text
+        assert "The scan reached its limit" in client.get(path).text
         path, seen = links(client, path)["Older"], seen + 1
     assert seen == 2
     assert [row[3] for row in rows(client, path)] == ["tube/kick"]
@@ -528,7 +528,7 @@ def test_long_search_stops_and_can_be_continued(queue: Queue, monkeypatch: pytes
 def test_empty_log_says_so(client: FlaskClient) -> None:
     text = Page(client.get("/audit").text).text
     assert "Nothing has been changed through the dashboard yet." in text
-    assert "in memory only, and gone at a restart" in text
+    assert "in memory only and lost at a restart" in text
 
 
 def test_page_of_a_kept_log_does_not_warn_about_memory(queue: Queue, tmp_path: Path) -> None:
@@ -594,7 +594,7 @@ def test_empty_export(client: FlaskClient) -> None:
 def test_export_is_streamed_and_yields(queue: Queue, tmp_path: Path, short_steps: None) -> None:
     fill(Audit(queue.clock, str(tmp_path)), 3000)
     client = queue.app(directory=str(tmp_path)).test_client()
-    with Turns() as turns:
+    with LoopIterations() as turns:
         response = client.get("/audit/export?format=jsonl")
         parts = list(response.iter_encoded())
     assert len(parts) > 10

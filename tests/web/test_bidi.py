@@ -1,4 +1,4 @@
-"""Texts with bidirectional control characters: no page shows one in another order than it has, nor changes it."""
+"""Texts with bidirectional control characters: pages show them in logical order, and forms do not change them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from greenstalk_server.web.jobs.body_format import describe_body, row_preview
 from tests.support.daemon import Daemon
 
 from .browser import Browser, Tab
-from .visit import Clients, press, said
+from .visit import Clients, notice_text, press
 
 EVIL = "reason=\N{RIGHT-TO-LEFT OVERRIDE}evil\N{POP DIRECTIONAL FORMATTING}"
 SPELLED = "reason=⟨U+202E⟩evil⟨U+202C⟩"
@@ -21,7 +21,7 @@ CONTROLS = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u
 SHOWN = """controls => [document.title, document.body.innerText,
     ...[...document.querySelectorAll('[title], [aria-label]')].flatMap(one => [one.title, one.ariaLabel ?? ''])]
     .filter(shown => [...controls].some(control => shown.includes(control)))"""
-"""The texts of a page, fields aside, that contain a control character."""
+"""Returns the texts of a page, except form fields, that contain a control character."""
 
 ORDER = """([selector, word]) => {
     const walker = document.createTreeWalker(document.querySelector(selector), NodeFilter.SHOW_TEXT);
@@ -38,7 +38,7 @@ ORDER = """([selector, word]) => {
     }
     return [];
 }"""
-"""How far from the left each letter of a word is."""
+"""Returns the horizontal position of each letter of a word."""
 
 
 @pytest.mark.parametrize("control", CONTROLS)
@@ -48,7 +48,7 @@ def test_control_is_spelled_out(control: str) -> None:
 
 
 @pytest.mark.parametrize("value", ["", "a", "שלום", "☃", "\u200d", "é", 5, None, Markup("\u202e")])
-def test_any_other_value_stays(value: object) -> None:
+def test_other_values_are_unchanged(value: object) -> None:
     assert text.finalize(value) == value
 
 
@@ -64,7 +64,7 @@ def reads_in_order(tab: Tab, selector: str) -> bool:
     return len(lefts) == 4 and lefts == sorted(lefts)
 
 
-def test_pages_show_texts_in_their_order(tab: Tab, daemon: Daemon, clients: Clients) -> None:
+def test_pages_show_texts_in_logical_order(tab: Tab, daemon: Daemon, clients: Clients) -> None:
     [id] = clients.put(EVIL.encode())
     tab.page.goto(clients.url)
     tab.page.get_by_label("Reason").fill(EVIL)
@@ -91,7 +91,7 @@ def test_pages_show_texts_in_their_order(tab: Tab, daemon: Daemon, clients: Clie
     assert tab.page.evaluate(SHOWN, CONTROLS) == []
 
 
-def test_row_that_a_live_page_adds_is_in_order(chromium: Browser, daemon: Daemon, clients: Clients) -> None:
+def test_row_added_by_a_live_update_is_in_order(chromium: Browser, daemon: Daemon, clients: Clients) -> None:
     clients.put(b"x")
     with chromium.tab(daemon.dashboard) as tab:
         tab.page.goto(clients.url)
@@ -102,7 +102,7 @@ def test_row_that_a_live_page_adds_is_in_order(chromium: Browser, daemon: Daemon
         assert reads_in_order(tab, f"tr[data-key='{id}']")
 
 
-def test_form_passes_such_a_body_and_warns_of_it(tab: Tab, daemon: Daemon, clients: Clients) -> None:
+def test_form_returns_the_body_unchanged_and_warns(tab: Tab, daemon: Daemon, clients: Clients) -> None:
     [plain, id] = clients.put(b"x", EVIL.encode())
     tab.page.goto(f"{daemon.dashboard}job/form?id={plain}")
     assert "direction of text" not in tab.page.inner_text("main")
@@ -111,7 +111,7 @@ def test_form_passes_such_a_body_and_warns_of_it(tab: Tab, daemon: Daemon, clien
     assert "characters that change the direction of text" in tab.page.inner_text("main")
     tab.page.get_by_label("Priority").fill("7")
     press(tab, "Save")
-    assert said(tab) == f"Job {id} was changed."
+    assert notice_text(tab) == f"Job {id} was changed."
     assert clients.producer.peek(id).body == EVIL.encode()
 
 

@@ -1,4 +1,4 @@
-"""Bodies that are on disk alone: every page and endpoint has them all the same, and leaves them there."""
+"""Bodies that are only on disk: pages and endpoints read them, and do not cache them."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ from .test_search import find, ids, task_id
 
 LIMIT = 256 * 2**20
 SEGMENT = 65536
-"""Bytes of a file of the journal; a job that takes more begins another."""
+"""Bytes of a journal file; a larger job starts a new file."""
 
 PAD = b"." * 100
-"""What is shorter is not worth letting go."""
+"""Bodies below this size in bytes are not evicted."""
 
 
 class DiskQueue(Queue):
-    """A queue whose journal is in *directory*; its memory is always short, so each body goes that may."""
+    """A queue with a journal in *directory* and a memory limit of zero, so that every evictable body is evicted."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__()
@@ -70,14 +70,14 @@ class DiskQueue(Queue):
     def job(self, id: int) -> Job:
         return self.broker.jobs[id]
 
-    def put_away(self, tube: str, *bodies: bytes, pri: int = 2000) -> list[int]:
-        """Put jobs, and have their bodies on disk alone."""
+    def put_on_disk(self, tube: str, *bodies: bytes, pri: int = 2000) -> list[int]:
+        """Put jobs and evict their bodies."""
         ids = [self.broker.put_into(tube.encode(), pri, 0, 60 * SECOND, body, self.now) for body in bodies]
-        self.send_away(*ids)
+        self.evict(*ids)
         return ids
 
-    def send_away(self, *ids: int) -> None:
-        """Have the bodies of these jobs on disk alone, as all have that are not in the journal's newest file."""
+    def evict(self, *ids: int) -> None:
+        """Evict the bodies of these jobs, by moving the journal on to a new file."""
         assert self.broker.put_into(b"filler", 0, 0, SECOND, b"f" * SEGMENT, self.now)
         assert self.commit()
         with gevent.Timeout(PATIENCE):
@@ -86,7 +86,7 @@ class DiskQueue(Queue):
         self.broker.check()
 
     def damage(self, id: int) -> None:
-        """Have the body of a job lost: its record on the disk is no longer what it was."""
+        """Make the body of a job unreadable: overwrite its record on the disk."""
         path = self.directory / name_of(self.job(id).segment)
         size = path.stat().st_size
         path.write_bytes(os.urandom(size))
@@ -114,8 +114,8 @@ def body(n: int) -> bytes:
     return b'{"number": %d, "pad": "%b"}' % (n, PAD)
 
 
-def meanwhile(queue: DiskQueue, ask: Any, change: Any) -> TestResponse:
-    """The answer to a request, when *change* is made while a body is read for that."""
+def with_change_during_read(queue: DiskQueue, ask: Any, change: Any) -> TestResponse:
+    """Return the response to *ask*, with *change* made while the body is being read."""
     asking = gevent.spawn(ask)
     gevent.sleep(0)
     assert not asking.ready()
@@ -128,62 +128,62 @@ def meanwhile(queue: DiskQueue, ask: Any, change: Any) -> TestResponse:
 # One job
 
 
-def test_page_of_a_job_has_its_body_which_stays_on_disk(queue: DiskQueue, client: FlaskClient) -> None:
-    [id] = queue.put_away("mail", body(7))
+def test_job_page_shows_the_body_and_leaves_it_on_disk(queue: DiskQueue, client: FlaskClient) -> None:
+    [id] = queue.put_on_disk("mail", body(7))
     page = Page(client.get(f"/job?id={id}").text)
-    assert '"number": 7' in page.text and "JSON, on disk alone" in page.text
+    assert '"number": 7' in page.text and "JSON, only on disk" in page.text
     assert client.get(f"/job/body?id={id}").data == body(7)
     assert queue.job(id).body is None
 
 
-def test_form_and_edit(queue: DiskQueue, client: FlaskClient) -> None:
-    [id] = queue.put_away("mail", body(7))
+def test_edit_form_of_a_body_on_disk(queue: DiskQueue, client: FlaskClient) -> None:
+    [id] = queue.put_on_disk("mail", body(7))
     form = Page(client.get(f"/job/form?id={id}").text)
     assert '"number": 7' in form.text
     [version] = [element["value"] for _, element in form.elements if element.get("name") == "version"]
     response = post(client, "/job/edit", id=id, version=version, pri=9, ttr=60, body=body(7).decode())
     assert "edited-job" in response.headers["Location"]
     assert (queue.job(id).pri, queue.job(id).body) == (9, body(7))
-    queue.send_away(id)
+    queue.evict(id)
     again = post(client, "/job/edit", id=id, version=version, pri=10, ttr=60, body=body(7).decode())
-    assert "has changed since you began" in refused(again, 409)
+    assert "has changed since you opened the form" in refused(again, 409)
 
 
-def test_an_edit_without_a_change_is_none_and_one_of_the_body_alone_is_one(
-    queue: DiskQueue, client: FlaskClient, program: Program
-) -> None:
-    [id] = queue.put_away("mail", body(7))
+def test_edit_detects_whether_the_body_changed(queue: DiskQueue, client: FlaskClient, program: Program) -> None:
+    [id] = queue.put_on_disk("mail", body(7))
     assert program.do("PATCH", f"/jobs/{id}", {"body": body(7).decode(), "pri": 2000})["events"] == []
     assert queue.job(id).body is None
     assert program.do("PATCH", f"/jobs/{id}", {"body": "other"})["body"] == "other"
     assert queue.job(id).body == b"other"
 
 
-def test_moved_copied_and_changed(queue: DiskQueue, client: FlaskClient, program: Program) -> None:
-    one, two, three = queue.put_away("mail", body(1), body(2), body(3))
+def test_job_with_body_on_disk_can_be_moved_copied_and_changed(
+    queue: DiskQueue, client: FlaskClient, program: Program
+) -> None:
+    one, two, three = queue.put_on_disk("mail", body(1), body(2), body(3))
     assert post(client, "/job/move", id=one, tube="moved").status_code == 303
     response = post(client, "/job/copy", id=two, delay=0)
     copy = int(parse_qs(urlsplit(response.headers["Location"]).query)["id"][0])
     assert program.do("POST", f"/jobs/{three}/move", {"tube": "moved"})["body"] == body(3).decode()
-    told = program.do("POST", f"/jobs/{two}/copy", status=201)
+    answer = program.do("POST", f"/jobs/{two}/copy", status=201)
     assert program.do("PATCH", f"/jobs/{two}", {"pri": 3})["body"] == body(2).decode()
-    expected = {one: ("moved", 1), copy: ("mail", 2), three: ("moved", 3), told["id"]: ("mail", 2), two: ("mail", 2)}
-    queue.send_away(*expected)
+    expected = {one: ("moved", 1), copy: ("mail", 2), three: ("moved", 3), answer["id"]: ("mail", 2), two: ("mail", 2)}
+    queue.evict(*expected)
     for id, (tube, n) in expected.items():
         assert queue.job(id).tube.name == tube.encode()
         assert program.ask("GET", f"/jobs/{id}/body").data == body(n)
 
 
-def test_job_in_json(queue: DiskQueue, program: Program) -> None:
-    [id] = queue.put_away("mail", body(7))
+def test_api_returns_a_body_on_disk(queue: DiskQueue, program: Program) -> None:
+    [id] = queue.put_on_disk("mail", body(7))
     assert program.get(f"/jobs/{id}")["body"] == body(7).decode()
     assert program.do("POST", f"/jobs/{id}/bury")["body"] == body(7).decode()
     assert program.do("POST", f"/jobs/{id}/kick")["state"] == "ready"
     assert queue.job(id).body is None
 
 
-def test_who_may_not_see_bodies_has_none_read(queue: DiskQueue) -> None:
-    [id] = queue.put_away("mail", body(7))
+def test_hidden_bodies_are_not_read_from_disk(queue: DiskQueue) -> None:
+    [id] = queue.put_on_disk("mail", body(7))
     app = queue.app(queue.commit, api_token=TOKEN, hides_bodies=True)
     queue.damage(id)
     page = Page(app.test_client().get(f"/job?id={id}").text)
@@ -191,32 +191,36 @@ def test_who_may_not_see_bodies_has_none_read(queue: DiskQueue) -> None:
     assert Program(app).get(f"/jobs/{id}")["body"] is None
 
 
-def test_job_that_goes_while_its_body_is_read(queue: DiskQueue, client: FlaskClient) -> None:
-    one, two = queue.put_away("mail", body(1), body(2))
-    gone = meanwhile(queue, lambda: client.get(f"/job?id={one}"), lambda: queue.broker.delete_job(one, queue.now))
-    assert "There is no job" in refused(gone, 404)
+def test_job_deleted_while_its_body_is_read(queue: DiskQueue, client: FlaskClient) -> None:
+    one, two = queue.put_on_disk("mail", body(1), body(2))
+    gone = with_change_during_read(
+        queue, lambda: client.get(f"/job?id={one}"), lambda: queue.broker.delete_job(one, queue.now)
+    )
+    assert f"Job {one} does not exist" in refused(gone, 404)
     move = partial(post, client, "/job/move", id=two, tube="moved")
-    assert "There is no job" in refused(meanwhile(queue, move, lambda: queue.broker.delete_job(two, queue.now)), 404)
+    assert f"Job {two} does not exist" in refused(
+        with_change_during_read(queue, move, lambda: queue.broker.delete_job(two, queue.now)), 404
+    )
     assert b"moved" not in queue.broker.tubes
 
 
-def test_job_that_changes_while_its_body_is_read_is_as_it_is_then(queue: DiskQueue, client: FlaskClient) -> None:
-    one, two = queue.put_away("mail", body(1), body(2))
+def test_job_edited_while_its_body_is_read_is_shown_as_edited(queue: DiskQueue, client: FlaskClient) -> None:
+    one, two = queue.put_on_disk("mail", body(1), body(2))
 
     def edit(id: int) -> None:
         assert queue.broker.edit_job(id, queue.now, body=b"new") == 0
 
-    assert meanwhile(queue, lambda: client.get(f"/job/body?id={one}"), lambda: edit(one)).data == b"new"
-    moved = meanwhile(queue, lambda: post(client, "/job/move", id=two, tube="moved"), lambda: edit(two))
+    assert with_change_during_read(queue, lambda: client.get(f"/job/body?id={one}"), lambda: edit(one)).data == b"new"
+    moved = with_change_during_read(queue, lambda: post(client, "/job/move", id=two, tube="moved"), lambda: edit(two))
     assert moved.status_code == 303
     assert (queue.job(two).tube.name, queue.job(two).body) == (b"moved", b"new")
 
 
-def test_job_that_is_reserved_while_its_body_is_read_is_not_taken(queue: DiskQueue, client: FlaskClient) -> None:
-    [id] = queue.put_away("mail", body(1))
+def test_job_reserved_while_its_body_is_read_is_not_changed(queue: DiskQueue, client: FlaskClient) -> None:
+    [id] = queue.put_on_disk("mail", body(1))
     worker = queue.connect()
     move = partial(post, client, "/job/move", id=id, tube="moved")
-    response = meanwhile(queue, move, lambda: queue.broker.reserve_job(worker, id, queue.now))
+    response = with_change_during_read(queue, move, lambda: queue.broker.reserve_job(worker, id, queue.now))
     assert "a client holds it" in refused(response, 409)
     assert queue.job(id).tube.name == b"mail"
 
@@ -224,8 +228,8 @@ def test_job_that_is_reserved_while_its_body_is_read_is_not_taken(queue: DiskQue
 # Lists
 
 
-def test_lists_say_where_a_body_is_and_read_none(queue: DiskQueue, client: FlaskClient) -> None:
-    [away] = queue.put_away("mail", body(7))
+def test_lists_mark_bodies_on_disk_and_read_none(queue: DiskQueue, client: FlaskClient) -> None:
+    [away] = queue.put_on_disk("mail", body(7))
     near = queue.broker.put_into(b"mail", 2000, 0, SECOND, b"near", queue.now)
     rows = client.get("/live?page=tube&tube=mail&state=ready").json["rows"]["jobs"]
     assert [(row[0], row[-1]) for row in rows] == [(str(away), ON_DISK), (str(near), "near")]
@@ -233,8 +237,8 @@ def test_lists_say_where_a_body_is_and_read_none(queue: DiskQueue, client: Flask
     assert queue.job(away).body is None
 
 
-def test_jobs_that_match_on_the_page_of_a_tube(queue: DiskQueue, client: FlaskClient) -> None:
-    found = queue.put_away("mail", *[body(n) for n in range(20)])
+def test_filter_of_a_list_searches_bodies_on_disk(queue: DiskQueue, client: FlaskClient) -> None:
+    found = queue.put_on_disk("mail", *[body(n) for n in range(20)])
     near = queue.broker.put_into(b"mail", 2000, 0, SECOND, b'"number": 3', queue.now)
     rows = client.get("/live?page=tube&tube=mail&state=ready&q=body:%22number%5C%22: 3%22".replace(" ", "%20")).json
     assert [row[0] for row in rows["rows"]["jobs"]] == [str(found[3]), str(near)]
@@ -242,29 +246,29 @@ def test_jobs_that_match_on_the_page_of_a_tube(queue: DiskQueue, client: FlaskCl
 
 
 @pytest.mark.parametrize("query", [{"tube": "mail", "state": "ready"}, {"q": "body:pad"}, {"tube": "mail"}])
-def test_pages_of_the_api_have_bodies(queue: DiskQueue, program: Program, query: dict[str, str]) -> None:
-    found = queue.put_away("mail", *[body(n) for n in range(30)])
+def test_lists_of_the_api_contain_bodies(queue: DiskQueue, program: Program, query: dict[str, str]) -> None:
+    found = queue.put_on_disk("mail", *[body(n) for n in range(30)])
     pages = program.pages("/jobs", "jobs", limit=7, **query)
     assert [len(page) for page in pages if page] == [7, 7, 7, 7, 2]
-    told = [(job["id"], job["body"]) for page in pages for job in page]
-    assert told == [(id, body(n).decode()) for n, id in enumerate(found)]
+    answer = [(job["id"], job["body"]) for page in pages for job in page]
+    assert answer == [(id, body(n).decode()) for n, id in enumerate(found)]
     assert program.get("/jobs", bodies="false", **query)["jobs"][0]["body"] is None
     assert all(queue.job(id).body is None for id in found)
 
 
 def test_large_bodies_end_a_page_of_the_api(queue: DiskQueue, program: Program) -> None:
-    found = queue.put_away("mail", *[b"x" * (MAX_PUT // 2 + n) for n in range(3)], b"y" * (MAX_PUT + 1))
+    found = queue.put_on_disk("mail", *[b"x" * (MAX_PUT // 2 + n) for n in range(3)], b"y" * (MAX_PUT + 1))
     first = program.get("/jobs", tube="mail")
     assert [len(job["body"]) for job in first["jobs"]] == [MAX_PUT // 2, MAX_PUT // 2 + 1]
     rest = program.get("/jobs", tube="mail", cursor=first["next_cursor"])["jobs"]
     assert [(job["id"], len(job["body"] or "")) for job in rest] == [(found[2], MAX_PUT // 2 + 2), (found[3], 0)]
 
 
-# Many
+# Bulk
 
 
-def test_search_looks_into_bodies_lot_by_lot_and_keeps_none(queue: DiskQueue, client: FlaskClient) -> None:
-    found = queue.put_away("mail", *[body(n) for n in range(2 * BATCH_SIZE + 50)])
+def test_search_reads_bodies_in_batches_and_keeps_none(queue: DiskQueue, client: FlaskClient) -> None:
+    found = queue.put_on_disk("mail", *[body(n) for n in range(2 * BATCH_SIZE + 50)])
     near = queue.broker.put_into(b"mail", 2000, 0, SECOND, b'"number": 42, is near', queue.now)
     before = queue.bodies.in_memory
     page = find(client, '"\\"number\\": 42,"')
@@ -274,8 +278,8 @@ def test_search_looks_into_bodies_lot_by_lot_and_keeps_none(queue: DiskQueue, cl
     assert ids(page) == []
 
 
-def test_search_by_the_api(queue: DiskQueue, program: Program) -> None:
-    found = queue.put_away("mail", *[body(n) for n in range(20)])
+def test_api_search_reads_bodies(queue: DiskQueue, program: Program) -> None:
+    found = queue.put_on_disk("mail", *[body(n) for n in range(20)])
     task = program.do("POST", "/searches", {"q": '"\\"number\\": 1"'}, status=202)
     assert task["matched"] == 11
     jobs = program.get(f"/tasks/{task['id']}/jobs")["jobs"]
@@ -283,10 +287,10 @@ def test_search_by_the_api(queue: DiskQueue, program: Program) -> None:
     assert [job["id"] for job in jobs] == [found[1], *found[10:]]
 
 
-def test_export(queue: DiskQueue, client: FlaskClient) -> None:
+def test_export_contains_bodies_on_disk(queue: DiskQueue, client: FlaskClient) -> None:
     large = b"\0" + b"x" * LARGE_BODY
     bodies = [*[body(n) for n in range(BATCH_SIZE + 10)], large, b"=" + PAD]
-    found = queue.put_away("mail", *bodies)
+    found = queue.put_on_disk("mail", *bodies)
     lines = [json.loads(line) for line in client.get("/export?format=jsonl&tube=mail").text.splitlines()]
     assert [line["id"] for line in lines] == found
     assert [line["body"] for line in lines[:-2]] == [part.decode() for part in bodies[:-2]]
@@ -296,23 +300,23 @@ def test_export(queue: DiskQueue, client: FlaskClient) -> None:
     assert all(queue.job(id).body is None for id in found)
 
 
-def test_records_that_stand_out_of_order_or_twice_in_a_file(queue: DiskQueue, client: FlaskClient) -> None:
-    found = queue.put_away("mail", *[body(n) for n in range(10)])
+def test_records_out_of_order_or_twice_in_a_file(queue: DiskQueue, client: FlaskClient) -> None:
+    found = queue.put_on_disk("mail", *[body(n) for n in range(10)])
     for n in (1, 2):
         for id in reversed(found[n:]):
             assert queue.broker.edit_job(id, queue.now, body=body(100 * n + id)) == 0
-        queue.send_away(*found)
+        queue.evict(*found)
     for id in found[8:] * 2:
         assert queue.broker.edit_job(id, queue.now, pri=1, body=body(id)) == 0
-    queue.send_away(*found)
+    queue.evict(*found)
     expected = [body(0), body(100 + found[1]), *[body(200 + id) for id in found[2:8]], *map(body, found[8:])]
     lines = [json.loads(line) for line in client.get("/export?format=jsonl&tube=mail").text.splitlines()]
     assert [line["body"] for line in lines] == [part.decode() for part in expected]
     assert all(queue.job(id).body is None for id in found)
 
 
-def test_what_is_read_at_once_is_bounded(queue: DiskQueue, client: FlaskClient) -> None:
-    found = queue.put_away("mail", *[bytes([48 + n]) * (BATCH_BYTES // 2) for n in range(6)])
+def test_size_of_a_batch_is_bounded(queue: DiskQueue, client: FlaskClient) -> None:
+    found = queue.put_on_disk("mail", *[bytes([48 + n]) * (BATCH_BYTES // 2) for n in range(6)])
     lines = [json.loads(line) for line in client.get("/export?format=jsonl&tube=mail").text.splitlines()]
     assert [line["id"] for line in lines] == found
     assert [line["size"] for line in lines] == [BATCH_BYTES // 2] * 6
@@ -321,8 +325,8 @@ def test_what_is_read_at_once_is_bounded(queue: DiskQueue, client: FlaskClient) 
 @pytest.mark.parametrize(
     ("change", "field"), [({"action": "move", "to": "moved"}, "tube"), ({"action": "pri", "pri": 5}, "pri")]
 )
-def test_change_of_many(queue: DiskQueue, program: Program, change: dict[str, Any], field: str) -> None:
-    found = queue.put_away("mail", *[body(n) for n in range(BATCH_SIZE + 20)])
+def test_bulk_change_keeps_bodies(queue: DiskQueue, program: Program, change: dict[str, Any], field: str) -> None:
+    found = queue.put_on_disk("mail", *[body(n) for n in range(BATCH_SIZE + 20)])
     asked = {"q": '"\\"number\\": 1"', "dry_run": False, **change}
     task = program.do("POST", "/bulk", asked, status=202)
     with gevent.Timeout(PATIENCE):
@@ -331,14 +335,14 @@ def test_change_of_many(queue: DiskQueue, program: Program, change: dict[str, An
             task = program.get(f"/tasks/{task['id']}")
     changed = {id: n for n, id in enumerate(found) if str(n).startswith("1")}
     assert (task["state"], task["changed"], task["message"]) == ("done", len(changed), "")
-    queue.send_away(*changed)
+    queue.evict(*changed)
     jobs = [job for page in program.pages("/jobs", "jobs") for job in page if job["tube"] != "filler"]
     assert [(job["id"], job["body"]) for job in jobs] == [(id, body(n).decode()) for n, id in enumerate(found)]
     assert {job["id"] for job in jobs if job[field] == list(change.values())[1]} == changed.keys()
 
 
-def test_kick_and_delete_of_many_read_no_bodies(queue: DiskQueue, program: Program) -> None:
-    found = queue.put_away("mail", *[body(n) for n in range(10)])
+def test_bulk_kick_and_delete_read_no_bodies(queue: DiskQueue, program: Program) -> None:
+    found = queue.put_on_disk("mail", *[body(n) for n in range(10)])
     for id in found:
         queue.broker.bury_job(id, queue.now)
     for id in found:
@@ -351,40 +355,40 @@ def test_kick_and_delete_of_many_read_no_bodies(queue: DiskQueue, program: Progr
 # Workers over HTTP
 
 
-def test_reserve_over_http_comes_with_bodies(queue: DiskQueue, program: Program) -> None:
-    found = queue.put_away("mail", *[body(n) for n in range(5)])
+def test_http_reserve_returns_bodies(queue: DiskQueue, program: Program) -> None:
+    found = queue.put_on_disk("mail", *[body(n) for n in range(5)])
     jobs = program.do("POST", "/reserve", {"tubes": ["mail"], "count": 3})["jobs"]
     assert [(job["id"], job["body"]) for job in jobs] == [(id, body(n).decode()) for n, id in enumerate(found[:3])]
     program.do("POST", "/leases/delete", {"token": jobs[0]["token"]}, status=204)
     assert found[0] not in queue.broker.jobs
 
 
-def test_job_that_is_taken_while_its_body_is_read_for_a_worker(queue: DiskQueue, program: Program) -> None:
-    [id] = queue.put_away("mail", body(1))
+def test_job_taken_while_its_body_is_read_for_an_http_worker(queue: DiskQueue, program: Program) -> None:
+    [id] = queue.put_on_disk("mail", body(1))
     ask = partial(program.ask, "POST", "/reserve", json={"tubes": ["mail"]})
-    response = meanwhile(queue, ask, lambda: queue.broker.release_job(id, queue.now))
+    response = with_change_during_read(queue, ask, lambda: queue.broker.release_job(id, queue.now))
     assert response.json["jobs"] == []
     assert queue.job(id).state == READY
 
 
-# Lost bodies
+# Unreadable bodies
 
 
-def test_lost_body_is_told_and_the_job_can_be_deleted(
+def test_unreadable_body_is_reported_and_the_job_can_be_deleted(
     queue: DiskQueue, client: FlaskClient, program: Program, caplog: pytest.LogCaptureFixture
 ) -> None:
-    [id] = queue.put_away("mail", body(1))
+    [id] = queue.put_on_disk("mail", body(1))
     queue.damage(id)
     with caplog.at_level(logging.ERROR):
         page = Page(client.get(f"/job?id={id}").text)
-    assert "cannot be read back from the journal" in page.text and f"Delete job {id} for good" in page.text
+    assert "cannot be read back from the journal" in page.text and f"Delete job {id} permanently" in page.text
     assert [record.getMessage().split(":")[:2] for record in caplog.records] == [
         ["journal", f" the body of job {id} cannot be read back"]
     ]
     for path in ("/job/form", "/job/body"):
-        assert f"The body of job {id} is on disk alone" in refused(client.get(f"{path}?id={id}"), 500)
+        assert f"The body of job {id} is only on disk" in refused(client.get(f"{path}?id={id}"), 500)
     for path, form in (("/job/move", {"tube": "other"}), ("/job/copy", {"delay": 0}), ("/job/edit", {})):
-        assert f"The body of job {id} is on disk alone" in refused(post(client, path, id=id, **form), 500)
+        assert f"The body of job {id} is only on disk" in refused(post(client, path, id=id, **form), 500)
     assert "cannot be read back" in problem(program.ask("GET", f"/jobs/{id}/body"), 500)["detail"]
     assert "cannot be read back" in problem(program.ask("PATCH", f"/jobs/{id}", json={"pri": 1}), 500)["detail"]
     assert program.get(f"/jobs/{id}")["body"] is None
@@ -393,17 +397,15 @@ def test_lost_body_is_told_and_the_job_can_be_deleted(
     assert post(client, "/job/delete", id=id).status_code == 303
 
 
-def test_many_jobs_of_which_the_bodies_of_some_are_lost(
-    queue: DiskQueue, client: FlaskClient, program: Program
-) -> None:
-    [lost] = queue.put_away("mail", body(1))
-    [sound] = queue.put_away("mail", body(2))
+def test_bulk_operations_skip_unreadable_bodies(queue: DiskQueue, client: FlaskClient, program: Program) -> None:
+    [lost] = queue.put_on_disk("mail", body(1))
+    [sound] = queue.put_on_disk("mail", body(2))
     assert queue.job(lost).segment != queue.job(sound).segment
     queue.damage(lost)
     page = find(client, "number")
     assert ids(page) == [sound]
     state = client.get(f"/live?page=search&{task_id(page)}").json
-    assert state["fields"]["task-message"].startswith("It was not looked into 1 job")
+    assert state["fields"]["task-message"].startswith("1 job could not be searched")
     lines = [json.loads(line) for line in client.get("/export?format=jsonl&tube=mail").text.splitlines()]
     assert [(line["encoding"], line["body"]) for line in lines] == [(None, None), ("utf-8", body(2).decode())]
     rows = list(csv.DictReader(io.StringIO(client.get("/export?format=csv&tube=mail").text)))
@@ -414,10 +416,8 @@ def test_many_jobs_of_which_the_bodies_of_some_are_lost(
     assert (queue.job(lost).pri, queue.job(sound).pri) == (2000, 1)
 
 
-def test_job_whose_body_is_lost_is_buried_when_a_worker_reserves_it_over_http(
-    queue: DiskQueue, program: Program
-) -> None:
-    [lost] = queue.put_away("mail", body(1))
+def test_http_reserve_buries_a_job_with_an_unreadable_body(queue: DiskQueue, program: Program) -> None:
+    [lost] = queue.put_on_disk("mail", body(1))
     queue.damage(lost)
     refusal = problem(program.ask("POST", "/reserve", json={"tubes": ["mail"]}), 503)
     assert f"The body of job {lost} cannot be read back" in refusal["detail"]
@@ -427,8 +427,8 @@ def test_job_whose_body_is_lost_is_buried_when_a_worker_reserves_it_over_http(
 # Figures
 
 
-def test_figures_tell_what_is_where(queue: DiskQueue, client: FlaskClient, program: Program) -> None:
-    queue.put_away("mail", body(1), body(2))
+def test_figures_count_bodies_in_memory_and_on_disk(queue: DiskQueue, client: FlaskClient, program: Program) -> None:
+    queue.put_on_disk("mail", body(1), body(2))
     [filler] = [job for job in queue.broker.jobs.values() if job.tube.name == b"filler"]
     queue.broker.put_into(b"mail", 0, 0, SECOND, b"near", queue.now)
     assert queue.commit()
@@ -440,8 +440,8 @@ def test_figures_tell_what_is_where(queue: DiskQueue, client: FlaskClient, progr
     assert fields["bodies_on_disk"] == f"{away / 1000:.1f}\xa0kB of 3 jobs"
     assert fields["bodies_in_memory"] == "4\xa0bytes of 1 job"
     assert (fields["memory_limit"], fields["memory_taken"]) == ("268\xa0MB", f"{queue.bodies.taken / 1000:.1f}\xa0kB")
-    told = program.get("/server")
-    assert told["bodies"] == {
+    answer = program.get("/server")
+    assert answer["bodies"] == {
         "limit": LIMIT,
         "taken": queue.bodies.taken,
         "in_memory": 1,
@@ -450,7 +450,7 @@ def test_figures_tell_what_is_where(queue: DiskQueue, client: FlaskClient, progr
         "bytes_on_disk": away,
         "is_full": False,
     }
-    assert (told["stats"]["body_bytes_in_memory"], told["stats"]["body_bytes_on_disk"]) == (4, away)
+    assert (answer["stats"]["body_bytes_in_memory"], answer["stats"]["body_bytes_on_disk"]) == (4, away)
     assert b"\nbody-bytes-on-disk: %d\n" % away in as_reply(server_stats(queue.broker, queue.now))
     metrics = client.get("/metrics").text
     for line in (
@@ -465,7 +465,7 @@ def test_figures_tell_what_is_where(queue: DiskQueue, client: FlaskClient, progr
         assert f"\n{line}\n" in metrics
 
 
-def test_without_a_limit_nothing_is_told_of_it() -> None:
+def test_without_a_memory_limit_there_are_no_figures() -> None:
     app = Queue().app(api_token=TOKEN)
     client = app.test_client()
     assert client.get("/live?page=overview").json["fields"]["bodies_on_disk"] == "–"
@@ -473,15 +473,15 @@ def test_without_a_limit_nothing_is_told_of_it() -> None:
     assert "greenstalk_bodies" not in client.get("/metrics").text
 
 
-def test_put_that_memory_has_no_room_for_says_so() -> None:
+def test_put_beyond_the_memory_limit_is_explained() -> None:
     queue = Queue()
     queue.broker.bodies = Bodies(2000, can_let_go=False)
     app = queue.app(api_token=TOKEN)
     program = Program(app)
     jobs = [{"tube": "mail", "body": "x" * 500}] * 3
-    told = problem(program.ask("POST", "/jobs", json=jobs), 507)
-    assert "(--memory-limit)" in told["detail"] and "2 jobs of them were put" in told["detail"]
-    assert len(told["put"]) == 2
+    answer = problem(program.ask("POST", "/jobs", json=jobs), 507)
+    assert "(--memory-limit)" in answer["detail"] and "2 jobs of them were put" in answer["detail"]
+    assert len(answer["put"]) == 2
     assert Program(app).get("/server")["bodies"]["is_full"] is False
     form = {"tube": "mail", "pri": 1, "delay": 0, "ttr": 1, "body": "x" * 500}
     assert "(--memory-limit)" in refused(app.test_client().post("/tube/put", data=form, headers=OURS), 503)

@@ -1,4 +1,4 @@
-"""What a body is told to be, and how it is shown; whatever it is, in little time and space."""
+"""Format detection and display of bodies, with bounded time and memory for any body."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ JSON_VALUES = st.recursive(
 )
 
 
-def packed(body: bytes) -> bytes:
-    """Gzip *body* the same way each time, whatever the time is."""
+def gzipped(body: bytes) -> bytes:
+    """Return *body* in gzip format, with the same bytes at any time of day."""
     return gzip.compress(body, mtime=0)
 
 
@@ -43,15 +43,15 @@ def packed(body: bytes) -> bytes:
         (b"averylongwordwithoutanyspace", "text", "averylongwordwithoutanyspace"),
         (base64.b64encode(b'{"a": 1}'), "base64, holding JSON", '{\n  "a": 1\n}'),
         (base64.encodebytes(b"some lines of text " * 9), "base64, holding text", "some lines of text " * 9),
-        (packed(b"[1]"), "gzip, holding JSON", "[\n  1\n]"),
-        (base64.b64encode(packed(b"[1]")), "base64, holding gzip, holding JSON", "[\n  1\n]"),
+        (gzipped(b"[1]"), "gzip, holding JSON", "[\n  1\n]"),
+        (base64.b64encode(gzipped(b"[1]")), "base64, holding gzip, holding JSON", "[\n  1\n]"),
         (b"\x1f\x8b\x08broken", "binary", "00000  1f 8b 08 62 72 6f 6b 65 6e                       ...broken"),
         (b"a\0b", "binary", "00000  61 00 62                                         a.b"),
         (b"\xff\xfe", "binary", "00000  ff fe                                            .."),
         (b"\x80\x04\x95K\x00.", "binary", "00000  80 04 95 4b 00 2e                                ...K.."),
     ],
 )  # fmt: skip
-def test_body_is_told(body: bytes, kind: str, first: str) -> None:
+def test_body_format_is_detected(body: bytes, kind: str, first: str) -> None:
     found = describe_body(body)
     assert (found.kind, found.panes[0].text) == (kind, first)
 
@@ -60,7 +60,7 @@ def test_empty_body() -> None:
     assert (describe_body(b"").kind, describe_body(b"").panes) == ("empty", ())
 
 
-def test_numbers_survive_as_they_are_written() -> None:
+def test_numbers_keep_their_spelling() -> None:
     source = f'{{"id":{BIG},"x":1.10,"y":1E400,"id":2,"long":{"9" * 5000}}}'
     shown = describe_body(source.encode())
     assert shown.kind == "JSON"
@@ -71,13 +71,13 @@ def test_numbers_survive_as_they_are_written() -> None:
 
 
 @given(JSON_VALUES)
-def test_layout_changes_nothing_but_space(value: object) -> None:
+def test_indentation_changes_only_whitespace(value: object) -> None:
     for source in (json.dumps(value), json.dumps(value, ensure_ascii=False, indent=7)):
         assert json.loads(indent_json(source)) == value
 
 
 @given(st.binary(max_size=300))
-def test_anything_is_shown(body: bytes) -> None:
+def test_any_body_can_be_shown(body: bytes) -> None:
     assert describe_body(body).panes or not body
     assert "\n" not in row_preview(body)
 
@@ -97,8 +97,8 @@ def test_anything_is_shown(body: bytes) -> None:
         bytes(range(256)) * 256,
         "☃".encode() * 40000,
         b"A" * 65536,
-        packed(b"\0" * 50_000_000),
-        packed(packed(packed(packed(b"x" * 100_000)))),
+        gzipped(b"\0" * 50_000_000),
+        gzipped(gzipped(gzipped(gzipped(b"x" * 100_000)))),
         base64.b64encode(bytes(60000)),
         b"\0" * 5_000_000,
         b"x" * 5_000_000,
@@ -109,7 +109,7 @@ def test_anything_is_shown(body: bytes) -> None:
     ],
     ids=lambda body: repr(body[:12]),
 )
-def test_hostile_body_costs_little(body: bytes) -> None:
+def test_hostile_body_takes_bounded_time_and_memory(body: bytes) -> None:
     began = time.process_time()
     tracemalloc.start()
     shown = describe_body(body)
@@ -117,15 +117,15 @@ def test_hostile_body_costs_little(body: bytes) -> None:
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert most < 64 * PREVIEW
-    assert time.process_time() - began < 10  # it takes some ms, or minutes if it goes with the square of the size
+    assert time.process_time() - began < 10  # takes a few ms; quadratic time would take minutes
     assert sum(len(pane.text) for pane in shown.panes) < 12 * PREVIEW
 
 
-def test_cut_says_so_and_cuts_no_character() -> None:
+def test_truncation_is_noted_and_splits_no_character() -> None:
     shown = describe_body(b"x" + "☃".encode() * 30000)
     assert shown.kind == "text"
     assert set(shown.panes[0].text) == {"x", "☃"}
-    assert shown.panes[0].note == "The first 65,536 bytes are shown; the download has all of it."
+    assert shown.panes[0].note == "The first 65,536 bytes are shown. Download the body to get all of it."
     assert describe_body(b"x" * PREVIEW).panes[0].note == ""
 
 

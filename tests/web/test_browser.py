@@ -1,4 +1,4 @@
-"""The dashboard of a real daemon with real clients connected, in a real browser."""
+"""The overview of a real daemon with real clients, in a real browser."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .visit import FLAGS
 ODD_NAMES = ("//x", "..", ";", "$(reboot)", "A" * 200)
 
 SHOWN = ("attention", "ready", "urgent", "reserved", "delayed", "buried", "waiting", "pause")
-"""Of the columns, those that do not go by the second."""
+"""Columns whose values do not change with time."""
 
 COUNTS = f"""name => {{
     const row = [...document.querySelectorAll('#tubes tr')].find(row => row.cells[0].textContent === name);
@@ -38,7 +38,7 @@ def daemon() -> Iterator[Daemon]:
 
 
 class Crowd:
-    """Clients that stay: a producer, a worker that holds jobs, and two that wait for some."""
+    """Connected clients: a producer, a worker that holds jobs, and two waiting workers."""
 
     def __init__(self, port: int) -> None:
         self._at_exit = ExitStack()
@@ -58,7 +58,7 @@ class Crowd:
             self.producer.put("body", **options)
 
     def work(self) -> None:
-        """Have every state, a pause and a few odd names."""
+        """Create jobs in every state, a paused tube, and tubes with odd names."""
         self.put("mail.outgoing", 1240)
         self.put("mail.outgoing", 9, priority=10)
         self.put("mail.outgoing", 17, delay=3600)
@@ -136,7 +136,7 @@ def test_page_follows_the_queue(chromium: Browser, daemon: Daemon, crowd: Crowd)
         assert (tab.console, tab.elsewhere) == ([], [])
 
 
-def test_filter_as_it_is_typed_stands_in_the_address(chromium: Browser, daemon: Daemon, crowd: Crowd) -> None:
+def test_filter_updates_the_url_while_typing(chromium: Browser, daemon: Daemon, crowd: Crowd) -> None:
     with chromium.tab(daemon.dashboard) as tab:
         tab.page.goto(daemon.dashboard)
         tab.page.get_by_label("Filter tubes by name").fill("/RETRY")
@@ -149,7 +149,7 @@ def test_filter_as_it_is_typed_stands_in_the_address(chromium: Browser, daemon: 
         tab.page.wait_for_selector("#filtered-out")
         assert tab.page.is_hidden("#table")
         tab.screenshot("filtered-out")
-        tab.page.get_by_role("link", name="Show every tube").click()
+        tab.page.get_by_role("link", name="Show all tubes").click()
         wait_for_counts(tab, "thumbnails", "0 0 0 0 0 1 –")
         assert (tab.console, tab.elsewhere) == ([], [])
 
@@ -177,7 +177,7 @@ def test_unused_queue(chromium: Browser, daemon: Daemon, width: int, theme: Any)
         assert (tab.console, tab.elsewhere) == ([], [])
 
 
-def test_hidden_tab_asks_for_nothing(chromium: Browser, daemon: Daemon) -> None:
+def test_hidden_tab_sends_no_requests(chromium: Browser, daemon: Daemon) -> None:
     with chromium.tab(daemon.dashboard) as tab:
         asked: list[str] = []
         tab.page.on("request", lambda request: asked.append(request.url))
@@ -197,8 +197,8 @@ def test_hidden_tab_asks_for_nothing(chromium: Browser, daemon: Daemon) -> None:
         tab.page.wait_for_function("() => document.querySelector('[data-field=uptime]').textContent !== '0\xa0s'")
 
 
-def test_figures_follow_by_the_stream(chromium: Browser, daemon: Daemon, crowd: Crowd) -> None:
-    """Which tells once a second what has changed."""
+def test_stream_updates_the_figures(chromium: Browser, daemon: Daemon, crowd: Crowd) -> None:
+    """The stream sends changes once a second."""
     assert hub.REFRESH_INTERVAL == 1.0
     with chromium.tab(daemon.dashboard) as tab:
         tab.page.goto(daemon.dashboard)
@@ -215,7 +215,7 @@ def test_figures_follow_by_the_stream(chromium: Browser, daemon: Daemon, crowd: 
         assert (tab.console, tab.elsewhere) == ([], [])
 
 
-def test_page_polls_where_streams_are_refused(chromium: Browser, daemon: Daemon, crowd: Crowd) -> None:
+def test_page_polls_if_streams_are_refused(chromium: Browser, daemon: Daemon, crowd: Crowd) -> None:
     with chromium.tab(daemon.dashboard) as tab:
         tab.page.route("**/events?*", lambda route: route.fulfill(status=503, body="full"))
         tab.page.goto(daemon.dashboard)
@@ -227,8 +227,8 @@ def test_page_polls_where_streams_are_refused(chromium: Browser, daemon: Daemon,
         assert [said for said in tab.console if "503" not in said] == []
 
 
-def test_page_polls_where_streams_are_held_back(chromium: Browser, daemon: Daemon, crowd: Crowd) -> None:
-    """As by a proxy that waits for the end of an answer."""
+def test_page_polls_if_a_proxy_buffers_streams(chromium: Browser, daemon: Daemon, crowd: Crowd) -> None:
+    """A proxy that buffers waits for the end of the response."""
     with chromium.tab(daemon.dashboard) as tab:
         held: list[Route] = []
         tab.page.route("**/events?*", lambda route: held.append(route))  # noqa: PLW0108  Playwright marks it
@@ -243,7 +243,7 @@ def test_page_polls_where_streams_are_held_back(chromium: Browser, daemon: Daemo
         tab.page.wait_for_selector("#live[data-state=live]")
 
 
-def test_sorting_by_a_click_and_the_order_as_things_change(chromium: Browser, daemon: Daemon, crowd: Crowd) -> None:
+def test_sort_by_click_and_live_order(chromium: Browser, daemon: Daemon, crowd: Crowd) -> None:
     crowd.put("aaa", 2)
     crowd.put("bbb", 5)
     with chromium.tab(daemon.dashboard) as tab:
@@ -262,7 +262,7 @@ def test_sorting_by_a_click_and_the_order_as_things_change(chromium: Browser, da
         assert (tab.console, tab.elsewhere) == ([], [])
 
 
-def test_what_somebody_is_at_work_in_stays(chromium: Browser, daemon: Daemon, crowd: Crowd) -> None:
+def test_elements_in_use_are_not_replaced(chromium: Browser, daemon: Daemon, crowd: Crowd) -> None:
     crowd.put("aaa", 2)
     with chromium.tab(daemon.dashboard) as tab:
         tab.page.goto(f"{daemon.dashboard}tube?tube=aaa")
@@ -284,7 +284,7 @@ def test_what_somebody_is_at_work_in_stays(chromium: Browser, daemon: Daemon, cr
         assert (tab.console, tab.elsewhere) == ([], [])
 
 
-def test_page_finds_back_to_a_server_that_returns(chromium: Browser, daemon: Daemon) -> None:
+def test_page_reconnects_to_a_restarted_server(chromium: Browser, daemon: Daemon) -> None:
     with chromium.tab(daemon.dashboard) as tab:
         tab.page.goto(daemon.dashboard)
         tab.page.wait_for_selector("#live[data-state=live]")
@@ -297,7 +297,7 @@ def test_page_finds_back_to_a_server_that_returns(chromium: Browser, daemon: Dae
             assert tab.page.text_content("[data-field=pid]") == str(again.process.pid)
 
 
-def test_lost_server_is_said(chromium: Browser, daemon: Daemon) -> None:
+def test_lost_server_is_reported(chromium: Browser, daemon: Daemon) -> None:
     with chromium.tab(daemon.dashboard) as tab:
         tab.page.goto(daemon.dashboard)
         tab.page.wait_for_selector("#live[data-state=live]")
@@ -306,8 +306,8 @@ def test_lost_server_is_said(chromium: Browser, daemon: Daemon) -> None:
         tab.screenshot("lost")
 
 
-def test_password(chromium: Browser) -> None:
-    """A page opened with the password in its address stays live, though a script may not pass the address on."""
+def test_password_in_the_url(chromium: Browser) -> None:
+    """A page opened with the password in its URL stays live, although fetch rejects such URLs."""
     with Daemon(*FLAGS, environ=environment(GREENSTALK_WEB_PASSWORD="sesame")) as daemon:  # noqa: S106
         with_password = daemon.dashboard.replace("http://", "http://me:sesame@")
         with chromium.tab(daemon.dashboard) as tab:
@@ -327,7 +327,7 @@ def test_page_not_found(chromium: Browser, daemon: Daemon, width: int) -> None:
         tab.page.wait_for_selector("#live[data-state=live]")
 
 
-def test_keyboard_reaches_everything_and_is_seen(chromium: Browser, daemon: Daemon, crowd: Crowd) -> None:
+def test_keyboard_focus_reaches_everything_and_is_visible(chromium: Browser, daemon: Daemon, crowd: Crowd) -> None:
     crowd.work()
     with chromium.tab(daemon.dashboard) as tab:
         tab.page.goto(daemon.dashboard)
@@ -339,7 +339,7 @@ def test_keyboard_reaches_everything_and_is_seen(chromium: Browser, daemon: Daem
             assert tab.page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
         assert reached[:2] == ["skip", "brand"]
         assert reached[-1] == "q"
-        for _ in range(2):  # by the table, which a narrow window scrolls, to its first head
+        for _ in range(2):  # past the scrollable table to its first header
             tab.page.keyboard.press("Tab")
         assert tab.page.evaluate("document.activeElement.textContent.trim()") == "Tube"
         tab.screenshot("focus")

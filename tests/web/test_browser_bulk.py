@@ -1,4 +1,4 @@
-"""Searching and changing many jobs: a real browser, a real daemon, real clients, with and without a script."""
+"""Searches and bulk changes in a real browser, with a real daemon and clients, with and without scripts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from playwright.sync_api import expect
 from tests.support.daemon import PATIENCE, Daemon
 
 from .browser import Browser, Tab
-from .visit import AXE, FOUND, Clients, is_too_wide, press
+from .visit import AXE, AXE_VIOLATIONS, Clients, is_too_wide, press
 
 MANY = 60_000
 HOSTILE = b"</td><script>document.title = 1</script>"
@@ -39,12 +39,12 @@ def choose(tab: Tab, label: str) -> None:
 
 
 def wait_done(tab: Tab) -> str:
-    """What the page of a task says, once that has ended; without a script the browser asks again by itself."""
+    """Wait until the task has ended, and return the state on its page; without scripts the page reloads itself."""
     tab.page.locator("[data-task-state]", has_text=re.compile("done|cancelled|failed")).wait_for()
     return tab.page.inner_text("main")
 
 
-def test_ticked_jobs_are_deleted_after_a_dry_run_and_the_name(tab: Tab, clients: Clients) -> None:
+def test_selected_jobs_are_deleted_after_dry_run_and_confirmation(tab: Tab, clients: Clients) -> None:
     ids = clients.put(*[HOSTILE] * 6)
     tab.page.goto(clients.url)
     for at in (1, 3):
@@ -59,7 +59,7 @@ def test_ticked_jobs_are_deleted_after_a_dry_run_and_the_name(tab: Tab, clients:
     press(tab, "Delete 2 jobs")
     refusal = tab.page.inner_text("main")
     assert f"“confirm” must be “{clients.tube}”, not “something”." in refusal and "Nothing was changed." in refusal
-    tab.console.clear()  # the browser notes the status 400
+    tab.console.clear()  # the browser logs the status 400
     tab.page.get_by_role("link", name="Back to the confirmation").click()
     tab.page.get_by_label("to confirm").fill(clients.tube)
     press(tab, "Delete 2 jobs")
@@ -73,16 +73,16 @@ def test_ticked_jobs_are_deleted_after_a_dry_run_and_the_name(tab: Tab, clients:
     assert tab.page.inner_text("h1") == clients.tube
 
 
-def test_all_that_match_are_moved_and_those_held_are_left_out(tab: Tab, clients: Clients) -> None:
+def test_all_matches_except_held_jobs_are_moved(tab: Tab, clients: Clients) -> None:
     clients.put(*[b"no route"] * 4, b"fine")
     held = clients.worker.reserve(timeout=0)
     tab.page.goto(clients.url)
-    tab.page.get_by_label("Only jobs that match").fill("size:8")
+    tab.page.get_by_label("Filter these jobs by a query").fill("size:8")
     press(tab, "Filter")
     assert boxes(tab).count() == 3
-    choose(tab, "Move to a tube")
+    choose(tab, "Move to another tube")
     tab.page.get_by_label("All ready jobs that match").check()
-    tab.page.get_by_label("To the tube").fill(f"{clients.tube}.retry")
+    tab.page.get_by_label("Destination tube").fill(f"{clients.tube}.retry")
     press(tab, "Preview")
     assert f"tube:{clients.tube} state:ready size:8" in tab.page.inner_text("main")
     press(tab, "Move 3 jobs")
@@ -99,8 +99,8 @@ def test_forced_kick_takes_a_job_from_its_worker(tab: Tab, clients: Clients) -> 
     boxes(tab).first.check()
     choose(tab, "Kick")
     press(tab, "Preview")
-    assert "1 job held by a client: left out, unless you force it below" in tab.page.inner_text("main")
-    tab.page.get_by_role("checkbox", name="Force it").check()
+    assert "1 job held by a client: not changed, unless you force it below" in tab.page.inner_text("main")
+    tab.page.get_by_role("checkbox", name="Force the change").check()
     tab.page.get_by_label("to confirm").fill(clients.tube)
     press(tab, "Kick by force")
     assert "1 kicked" in wait_done(tab)
@@ -109,7 +109,7 @@ def test_forced_kick_takes_a_job_from_its_worker(tab: Tab, clients: Clients) -> 
         clients.worker.touch(held)
 
 
-def test_search_finds_follows_and_leads_to_the_job(tab: Tab, clients: Clients) -> None:
+def test_search_lists_updates_and_links_to_jobs(tab: Tab, clients: Clients) -> None:
     [one, _, three] = clients.put(b"order 17", b"other", b"ORDER 18")
     tab.page.goto(clients.url.replace("tube?", "search?"))
     tab.page.get_by_label("Jobs that match").fill(f"tube:{clients.tube} ~order")
@@ -120,16 +120,18 @@ def test_search_finds_follows_and_leads_to_the_job(tab: Tab, clients: Clients) -
     assert tab.page.inner_text("h1") == f"Job {one}"
 
 
-def test_search_tells_what_is_wrong_and_how_to_ask(tab: Tab, daemon: Daemon) -> None:
+def test_search_explains_errors_and_syntax(tab: Tab, daemon: Daemon) -> None:
     tab.page.goto(f"{daemon.dashboard}search")
     tab.page.get_by_label("Jobs that match").fill("age:soon")
     press(tab, "Search")
-    assert "“age:soon” must compare with a number, as 30, 30s" in tab.page.get_by_role("alert").inner_text()
-    tab.console.clear()  # the browser notes the status 400
+    assert (
+        "“age:soon” must be a comparison with a number, such as 30, 30s" in tab.page.get_by_role("alert").inner_text()
+    )
+    tab.console.clear()  # the browser logs the status 400
     assert "reserves:>3" in tab.page.inner_text(".query-words")
 
 
-def test_export_saves_all_that_match(tab: Tab, clients: Clients) -> None:
+def test_export_saves_all_matches(tab: Tab, clients: Clients) -> None:
     ids = clients.put(*[HOSTILE] * 130)
     tab.page.goto(f"{clients.url}&q=script")
     with tab.page.expect_download() as download:
@@ -139,7 +141,7 @@ def test_export_saves_all_that_match(tab: Tab, clients: Clients) -> None:
     assert [line["id"] for line in lines] == ids and {line["body"] for line in lines} == {HOSTILE.decode()}
 
 
-def test_shift_ticks_a_range_and_the_head_ticks_all(chromium: Browser, daemon: Daemon, clients: Clients) -> None:
+def test_shift_selects_a_range_and_the_header_selects_all(chromium: Browser, daemon: Daemon, clients: Clients) -> None:
     clients.put(*[b"x"] * 8)
     with chromium.tab(daemon.dashboard) as tab:
         tab.page.goto(clients.url)
@@ -152,9 +154,9 @@ def test_shift_ticks_a_range_and_the_head_ticks_all(chromium: Browser, daemon: D
         boxes(tab).nth(2).click(modifiers=["Shift"])
         assert ticked(tab) == [1, 4, 5]
         assert tab.page.locator("#tick-all").evaluate("box => box.indeterminate")
-        tab.page.get_by_label("Tick all rows").click()
+        tab.page.get_by_label("Select all rows").click()
         assert ticked(tab) == list(range(8))
-        tab.page.get_by_label("Tick all rows").click()
+        tab.page.get_by_label("Select all rows").click()
         assert ticked(tab) == []
         boxes(tab).nth(6).focus()
         tab.page.keyboard.press("Space")
@@ -165,11 +167,11 @@ def test_shift_ticks_a_range_and_the_head_ticks_all(chromium: Browser, daemon: D
         assert ticked(tab) == [6, 7]
         tab.page.get_by_label("What", exact=True).select_option("Set the priority")
         assert tab.page.get_by_label("New value").is_visible()
-        assert not tab.page.get_by_label("To the tube").is_visible()
+        assert not tab.page.get_by_label("Destination tube").is_visible()
         assert (tab.console, tab.elsewhere) == ([], [])
 
 
-def test_ticks_outlast_what_goes_on_in_the_queue(chromium: Browser, daemon: Daemon, clients: Clients) -> None:
+def test_selection_survives_live_updates(chromium: Browser, daemon: Daemon, clients: Clients) -> None:
     ids = clients.put(*[b"x"] * 5, priority=10)
     with chromium.tab(daemon.dashboard) as tab:
         tab.page.goto(clients.url)
@@ -191,7 +193,7 @@ def test_ticks_outlast_what_goes_on_in_the_queue(chromium: Browser, daemon: Daem
 
 
 def put_many(daemon: Daemon, tube: str, count: int) -> None:
-    """Put *count* jobs, and wait for none of them but the last."""
+    """Put *count* jobs, pipelined."""
     with socket.create_connection(("127.0.0.1", daemon.port)) as sock, sock.makefile("rb") as replies:
         sock.sendall(f"use {tube}\r\n".encode() + b"put 5 0 60 1\r\nx\r\n" * count)
         assert replies.readline() == f"USING {tube}\r\n".encode()
@@ -200,7 +202,7 @@ def put_many(daemon: Daemon, tube: str, count: int) -> None:
 
 @contextmanager
 def kept_busy(daemon: Daemon) -> Iterator[None]:
-    """Keep the server busy with commands, so that long work on it yields to them most of the time.
+    """Keep the server busy with commands, so that long work yields to them most of the time.
 
     Thousands are always on their way, so that it is busy even while this thread has no CPU.
     """
@@ -225,12 +227,12 @@ def kept_busy(daemon: Daemon) -> Iterator[None]:
         asking.join()
 
 
-def test_long_dry_run_goes_on_to_its_confirmation(tab: Tab, daemon: Daemon, clients: Clients) -> None:
+def test_long_dry_run_opens_its_confirmation(tab: Tab, daemon: Daemon, clients: Clients) -> None:
     put_many(daemon, clients.tube, MANY)
     tab.page.goto(clients.url)
-    choose(tab, "Move to a tube")
+    choose(tab, "Move to another tube")
     tab.page.get_by_label("All ready jobs").check()
-    tab.page.get_by_label("To the tube").fill("archive")
+    tab.page.get_by_label("Destination tube").fill("archive")
     with kept_busy(daemon):
         press(tab, "Preview")
         assert "/task?id=" in tab.page.url, "it takes longer than the answer"
@@ -239,9 +241,7 @@ def test_long_dry_run_goes_on_to_its_confirmation(tab: Tab, daemon: Daemon, clie
     assert tab.page.inner_text("h1") == f"Move {MANY:,} jobs to “archive”?"
 
 
-def test_way_back_from_a_confirmation_leads_past_its_dry_run(
-    chromium: Browser, daemon: Daemon, clients: Clients
-) -> None:
+def test_back_from_a_confirmation_skips_the_dry_run(chromium: Browser, daemon: Daemon, clients: Clients) -> None:
     put_many(daemon, clients.tube, MANY)
     with chromium.tab(daemon.dashboard) as tab:
         tab.page.goto(clients.url)
@@ -256,7 +256,7 @@ def test_way_back_from_a_confirmation_leads_past_its_dry_run(
         assert (tab.console, tab.elsewhere) == ([], [])
 
 
-def test_cancelled_dry_run_says_so(chromium: Browser, daemon: Daemon, clients: Clients) -> None:
+def test_cancelled_dry_run_is_reported(chromium: Browser, daemon: Daemon, clients: Clients) -> None:
     put_many(daemon, clients.tube, MANY)
     with chromium.tab(daemon.dashboard) as tab:
         tab.page.goto(clients.url)
@@ -269,7 +269,7 @@ def test_cancelled_dry_run_says_so(chromium: Browser, daemon: Daemon, clients: C
         assert (tab.console, tab.elsewhere) == ([], [])
 
 
-def test_page_of_a_change_names_what_is_changed_and_how(tab: Tab, daemon: Daemon, clients: Clients) -> None:
+def test_task_page_describes_the_change(tab: Tab, daemon: Daemon, clients: Clients) -> None:
     clients.put(*[b"x"] * 3)
     target = f"{clients.tube}.archive"
 
@@ -290,7 +290,7 @@ def test_page_of_a_change_names_what_is_changed_and_how(tab: Tab, daemon: Daemon
     assert shown == {"Query": which, "Tube": clients.tube, "New priority": "77"}
     assert "3 given another priority" in tab.page.inner_text(".task-counts")
     tab.page.goto(clients.url)
-    shown = start("Move to a tube", "To the tube", target, "Move 3 jobs")
+    shown = start("Move to another tube", "Destination tube", target, "Move 3 jobs")
     assert tab.page.inner_text("h1") == f"Move {which} to “{target}”"
     assert shown == {"Query": which, "Tube": clients.tube, "Target tube": target}
     assert "3 moved" in tab.page.inner_text(".task-counts")
@@ -299,9 +299,7 @@ def test_page_of_a_change_names_what_is_changed_and_how(tab: Tab, daemon: Daemon
     assert tab.page.locator(".jobs tbody tr").count() == 3
 
 
-def test_progress_is_live_and_cancel_ends_it_while_workers_go_on(
-    chromium: Browser, daemon: Daemon, clients: Clients
-) -> None:
+def test_live_progress_and_cancel_while_workers_continue(chromium: Browser, daemon: Daemon, clients: Clients) -> None:
     put_many(daemon, clients.tube, MANY)
     with chromium.tab(daemon.dashboard) as tab, chromium.tab(daemon.dashboard) as other:
         tab.page.goto(clients.url)
@@ -353,11 +351,11 @@ def test_pages_fit(chromium: Browser, daemon: Daemon, clients: Clients, width: i
         press(tab, "Delete 4 jobs")
         wait_done(tab)
         check(tab, f"task-{width}-{theme}")
-        assert (tab.console[1:], tab.elsewhere) == ([], [])  # the browser notes the status 400
+        assert (tab.console[1:], tab.elsewhere) == ([], [])  # the browser logs the status 400
 
 
 def check(tab: Tab, name: str) -> None:
     tab.page.evaluate("document.querySelectorAll('#bulk-panel, #how').forEach((one) => { one.open = true; })")
     tab.screenshot(name)
     assert not is_too_wide(tab), name
-    assert tab.page.evaluate(f"{AXE};{FOUND}") == [], name
+    assert tab.page.evaluate(f"{AXE};{AXE_VIOLATIONS}") == [], name

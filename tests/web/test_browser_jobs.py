@@ -1,4 +1,4 @@
-"""What a person does to jobs and connections: a real browser, a real daemon, real clients."""
+"""Actions on jobs and connections in a real browser, with a real daemon and clients."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.daemon import Daemon
 
 from .browser import Browser, Tab
 from .test_job_actions import BODIES
-from .visit import AXE, FOUND, Clients, is_too_wide, press, said
+from .visit import AXE, AXE_VIOLATIONS, Clients, is_too_wide, notice_text, press
 
 PASSED = (
     "empty",
@@ -28,7 +28,7 @@ PASSED = (
     "noncharacter",
     "separators",
 )
-"""Bodies that a browser may mangle."""
+"""Bodies that a browser's form may change."""
 
 
 def unfold(tab: Tab, name: str) -> None:
@@ -49,29 +49,29 @@ def test_edit(tab: Tab, daemon: Daemon, clients: Clients) -> None:
     tab.page.get_by_label("Body", exact=True).fill("three\n<b>☃\n")
     tab.page.get_by_label("Priority").fill("7")
     press(tab, "Save")
-    assert said(tab) == f"Job {id} was changed."
+    assert notice_text(tab) == f"Job {id} was changed."
     assert body_of(clients, id) == "three\r\n<b>☃\r\n".encode()
     assert clients.producer.stats_job(id)["pri"] == 7
     assert "Edited from the dashboard" in " ".join(tab.page.inner_text(".life").split())
 
 
 @pytest.mark.parametrize("tab", [True], indirect=True)
-def test_stale_edit_shows_both(tab: Tab, daemon: Daemon, clients: Clients) -> None:
+def test_stale_edit_shows_both_versions(tab: Tab, daemon: Daemon, clients: Clients) -> None:
     [id] = clients.put(b"theirs", ttr=60)
     tab.page.goto(f"{daemon.dashboard}job/form?id={id}")
     tab.page.get_by_label("Body", exact=True).fill("mine")
     clients.worker.release(clients.worker.reserve(), priority=99)
     press(tab, "Save")
-    assert "has changed since you began" in tab.page.inner_text("[role=alert]")
+    assert "has changed since you opened the form" in tab.page.inner_text("[role=alert]")
     assert tab.page.input_value("#body") == "mine"
     assert tab.page.inner_text("pre.body") == "theirs"
     press(tab, "Save")
-    assert said(tab) == f"Job {id} was changed."
+    assert notice_text(tab) == f"Job {id} was changed."
     assert body_of(clients, id) == b"mine"
-    tab.console.clear()  # the browser notes the status 409
+    tab.console.clear()  # the browser logs the status 409
 
 
-def test_any_body_passes_through_the_form(chromium: Browser, daemon: Daemon, clients: Clients) -> None:
+def test_any_body_round_trips_through_the_form(chromium: Browser, daemon: Daemon, clients: Clients) -> None:
     with chromium.tab(daemon.dashboard, java_script_enabled=False) as tab:
         for name in PASSED:
             body = BODIES[name]
@@ -79,13 +79,13 @@ def test_any_body_passes_through_the_form(chromium: Browser, daemon: Daemon, cli
             tab.page.goto(f"{daemon.dashboard}job/form?id={id}")
             tab.page.get_by_label("Priority").fill("77")
             press(tab, "Save")
-            assert said(tab) == f"Job {id} was changed.", name
+            assert notice_text(tab) == f"Job {id} was changed.", name
             assert body_of(clients, id) == body, name
         assert (tab.console, tab.elsewhere) == ([], [])
 
 
 @pytest.mark.parametrize("tab", [True], indirect=True)
-def test_bytes_are_given_in_base64(tab: Tab, daemon: Daemon, clients: Clients) -> None:
+def test_binary_body_is_edited_in_base64(tab: Tab, daemon: Daemon, clients: Clients) -> None:
     [id] = clients.put(b"text")
     tab.page.goto(f"{daemon.dashboard}job/form?id={id}")
     tab.page.get_by_role("link", name="Edit as base64").click()
@@ -101,14 +101,14 @@ def test_move_and_copy(tab: Tab, daemon: Daemon, clients: Clients) -> None:
     target = f"{clients.tube}/;$(..)"
     tab.page.goto(f"{daemon.dashboard}job?id={id}")
     unfold(tab, "Move to another tube")
-    tab.page.get_by_label("To the tube").fill(target)
+    tab.page.get_by_label("Destination tube").fill(target)
     press(tab, "Move")
-    assert said(tab) == f"Job {id} was moved."
+    assert notice_text(tab) == f"Job {id} was moved."
     stats = clients.producer.stats_job(id)
     assert (stats["tube"], stats["state"], stats["delay"]) == (target, "delayed", 600)
     unfold(tab, "Duplicate")
     press(tab, f"Duplicate job {id}")
-    assert said(tab) == f"Job {id + 1} was put as a duplicate."
+    assert notice_text(tab) == f"Job {id + 1} was put as a duplicate."
     assert tab.page.inner_text("h1") == f"Job {id + 1}"
     stats = clients.producer.stats_job(id + 1)
     assert (stats["tube"], stats["state"]) == (target, "ready")
@@ -116,24 +116,24 @@ def test_move_and_copy(tab: Tab, daemon: Daemon, clients: Clients) -> None:
     assert tab.page.inner_text("h1") == target
 
 
-def test_held_job_is_taken_only_on_purpose(tab: Tab, daemon: Daemon, clients: Clients) -> None:
+def test_held_job_is_released_only_after_confirmation(tab: Tab, daemon: Daemon, clients: Clients) -> None:
     [id] = clients.put(b"x", ttr=600)
     held = clients.worker.reserve()
     tab.page.goto(f"{daemon.dashboard}job?id={id}")
     unfold(tab, "Release")
-    tab.page.get_by_role("button", name=f"Release job {id}").click()  # the browser asks for the box
+    tab.page.get_by_role("button", name=f"Release job {id}").click()  # the browser requires the box
     assert clients.producer.stats_job(id)["state"] == "reserved"
     tab.page.locator("#confirm-release").check()
     press(tab, f"Release job {id}")
-    assert said(tab) == f"Job {id} was taken from its client: it is ready."
+    assert notice_text(tab) == f"Job {id} was released from its client and is ready."
     with pytest.raises(greenstalk.NotFoundError):
         clients.worker.touch(held)
     assert clients.worker.reserve(timeout=0).id == id
     tab.page.goto(f"{daemon.dashboard}job?id={id}")
     unfold(tab, "Delete")
     tab.page.locator("#confirm-delete").check()
-    press(tab, f"Delete job {id} for good")
-    assert said(tab) == f"Job {id} was deleted."
+    press(tab, f"Delete job {id} permanently")
+    assert notice_text(tab) == f"Job {id} was deleted."
 
 
 def test_connection_is_found_and_closed(tab: Tab, daemon: Daemon, clients: Clients) -> None:
@@ -154,7 +154,7 @@ def test_connection_is_found_and_closed(tab: Tab, daemon: Daemon, clients: Clien
     unfold(tab, "Close this connection")
     tab.page.get_by_label("Yes, close it").check()
     tab.page.get_by_role("button", name="Close connection").click()
-    assert "was closed. The jobs that it held are ready again." in said(tab)
+    assert "was closed. The jobs it held are ready again." in notice_text(tab)
     with pytest.raises((ConnectionError, EOFError)):
         clients.worker.reserve(timeout=0)
     assert clients.producer.stats_job(id)["state"] == "ready"
@@ -165,7 +165,7 @@ def test_pages_follow_the_queue(chromium: Browser, daemon: Daemon, clients: Clie
     with chromium.tab(daemon.dashboard) as job, chromium.tab(daemon.dashboard) as list_of_all:
         job.page.goto(f"{daemon.dashboard}job?id={id}")
         list_of_all.page.goto(f"{daemon.dashboard}connections?q={clients.tube}")
-        job.page.wait_for_selector("text=No worker has reserved it yet.")
+        job.page.wait_for_selector("text=No worker has reserved this job yet.")
         held = clients.worker.reserve()
         job.page.wait_for_selector("text=Held by a client")
         list_of_all.page.wait_for_selector(f".connections td.holds a[href$='id={id}']")
@@ -205,5 +205,5 @@ def test_pages_fit(chromium: Browser, daemon: Daemon, clients: Clients, width: i
                 summary.click()
             tab.screenshot(f"jobs-{path.partition('?')[0].replace('/', '-')}-{path[-6:]}-{width}-{theme}")
             assert not is_too_wide(tab), path
-            assert tab.page.evaluate(f"{AXE};{FOUND}") == [], path
+            assert tab.page.evaluate(f"{AXE};{AXE_VIOLATIONS}") == [], path
         assert (tab.console, tab.elsewhere) == ([], [])

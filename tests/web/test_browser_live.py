@@ -1,4 +1,4 @@
-"""Live pages in a real browser: what an update costs, and where the keyboard focus goes."""
+"""Live pages in a real browser: the cost of an update, and the keyboard focus."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ document.addEventListener('live', () => {
     window.asked = 0;
 });
 """
-"""Counts, for each live update, how often it asks for the selection, which lays out the page."""
+"""Counts how often each live update reads the selection, which forces a layout."""
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def follow(tab: Tab, url: str) -> None:
     tab.page.wait_for_selector("#live[data-state=live]")
 
 
-def test_update_of_many_rows_asks_for_the_selection_once(quiet_tab: Tab, daemon: Daemon) -> None:
+def test_update_of_many_rows_reads_the_selection_once(quiet_tab: Tab, daemon: Daemon) -> None:
     quiet_tab.page.add_init_script(COUNT_LAYOUTS)
     quiet_tab.page.clock.install()  # no timer fires
     tubes = [f"tube{number:02}" for number in range(40)]
@@ -67,7 +67,7 @@ def test_update_of_many_rows_asks_for_the_selection_once(quiet_tab: Tab, daemon:
     assert max(asking) <= 1
 
 
-def test_focus_goes_on_to_the_next_job_when_its_own_leaves(quiet_tab: Tab, clients: Clients) -> None:
+def test_focus_moves_to_the_next_job_when_the_job_leaves(quiet_tab: Tab, clients: Clients) -> None:
     ids = clients.put(*[b"x"] * 4)
     follow(quiet_tab, clients.url)
     for _ in range(2):
@@ -83,7 +83,7 @@ def test_focus_goes_on_to_the_next_job_when_its_own_leaves(quiet_tab: Tab, clien
     assert focused(quiet_tab) == "MAIN"
 
 
-def test_focus_on_a_box_goes_on_to_the_next_box(quiet_tab: Tab, clients: Clients) -> None:
+def test_focus_on_a_checkbox_moves_to_the_next_checkbox(quiet_tab: Tab, clients: Clients) -> None:
     ids = clients.put(*[b"x"] * 3)
     follow(quiet_tab, clients.url)
     quiet_tab.page.locator(f"tr[data-key='{ids[0]}'] input").focus()

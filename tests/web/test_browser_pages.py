@@ -1,4 +1,4 @@
-"""The pages of tubes and jobs, and every change made from them: a real browser, a real daemon, real clients."""
+"""The pages of tubes and jobs with every action, in a real browser, with a real daemon and clients."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from tests.support.daemon import Daemon
 
 from .browser import Browser, Tab
-from .visit import AXE, FLAGS, FOUND, Clients, is_too_wide, press, said
+from .visit import AXE, AXE_VIOLATIONS, FLAGS, Clients, is_too_wide, notice_text, press
 
 ODD_NAMES = ("//x", "..", "/", ";", "$(reboot)", "a+b", "A" * 200)
 HOSTILE = b'{"<script>": "</pre><script>document.title = 1</script>", "n": 123456789012345678901234567890}'
@@ -25,13 +25,13 @@ def test_pause_and_resume(tab: Tab, clients: Clients) -> None:
     tab.page.goto(clients.url)
     tab.page.get_by_label("For", exact=True).fill("5400")
     press(tab, "Pause")
-    assert said(tab) == "Paused for 1\xa0h 30\xa0min."
+    assert notice_text(tab) == "Paused for 1\xa0h 30\xa0min."
     assert "left" in tab.page.inner_text(".badge[data-state=paused]")
     assert clients.producer.stats_tube(clients.tube)["pause"] == 5400
     with pytest.raises(greenstalk.TimedOutError):
         clients.worker.reserve(timeout=0)
     press(tab, "Resume now")
-    assert said(tab) == "Resumed."
+    assert notice_text(tab) == "Resumed."
     assert clients.worker.reserve(timeout=0).body == b"x"
 
 
@@ -40,15 +40,15 @@ def test_kick_some_then_all(tab: Tab, clients: Clients) -> None:
     tab.page.goto(f"{clients.url}&state=buried")
     tab.page.get_by_label("How many").fill("2")
     press(tab, "Kick")
-    assert said(tab) == "2 jobs kicked."
+    assert notice_text(tab) == "2 jobs kicked."
     assert clients.states() == (2, 0, 0, 3)
     press(tab, "Kick all")
-    assert said(tab) == "3 jobs kicked."
+    assert notice_text(tab) == "3 jobs kicked."
     assert clients.states() == (5, 0, 0, 0)
     assert "No job is buried." in tab.page.inner_text("main")
 
 
-def test_put_then_look_then_bury_kick_and_delete(tab: Tab, clients: Clients) -> None:
+def test_put_view_bury_kick_and_delete(tab: Tab, clients: Clients) -> None:
     tab.page.goto(clients.url)
     tab.page.get_by_text("Put a job").click()
     tab.page.get_by_label("Body").fill("one\ntwo ☃ <b>")
@@ -56,25 +56,25 @@ def test_put_then_look_then_bury_kick_and_delete(tab: Tab, clients: Clients) -> 
     tab.page.get_by_label("TTR, s").fill("90")
     press(tab, "Put")
     [id] = [int(text) for text in tab.page.locator(".jobs th.id a").all_text_contents()]
-    assert said(tab) == f"Job {id} was put. Job {id}"
+    assert notice_text(tab) == f"Job {id} was put. Job {id}"
     assert clients.producer.peek(id).body == "one\ntwo ☃ <b>".encode()
     tab.page.locator(".jobs th.id a").click()
     assert tab.page.inner_text("pre.body") == "one\ntwo ☃ <b>"
     press(tab, "Bury: set it aside")
-    assert said(tab) == f"Job {id} was buried."
+    assert notice_text(tab) == f"Job {id} was buried."
     assert clients.states() == (0, 0, 0, 1)
     press(tab, "Kick: make it ready")
-    assert said(tab) == f"Job {id} was kicked: it is ready."
+    assert notice_text(tab) == f"Job {id} was kicked and is ready."
     assert clients.states() == (1, 0, 0, 0)
     tab.page.get_by_text("Delete", exact=True).click()
-    press(tab, f"Delete job {id} for good")
-    assert said(tab) == f"Job {id} was deleted."
+    press(tab, f"Delete job {id} permanently")
+    assert notice_text(tab) == f"Job {id} was deleted."
     assert clients.states() == (0, 0, 0, 0)
     with pytest.raises(greenstalk.NotFoundError):
         clients.producer.peek(id)
 
 
-def test_clear_wants_the_name_typed(tab: Tab, clients: Clients) -> None:
+def test_clear_requires_the_tube_name(tab: Tab, clients: Clients) -> None:
     clients.put(*[b"x"] * 700)
     clients.put(b"y", delay=60)
     tab.page.goto(clients.url)
@@ -82,7 +82,7 @@ def test_clear_wants_the_name_typed(tab: Tab, clients: Clients) -> None:
     tab.page.get_by_label("name to confirm").fill("something")
     press(tab, "Delete all ready jobs")
     assert "Nothing was deleted" in tab.page.get_by_role("alert").inner_text()
-    tab.console.clear()  # the browser notes the status 400
+    tab.console.clear()  # the browser logs the status 400
     assert tab.page.get_by_label("name to confirm").input_value() == "something", "what was typed is still there"
     assert tab.page.inner_text("h1") == clients.tube
     assert clients.states() == (700, 0, 1, 0)
@@ -93,18 +93,18 @@ def test_clear_wants_the_name_typed(tab: Tab, clients: Clients) -> None:
     )
     tab.page.get_by_label("name to confirm").fill(clients.tube)
     press(tab, "Delete all ready jobs")
-    assert said(tab) == "700 jobs deleted."
+    assert notice_text(tab) == "700 jobs deleted."
     assert clients.states() == (0, 0, 1, 0)
 
 
-def test_job_that_was_reserved_meanwhile_is_left_alone(tab: Tab, clients: Clients) -> None:
+def test_job_reserved_meanwhile_is_not_changed(tab: Tab, clients: Clients) -> None:
     [id] = clients.put(b"x", ttr=60)
     tab.page.goto(clients.url.replace(f"tube?tube={clients.tube}", f"job?id={id}"))
     tab.page.get_by_text("Delete", exact=True).click()
     clients.worker.reserve()
-    press(tab, f"Delete job {id} for good")
+    press(tab, f"Delete job {id} permanently")
     assert "a client holds it" in tab.page.inner_text("main")
-    tab.console.clear()  # the browser notes the status 409
+    tab.console.clear()  # the browser logs the status 409
     tab.page.get_by_role("link", name=f"Back to job {id}").click()
     assert "Held by a client" in tab.page.inner_text("main")
     assert clients.states() == (0, 1, 0, 0)
@@ -154,12 +154,12 @@ def test_hostile_body_stays_text_and_downloads(tab: Tab, clients: Clients) -> No
     assert Path(download.value.path()).read_bytes() == HOSTILE
 
 
-def test_odd_names_lead_to_their_tubes(chromium: Browser, daemon: Daemon, clients: Clients) -> None:
+def test_tubes_with_odd_names_can_be_opened(chromium: Browser, daemon: Daemon, clients: Clients) -> None:
     with chromium.tab(daemon.dashboard) as tab:
         tab.page.goto(daemon.dashboard)
         tab.page.wait_for_selector("#live[data-state=live]")
         for name in ODD_NAMES:
-            tab.page.goto(f"{daemon.dashboard}?q=zzz")  # away from the tube before, which is about to go
+            tab.page.goto(f"{daemon.dashboard}?q=zzz")  # leave the previous tube, which is about to be dropped
             clients.producer.use(name)
             [id] = clients.put(b"x")
             tab.page.get_by_label("Filter tubes by name").fill(name)
@@ -169,7 +169,7 @@ def test_odd_names_lead_to_their_tubes(chromium: Browser, daemon: Daemon, client
             tab.page.get_by_text("Clear ready jobs").click()
             tab.page.get_by_label("name to confirm").fill(name)
             press(tab, "Delete all ready jobs")
-            assert said(tab) == "1 job deleted."
+            assert notice_text(tab) == "1 job deleted."
         assert (tab.console, tab.elsewhere) == ([], [])
 
 
@@ -191,12 +191,12 @@ def test_pages_fit(chromium: Browser, daemon: Daemon, clients: Clients, width: i
             for summary in tab.page.locator("details > summary").all():
                 summary.click()
             assert not is_too_wide(tab), path
-            assert tab.page.evaluate(f"{AXE};{FOUND}") == [], path
+            assert tab.page.evaluate(f"{AXE};{AXE_VIOLATIONS}") == [], path
             tab.screenshot(f"{path.partition('?')[0]}-{path[-8:]}-{width}-{theme}")
-        assert (tab.console[1:], tab.elsewhere) == ([], [])  # the browser notes the status 404
+        assert (tab.console[1:], tab.elsewhere) == ([], [])  # the browser logs the status 404
 
 
-def test_change_is_on_disk_when_the_page_says_so(chromium: Browser, tmp_path: Path) -> None:
+def test_acknowledged_change_is_on_disk(chromium: Browser, tmp_path: Path) -> None:
     flags = (*FLAGS, "-b", str(tmp_path), "-f", "0")
     with Daemon(*flags) as daemon, chromium.tab(daemon.dashboard) as tab:
         tab.page.goto(f"{daemon.dashboard}tube?tube=default")
@@ -210,11 +210,11 @@ def test_change_is_on_disk_when_the_page_says_so(chromium: Browser, tmp_path: Pa
         press(tab, "Bury: set it aside")
         tab.page.goto(f"{daemon.dashboard}job?id=2")
         tab.page.get_by_text("Delete", exact=True).click()
-        press(tab, "Delete job 2 for good")
-        assert said(tab) == "Job 2 was deleted."
+        press(tab, "Delete job 2 permanently")
+        assert notice_text(tab) == "Job 2 was deleted."
         daemon.process.kill()
         daemon.process.wait()
     with Daemon(*flags) as daemon:
-        assert daemon.ask(b"peek 1\r\n") == b"FOUND 1 4"
+        assert daemon.ask(b"peek 1\r\n") == b"AXE_VIOLATIONS 1 4"
         assert daemon.ask(b"peek 2\r\n") == b"NOT_FOUND"
-        assert daemon.ask(b"peek-buried\r\n") == b"FOUND 1 4"
+        assert daemon.ask(b"peek-buried\r\n") == b"AXE_VIOLATIONS 1 4"

@@ -1,4 +1,4 @@
-"""Changes of many jobs: a dry run that changes nothing, then exactly what it said, once, and no job that is newer."""
+"""Bulk changes: the dry run changes nothing, and the run changes exactly the jobs that it counted, once."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from .conftest import Queue
 from .table import Page
 from .test_actions import OURS, UNTOUCHED, refused, states
 from .test_search import put
-from .turns import Turns
+from .turns import LoopIterations
 
 
 @pytest.fixture
 def ids(queue: Queue, ids: list[int]) -> list[int]:
-    """Those four; and there is a ready job in `other` besides."""
+    """The four jobs of `ids`; a fifth job is ready in the tube `other`."""
     queue.put("other")
     return ids
 
 
 def preview(client: FlaskClient, scope: str = "all", **form: Any) -> str:
-    """The id of a dry run that has ended."""
+    """Run a dry run to its end, and return its id."""
     response = client.post("/bulk/preview", data={"scope": scope, **form}, headers=OURS)
     assert response.status_code == 303, Page(response.text).text
     id = response.headers["Location"].removeprefix("/bulk?task=")
@@ -50,14 +50,14 @@ def task(client: FlaskClient, id: str) -> Task:
 
 @pytest.fixture(autouse=True)
 def context(app: Flask) -> Any:
-    """So that `task` may look at tasks."""
+    """Provide the request context that `task` needs."""
     with app.test_request_context():
         app.preprocess_request()
         yield
 
 
 def run(client: FlaskClient, id: str, **form: str) -> Task:
-    """Carry out the dry run *id*, to its end."""
+    """Run the change of the dry run *id* to its end."""
     response = client.post("/bulk/run", data={"task": id, **form}, headers=OURS)
     assert response.status_code == 303, Page(response.text).text
     started = task(client, response.headers["Location"].removeprefix("/task?id="))
@@ -70,7 +70,7 @@ def words(page: Page) -> str:
     return " ".join(page.text.split())
 
 
-# What each does
+# Actions
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def words(page: Page) -> str:
         ({"action": "move", "to": "mail"}, UNTOUCHED, (0, 0, 4)),
     ],
 )
-def test_dry_run_counts_and_the_run_does_that(
+def test_run_changes_what_the_dry_run_counted(
     queue: Queue, client: FlaskClient, ids: list[int], form: dict[str, str], after: list[int | None], counts: Any
 ) -> None:
     id = preview(client, tube="mail", **form)
@@ -111,12 +111,12 @@ def test_dry_run_counts_and_the_run_does_that(
         ({"action": "move", "to": "new"}, UNTOUCHED),
     ],
 )
-def test_force_takes_held_jobs_too(
+def test_force_includes_held_jobs(
     queue: Queue, client: FlaskClient, ids: list[int], form: dict[str, str], after: list[int | None]
 ) -> None:
     id = preview(client, tube="mail", **form)
     page = look(client, id)
-    assert "1 job held by a client: left out, unless you force it" in words(page)
+    assert "1 job held by a client: not changed, unless you force it" in words(page)
     run(client, id, confirm="mail", force="1")
     assert states(queue, ids) == after
     if form["action"] == "move":
@@ -125,7 +125,7 @@ def test_force_takes_held_jobs_too(
         assert [queue.broker.jobs[id].pri for id in ids] == [7] * 4
 
 
-def test_move_and_edit_keep_what_a_job_is(queue: Queue, client: FlaskClient, ids: list[int]) -> None:
+def test_move_and_edit_keep_other_values(queue: Queue, client: FlaskClient, ids: list[int]) -> None:
     job = queue.broker.jobs[ids[2]]
     was = (job.id, job.created_at, job.buries, job.ttr, job.body)
     queue.now += 500 * SECOND
@@ -136,7 +136,7 @@ def test_move_and_edit_keep_what_a_job_is(queue: Queue, client: FlaskClient, ids
     assert (job.tube.name, job.pri, job.state) == (b"//x;y", 3, BURIED)
 
 
-def test_page_says_by_what_predicate_and_what_will_happen(queue: Queue, client: FlaskClient, ids: list[int]) -> None:
+def test_page_shows_the_query_and_the_effects(queue: Queue, client: FlaskClient, ids: list[int]) -> None:
     page = look(client, preview(client, tube="mail", q="age:>=0", action="move", to="new"))
     said = words(page)
     assert "Query: tube:mail age:>=0" in said
@@ -150,16 +150,16 @@ def test_page_says_by_what_predicate_and_what_will_happen(queue: Queue, client: 
     )
 
 
-# Which jobs
+# Selection
 
 
-def test_ticked_jobs_alone_and_only_while_they_are_as_they_were_shown(
+def test_only_selected_jobs_in_an_unchanged_state_are_changed(
     queue: Queue, client: FlaskClient, ids: list[int]
 ) -> None:
     more = queue.put("mail", count=5)
     gone, kept = more[0], more[1]
     queue.broker.delete_job(gone, queue.now)
-    chosen = [kept, gone, more[2], kept, ids[2]]  # one twice, one that is gone, one that is buried by now
+    chosen = [kept, gone, more[2], kept, ids[2]]  # one twice, one deleted, and one buried meanwhile
     id = preview(client, "ticked", tube="mail", state="ready", id=chosen, action="delete")
     page = look(client, id)
     assert "4 ticked jobs of tube:mail state:ready" in words(page) and "2 jobs would be deleted" in words(page)
@@ -168,7 +168,7 @@ def test_ticked_jobs_alone_and_only_while_they_are_as_they_were_shown(
     assert more[2] not in queue.broker.jobs and {kept, more[3], ids[2]} <= set(queue.broker.jobs)
 
 
-def test_jobs_put_since_the_dry_run_are_spared(queue: Queue, client: FlaskClient) -> None:
+def test_jobs_put_after_the_dry_run_are_not_changed(queue: Queue, client: FlaskClient) -> None:
     old = queue.put("mail", count=3)
     id = preview(client, tube="mail", action="delete")
     new = queue.put("mail", count=2)
@@ -176,7 +176,7 @@ def test_jobs_put_since_the_dry_run_are_spared(queue: Queue, client: FlaskClient
     assert list(queue.broker.jobs) == new and not set(old) & set(new)
 
 
-def test_jobs_put_while_it_runs_are_spared(queue: Queue, client: FlaskClient) -> None:
+def test_jobs_put_during_the_run_are_not_changed(queue: Queue, client: FlaskClient) -> None:
     queue.put("mail", count=3000)
     id = preview(client, tube="mail", action="delete")
     new: list[int] = []
@@ -193,7 +193,7 @@ def test_jobs_put_while_it_runs_are_spared(queue: Queue, client: FlaskClient) ->
     queue.broker.check()
 
 
-def test_ages_are_those_of_the_dry_run(queue: Queue, client: FlaskClient) -> None:
+def test_ages_are_compared_as_of_the_dry_run(queue: Queue, client: FlaskClient) -> None:
     [old] = queue.put("mail")
     queue.now += 100 * SECOND
     [young] = queue.put("mail")
@@ -214,7 +214,7 @@ def test_hostile_names_and_bodies(queue: Queue, client: FlaskClient) -> None:
     assert states(queue, [id]) == [READY]
 
 
-# What is refused
+# Refusals
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ def test_hostile_names_and_bodies(queue: Queue, client: FlaskClient) -> None:
         ({"action": "pri", "pri": "-1"}, "“pri” must be a whole number"),
         ({"action": "pri", "pri": str(2**32)}, "“pri” must be a whole number"),
         ({"action": "delay"}, "“delay” must be a whole number"),
-        ({"action": "kick", "q": "pri:x"}, "“q” cannot be read"),
+        ({"action": "kick", "q": "pri:x"}, "“q” is not a valid query"),
         ({"action": "kick", "scope": "some"}, "“scope” must be"),
         ({"action": "kick", "scope": "ticked"}, "No job was ticked"),
         ({"action": "kick", "scope": "ticked", "id": "x"}, "“id” must be a whole number"),
@@ -235,7 +235,7 @@ def test_hostile_names_and_bodies(queue: Queue, client: FlaskClient) -> None:
         ({"action": "kick", "state": "done"}, "“state” must be one of"),
     ],
 )
-def test_forms_that_make_no_sense_are_refused(
+def test_invalid_forms_are_refused(
     queue: Queue, client: FlaskClient, ids: list[int], form: dict[str, Any], said: str
 ) -> None:
     response = client.post("/bulk/preview", data={"scope": "all", "tube": "mail", **form}, headers=OURS)
@@ -246,7 +246,7 @@ def test_forms_that_make_no_sense_are_refused(
 @pytest.mark.parametrize(
     ("action", "force", "confirm"), [("delete", "", ""), ("delete", "", "Mail"), ("kick", "1", ""), ("bury", "1", "x")]
 )
-def test_what_destroys_wants_the_name_typed(
+def test_destructive_change_requires_the_tube_name(
     queue: Queue, client: FlaskClient, ids: list[int], action: str, force: str, confirm: str
 ) -> None:
     id = preview(client, tube="mail", action=action)
@@ -256,7 +256,7 @@ def test_what_destroys_wants_the_name_typed(
     assert run(client, id, force=force, confirm=" mail ").done > 0
 
 
-def test_what_destroys_jobs_of_several_tubes_wants_their_number(
+def test_destructive_change_of_several_tubes_requires_the_number_of_jobs(
     queue: Queue, client: FlaskClient, ids: list[int]
 ) -> None:
     id = preview(client, q="id:>0", action="delete")
@@ -268,17 +268,17 @@ def test_what_destroys_jobs_of_several_tubes_wants_their_number(
     assert list(queue.broker.jobs) == [ids[3]]
 
 
-def test_a_double_submit_runs_once(queue: Queue, client: FlaskClient, ids: list[int]) -> None:
+def test_double_submit_runs_once(queue: Queue, client: FlaskClient, ids: list[int]) -> None:
     id = preview(client, tube="mail", action="kick")
     first, second = run(client, id), run(client, id)
     assert first is second and first.done == 2
     queue.broker.bury_job(ids[0], queue.now)
     assert run(client, id) is first and run(client, first.id) is first
     assert states(queue, ids)[0] == BURIED
-    assert "This has been started already" in words(look(client, id))
+    assert "This change has already been started" in words(look(client, id))
 
 
-def test_two_submits_at_once_run_once(queue: Queue, client: FlaskClient) -> None:
+def test_concurrent_submits_run_once(queue: Queue, client: FlaskClient) -> None:
     queue.put("mail", count=500)
     id = preview(client, tube="mail", action="bury")
     both = [gevent.spawn(client.post, "/bulk/run", data={"task": id}, headers=OURS) for _ in range(2)]
@@ -305,10 +305,10 @@ def test_viewers_and_strangers_are_refused(queue: Queue, visit: Callable[..., Fl
     assert "/export?" in page
 
 
-# How it ends
+# End of the run
 
 
-def test_both_ends_are_noted(queue: Queue, app: Flask, client: FlaskClient, ids: list[int]) -> None:
+def test_audit_log_has_start_and_end(queue: Queue, app: Flask, client: FlaskClient, ids: list[int]) -> None:
     id = preview(client, tube="mail", action="bury")
     assert [entry.what for entry in app.extensions["dashboard"].audit.entries] == []
     done = run(client, id, confirm="mail", force="1")
@@ -319,13 +319,13 @@ def test_both_ends_are_noted(queue: Queue, app: Flask, client: FlaskClient, ids:
 
 
 def begin(queue: Queue, tube: str) -> None:
-    """Return when the first jobs of *tube* have been buried."""
+    """Wait until the first jobs of *tube* have been buried."""
     while len(queue.broker.tubes[tube.encode()].buried) < 2:
         gevent.sleep(0)
 
 
 class Room(NullJournal):
-    """A journal that takes so many edits."""
+    """A journal with room for *room* edits."""
 
     def __init__(self, room: int) -> None:
         super().__init__()
@@ -336,7 +336,7 @@ class Room(NullJournal):
         return self.room >= 0
 
 
-def test_it_stops_when_the_journal_has_no_room(queue: Queue, client: FlaskClient) -> None:
+def test_run_stops_when_the_journal_has_no_room(queue: Queue, client: FlaskClient) -> None:
     queue.put("mail", count=10)
     id = preview(client, tube="mail", action="move", to="new")
     queue.broker.journal = Room(4)
@@ -347,7 +347,7 @@ def test_it_stops_when_the_journal_has_no_room(queue: Queue, client: FlaskClient
     queue.broker.check()
 
 
-def test_it_stops_when_the_journal_is_in_trouble(queue: Queue, client: FlaskClient) -> None:
+def test_run_stops_when_the_journal_fails(queue: Queue, client: FlaskClient) -> None:
     queue.put("mail", count=10)
     id = preview(client, tube="mail", action="delete")
     queue.broker.journal.trouble = "No space left on device"
@@ -356,7 +356,7 @@ def test_it_stops_when_the_journal_is_in_trouble(queue: Queue, client: FlaskClie
     assert len(queue.broker.jobs) == 10
 
 
-def test_it_stops_when_the_server_drains(queue: Queue, client: FlaskClient) -> None:
+def test_run_stops_when_the_server_drains(queue: Queue, client: FlaskClient) -> None:
     queue.put("mail", count=5000)
     id = preview(client, tube="mail", action="bury")
 
@@ -374,7 +374,7 @@ def test_it_stops_when_the_server_drains(queue: Queue, client: FlaskClient) -> N
     assert "The server is draining" in refused(client.post("/bulk/run", data=data, headers=OURS), 503)
 
 
-def test_it_waits_for_the_journal_and_says_if_that_fails(queue: Queue, visit: Callable[..., FlaskClient]) -> None:
+def test_run_waits_for_the_journal_and_reports_its_failure(queue: Queue, visit: Callable[..., FlaskClient]) -> None:
     waits: list[int] = []
     queue.put("mail", count=10)
 
@@ -390,7 +390,7 @@ def test_it_waits_for_the_journal_and_says_if_that_fails(queue: Queue, visit: Ca
     assert waits == [10, 0]
 
 
-def test_it_waits_in_between_so_that_little_is_unwritten(
+def test_run_waits_for_the_journal_between_batches(
     queue: Queue, visit: Callable[..., FlaskClient], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bulk, "COMMIT_BATCH_BYTES", 10 * bulk.RECORD_OVERHEAD)
@@ -401,7 +401,9 @@ def test_it_waits_in_between_so_that_little_is_unwritten(
     assert waits == [15, 5, 0]
 
 
-def test_cancel_keeps_what_was_done_and_waits_for_the_journal(queue: Queue, visit: Callable[..., FlaskClient]) -> None:
+def test_cancelled_run_keeps_its_changes_and_waits_for_the_journal(
+    queue: Queue, visit: Callable[..., FlaskClient]
+) -> None:
     waits: list[int] = []
     client = visit(commit=lambda: not waits.append(1))
     queue.put("mail", count=20_000)
@@ -420,10 +422,8 @@ def test_cancel_keeps_what_was_done_and_waits_for_the_journal(queue: Queue, visi
     assert noted == [("bulk/run", 20_000), ("task/cancel", None), ("bulk/end", buried)]
 
 
-def test_a_dry_run_that_was_cancelled_cannot_be_carried_out(
-    queue: Queue, client: FlaskClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bulk, "FIRST_WAIT", 0.005)
+def test_cancelled_dry_run_cannot_be_run(queue: Queue, client: FlaskClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bulk, "INITIAL_WAIT", 0.005)
     queue.put("mail", count=50_000)
     response = client.post("/bulk/preview", data={"scope": "all", "tube": "mail", "action": "delete"}, headers=OURS)
     location = response.headers["Location"]
@@ -438,7 +438,7 @@ def test_a_dry_run_that_was_cancelled_cannot_be_carried_out(
     assert "did not finish" in said and len(queue.broker.jobs) == 50_000
 
 
-def test_workers_are_granted_what_is_kicked(queue: Queue, client: FlaskClient) -> None:
+def test_waiting_workers_get_kicked_jobs(queue: Queue, client: FlaskClient) -> None:
     found = queue.put("mail", count=3)
     for id in found:
         queue.broker.bury_job(id, queue.now)
@@ -451,7 +451,7 @@ def test_workers_are_granted_what_is_kicked(queue: Queue, client: FlaskClient) -
     assert states(queue, found) == [RESERVED, READY, READY]
 
 
-def test_the_page_leads_back_even_if_the_tube_is_gone(queue: Queue, client: FlaskClient) -> None:
+def test_back_link_works_if_the_tube_is_gone(queue: Queue, client: FlaskClient) -> None:
     queue.put("mail", count=2)
     done = run(client, preview(client, tube="mail", action="delete"), confirm="mail")
     assert b"mail" not in queue.broker.tubes
@@ -460,11 +460,11 @@ def test_the_page_leads_back_even_if_the_tube_is_gone(queue: Queue, client: Flas
     assert [client.get(link).status_code for link in links] == [200] * len(links) and links
 
 
-def test_change_of_many_jobs_holds_no_worker_up(queue: Queue, client: FlaskClient, short_steps: None) -> None:
+def test_bulk_change_does_not_delay_workers(queue: Queue, client: FlaskClient, short_steps: None) -> None:
     queue.put("mail", count=3000)
     id = preview(client, tube="mail", action="bury")
     buried = queue.broker.tubes[b"mail"].buried
-    with Turns(lambda: len(buried)) as turns:
+    with LoopIterations(lambda: len(buried)) as turns:
         done = run(client, id)
     assert (done.state, done.done) == (DONE, len(buried)) == (DONE, 3000)
-    assert turns.longest <= 2
+    assert turns.max_progress <= 2

@@ -1,4 +1,4 @@
-"""The charts: the sparkline's path, the JSON, the pages without a script, and with one in a real browser."""
+"""Charts: SVG paths, JSON, pages without a script, and uPlot in a real browser."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from tests.support.daemon import PATIENCE, REPOSITORY, Daemon
 from .browser import Browser, Tab
 from .conftest import Queue
 from .served import work
-from .visit import AXE, FOUND
+from .visit import AXE, AXE_VIOLATIONS
 
 HOSTILE_NAMES = ("//x", "..", "/", ";", "$(reboot)", "a+b", "A" * 200)
 NO_NAMES = ("", "<b>", "-x", "a b", "ä", "x\0", "A" * 201, '"><img src=x>')
 
 
-def lived(hours: float = 0.1, tube: str = "mail") -> tuple[Queue, FlaskClient]:
-    """A queue in which a tube has seen everything, and its dashboard."""
+def create_used_queue(hours: float = 0.1, tube: str = "mail") -> tuple[Queue, FlaskClient]:
+    """Return a queue in which *tube* was used for *hours* in every way, and a client of its dashboard."""
     queue = Queue()
     app = queue.app()
     client = app.test_client()
@@ -43,20 +43,20 @@ def lived(hours: float = 0.1, tube: str = "mail") -> tuple[Queue, FlaskClient]:
 # The path
 
 
-def test_path() -> None:
+def test_path_scales_values() -> None:
     assert path([0, 5, 10], 20, 12) == "M0.0 11.0L10.0 6.0L20.0 1.0"
     assert path([0, 5], 20, 12, top=20) == "M0.0 11.0L20.0 8.5"
     assert path([0, 0], 20, 12) == "M0.0 11.0L20.0 11.0"
 
 
-def test_path_breaks_where_nothing_is_known() -> None:
+def test_path_breaks_at_unknown_values() -> None:
     assert path([1, 2, nan, 2, 1], 4, 4) == "M0.0 2.0L1.0 1.0M3.0 1.0L4.0 2.0"
     assert path([nan, 2, nan], 4, 4) == "M2.0 1.0h0"
     assert path([3], 4, 4) == "M0.0 1.0h0"
 
 
 @pytest.mark.parametrize("values", [[], [nan, nan]])
-def test_path_of_nothing(values: list[float]) -> None:
+def test_path_of_no_values_is_empty(values: list[float]) -> None:
     assert path(values, 20, 12) == ""
 
 
@@ -64,7 +64,7 @@ def test_path_of_nothing(values: list[float]) -> None:
 
 
 def test_json_of_a_tube() -> None:
-    queue, client = lived(hours=0.25)
+    queue, client = create_used_queue(hours=0.25)
     history = client.get("/tube/history?tube=mail&span=hour").get_json()
     assert list(history) == ["step", "end", "series"]
     assert (history["step"], history["end"]) == (10, queue.now // SECOND)
@@ -82,14 +82,14 @@ def test_json_of_a_tube() -> None:
 
 
 def test_json_of_the_server() -> None:
-    queue, client = lived()
+    queue, client = create_used_queue()
     queue.put("other", count=5)
     one = client.get("/server/history").get_json()
     assert one["series"]["put"][-36:] == client.get("/tube/history?tube=mail").get_json()["series"]["put"][-36:]
 
 
-def test_json_of_a_tube_that_is_gone() -> None:
-    queue, client = lived()
+def test_json_of_a_dropped_tube() -> None:
+    queue, client = create_used_queue()
     history = client.application.extensions["dashboard"].history
     queue.put("gone")
     queue.broker.clear(queue.broker.tubes[b"gone"], 1, 1, queue.broker.next_id, queue.now)
@@ -102,14 +102,14 @@ def test_json_of_a_tube_that_is_gone() -> None:
 
 
 def test_json_of_a_tube_without_history(queue: Queue) -> None:
-    """It is there, and nothing has happened in it."""
+    """The tube exists, but has no events."""
     client = queue.app().test_client()
     assert client.get("/tube/history?tube=default").get_json()["series"] == {}
 
 
 @pytest.mark.parametrize("name", HOSTILE_NAMES)
-def test_odd_names(name: str) -> None:
-    _, client = lived(tube=name)
+def test_json_of_tubes_with_odd_names(name: str) -> None:
+    _, client = create_used_queue(tube=name)
     history = client.get(f"/tube/history?tube={quote(name, safe='')}").get_json()
     assert history["series"]["put"][-1] == 0.6
     html = client.get(f"/tube?tube={quote(name, safe='')}").text
@@ -119,14 +119,14 @@ def test_odd_names(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NO_NAMES)
-def test_no_names(client: FlaskClient, name: str) -> None:
+def test_json_refuses_invalid_names(client: FlaskClient, name: str) -> None:
     response = client.get("/tube/history", query_string={"tube": name})
     assert response.status_code == 400
     assert "“tube”" in response.text
     assert "<b>" not in response.text and "<img src=x>" not in response.text
 
 
-def test_other_links_of_the_page_keep_the_span(queue: Queue, client: FlaskClient) -> None:
+def test_other_links_keep_the_span(queue: Queue, client: FlaskClient) -> None:
     queue.put("mail", delay=9)
     kept = "/tube?tube=mail&amp;span=day&amp;state="
     assert client.get("/tube?tube=mail&span=day").text.count(kept) == 5
@@ -134,13 +134,13 @@ def test_other_links_of_the_page_keep_the_span(queue: Queue, client: FlaskClient
     assert "span=" not in client.get("/live?page=tube&tube=mail").get_json()["parts"]["no_jobs"]
 
 
-def test_wrong_span(client: FlaskClient) -> None:
+def test_unknown_span(client: FlaskClient) -> None:
     assert client.get("/server/history?span=week").status_code == 400
     assert client.get("/tube?tube=default&span=week").status_code == 200
 
 
-def test_numbers_are_no_longer_than_they_are_worth() -> None:
-    _, client = lived(hours=0.5)
+def test_numbers_have_significant_digits_only() -> None:
+    _, client = create_used_queue(hours=0.5)
     text = client.get("/tube/history?tube=mail").text
     assert max(len(number) for number in re.findall(r"[0-9.e-]+", text)) <= len("1800000000")
     assert "NaN" not in text
@@ -149,8 +149,8 @@ def test_numbers_are_no_longer_than_they_are_worth() -> None:
 # The page without a script
 
 
-def test_page_draws_without_a_script() -> None:
-    _, client = lived(hours=0.5)
+def test_page_has_drawings_without_a_script() -> None:
+    _, client = create_used_queue(hours=0.5)
     html = client.get("/tube?tube=mail").text
     drawn = dict(re.findall(r'<path class="line-(\w+)" d="([^"]*)"', html))
     assert set(drawn) == set(client.get("/tube/history?tube=mail").get_json()["series"]) | {"run_p50", "run_p95"}
@@ -159,7 +159,7 @@ def test_page_draws_without_a_script() -> None:
 
 
 def test_table_has_the_last_points() -> None:
-    _, client = lived(hours=0.5)
+    _, client = create_used_queue(hours=0.5)
     html = client.get("/tube?tube=mail").text
     tables = re.findall(r'<table class="points">(.*?)</table>', html, re.DOTALL)
     assert len(tables) == len(TUBE_CHARTS)
@@ -169,8 +169,8 @@ def test_table_has_the_last_points() -> None:
     assert re.findall(r"<td>([^<]*)</td>", rows[0])[:2] == ["1.0", "0.50"]
 
 
-def test_links_to_the_other_span_keep_the_rest() -> None:
-    _, client = lived()
+def test_span_links_keep_the_other_arguments() -> None:
+    _, client = create_used_queue()
     html = client.get("/tube?tube=mail&state=buried&_scheme=javascript&notice=put&n=1").text
     links = [unescape(link) for link in re.findall(r'<a class="button" href="(\?[^"]*)"', html)]
     assert links == [f"?tube=mail&state=buried&_scheme=javascript&span={span}" for span in SPANS]
@@ -193,7 +193,7 @@ def test_links_to_the_other_span_keep_the_rest() -> None:
         (3700.0, "seconds", "1\xa0h 1\xa0min"),
     ],
 )
-def test_how_values_are_written(value: float, unit: str, text: str) -> None:
+def test_values_are_formatted(value: float, unit: str, text: str) -> None:
     assert format_value(value, unit) == text
 
 
@@ -201,7 +201,7 @@ def test_how_values_are_written(value: float, unit: str, text: str) -> None:
 
 
 class Served:
-    """A dashboard over some hours of fake time, in a process of its own (served.py)."""
+    """A dashboard with *hours* of fake history, in a process of its own (served.py)."""
 
     def __init__(self, hours: float = 25) -> None:
         self._process = subprocess.Popen(
@@ -231,7 +231,7 @@ def served() -> Iterator[Served]:
 
 @contextmanager
 def quiet_tab(chromium: Browser, served: Served, **options: Any) -> Iterator[Tab]:
-    """A tab in which nothing goes wrong, and which asks nobody else."""
+    """Open a tab; check at the end that it had no errors and no requests to other hosts."""
     with chromium.tab(served.url, **options) as tab:
         yield tab
         assert (tab.console, tab.elsewhere) == ([], [])
@@ -261,7 +261,7 @@ CanvasRenderingContext2D.prototype.fillText = function (text, ...rest) {
     return fillText.call(this, text, ...rest);
 };
 """
-"""Notes the times that are written below the charts."""
+"""Records the time labels below the charts."""
 
 STROKES = """async png => {
     const bytes = Uint8Array.from(atob(png), (letter) => letter.charCodeAt(0));
@@ -278,7 +278,7 @@ STROKES = """async png => {
     }
     return strokes;
 }"""
-"""Counts the coloured strokes in the swatch of a legend's entry."""
+"""Counts the coloured dashes in the swatch of a legend entry."""
 
 LEGEND = "line => getComputedStyle(document.querySelector(`.legend .line-${line}`)).color"
 DRAWN = f"lines => lines.every(line => ({COLORS})().includes(({LEGEND})(line)))"
@@ -322,7 +322,7 @@ def test_values_under_the_cursor(chromium: Browser, served: Served) -> None:
 
 
 @pytest.mark.parametrize(("hours", "minutes"), [(0.05, 10), (0.5, 30)])
-def test_scale_of_a_young_server_is_short(chromium: Browser, hours: float, minutes: int) -> None:
+def test_time_scale_of_a_new_server_is_short(chromium: Browser, hours: float, minutes: int) -> None:
     with Served(hours) as young, quiet_tab(chromium, young, timezone_id="UTC", locale="en-GB") as tab:
         tab.page.goto(young.url)
         tab.page.wait_for_selector(".plot canvas")
@@ -332,7 +332,7 @@ def test_scale_of_a_young_server_is_short(chromium: Browser, hours: float, minut
 
 
 @pytest.mark.parametrize("span", ["hour", "day"])
-def test_times_are_those_of_utc_in_every_zone_and_say_so(chromium: Browser, served: Served, span: str) -> None:
+def test_times_are_utc_in_every_time_zone(chromium: Browser, served: Served, span: str) -> None:
     with quiet_tab(chromium, served, timezone_id="UTC") as tab:
         tab.page.goto(f"{served.url}tube?tube=mail&span={span}")
         begins = tab.page.inner_text("#charts-when")
@@ -354,7 +354,7 @@ def test_times_are_those_of_utc_in_every_zone_and_say_so(chromium: Browser, serv
     assert {"hour": "08:30", "day": "00:00"}[span] in ticks
 
 
-def test_legend_shows_a_dashed_line_dashed(chromium: Browser, served: Served) -> None:
+def test_legend_of_a_dashed_line_is_dashed(chromium: Browser, served: Served) -> None:
     with quiet_tab(chromium, served) as tab:
         tab.page.goto(f"{served.url}tube?tube=mail")
         tab.page.wait_for_selector(".plot canvas")
@@ -401,13 +401,13 @@ def test_charts_fit_and_are_accessible(chromium: Browser, served: Served) -> Non
                 summary.click()
             assert tab.page.evaluate("document.documentElement.scrollWidth") <= 360
             tab.page.evaluate(AXE)
-            assert tab.page.evaluate(FOUND.replace("axe.run()", "axe.run('#charts')")) == []
+            assert tab.page.evaluate(AXE_VIOLATIONS.replace("axe.run()", "axe.run('#charts')")) == []
         tab.page.set_viewport_size({"width": 800, "height": 600})
         tab.page.wait_for_function("document.querySelector('.plot canvas').getBoundingClientRect().width > 330")
         tab.screenshot("charts-narrow")
 
 
-def test_charts_refresh_while_they_are_seen(chromium: Browser, served: Served) -> None:
+def test_charts_refresh_while_visible(chromium: Browser, served: Served) -> None:
     with chromium.tab(served.url) as tab:
         asked: list[str] = []
         tab.page.clock.install()
@@ -426,8 +426,8 @@ def test_charts_refresh_while_they_are_seen(chromium: Browser, served: Served) -
         assert len(asked) == before == 2
 
 
-def test_nothing_is_said_when_the_server_is_away(chromium: Browser) -> None:
-    """A page that knows it asks no more; what is drawn stays."""
+def test_charts_stay_when_the_server_does_not_respond(chromium: Browser) -> None:
+    """The page stops requesting figures, and keeps the drawn charts."""
     asked: list[str] = []
     with Daemon("-l", "127.0.0.1", "-p", "0", "--web-port", "0") as daemon, chromium.tab(daemon.dashboard) as tab:
         tab.page.goto(f"{daemon.dashboard}tube?tube=default")

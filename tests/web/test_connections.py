@@ -1,4 +1,4 @@
-"""The pages of connections, and the end of one: over a broker at a known time, and over real sockets."""
+"""The pages of connections, and closing one: over a broker with a fake clock, and over real sockets."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .conftest import Queue
 from .table import Page
 from .test_actions import done, post, refused
 from .test_overview import HOSTILE_NAMES
-from .turns import Turns
+from .turns import LoopIterations
 
 NBSP = "\N{NO-BREAK SPACE}"
 
@@ -43,7 +43,7 @@ def connect(
 
 
 def reserve(queue: Queue, client: Client, count: int = 1) -> list[int]:
-    """Have *client* reserve that many new jobs of a tube that it watches."""
+    """Let *client* reserve *count* new jobs of a tube that it watches."""
     tube = next(reversed(client.watched)).decode()
     ids = queue.put(tube, count=count)
     for id in ids:
@@ -62,12 +62,12 @@ def text(html: str) -> str:
     return " ".join(Page(html).text.split())
 
 
-def squeezed(html: str) -> str:
+def collapsed(html: str) -> str:
     return "".join(Page(html).text.split())
 
 
 def rows(html: str) -> list[str]:
-    """What each row of the list says, without the space."""
+    """Return the text of each row of the list, with whitespace collapsed."""
     found = re.findall(r"<tr>\s*<th scope=\"row\".*?</tr>", html, re.DOTALL)
     return [" ".join(unescape(re.sub(r"<[^>]*>", "", row)).split()) for row in found]
 
@@ -79,7 +79,7 @@ def numbers(html: str) -> list[int]:
 # The list
 
 
-def test_list_tells_who_is_connected(queue: Queue, client: FlaskClient) -> None:
+def test_list_shows_connected_clients(queue: Queue, client: FlaskClient) -> None:
     producer = connect(queue, uses="mail", address="10.0.0.1:4000")
     queue.broker.note_producer(producer)
     worker = connect(queue, watches=("a", "b", "c"), address="unix", name="python3, process 77")
@@ -99,7 +99,7 @@ def test_list_tells_who_is_connected(queue: Queue, client: FlaskClient) -> None:
     queue.now += 46 * SECOND
     assert rows(look(client))[2].endswith("50 s 10 s more at most")
     queue.now += 1
-    assert rows(look(client))[2].endswith(" 50 s"), "so short a rest is not worth saying"
+    assert rows(look(client))[2].endswith(" 50 s"), "a wait below MIN_SHOWN_WAIT is not shown"
 
 
 def test_list_links_to_connections_jobs_and_tubes(queue: Queue, client: FlaskClient) -> None:
@@ -110,7 +110,7 @@ def test_list_links_to_connections_jobs_and_tubes(queue: Queue, client: FlaskCli
     assert f'<a href="/job?id={id}">' in look(client)
 
 
-def test_jobs_stand_by_the_time_left(queue: Queue, client: FlaskClient) -> None:
+def test_held_jobs_are_listed_by_time_left(queue: Queue, client: FlaskClient) -> None:
     worker = connect(queue, watches=("mail",))
     ids = reserve(queue, worker, 4)
     queue.now += 10 * SECOND
@@ -159,11 +159,11 @@ def test_filter(queue: Queue, client: FlaskClient, query: str, found: list[int])
         assert f"{len(found)} of 3 connections" in text(html)
 
 
-def test_nobody_is_connected(client: FlaskClient) -> None:
-    assert "Nobody is connected" in text(look(client))
+def test_empty_list_of_connections(client: FlaskClient) -> None:
+    assert "No client is connected" in text(look(client))
 
 
-def test_at_most_a_page_and_the_filter_finds_the_rest(queue: Queue, client: FlaskClient) -> None:
+def test_list_is_one_page_and_the_filter_finds_the_rest(queue: Queue, client: FlaskClient) -> None:
     clients = [connect(queue) for _ in range(MAX_ROWS + 20)]
     html = look(client)
     assert numbers(html) == [one.number for one in clients[:MAX_ROWS]]
@@ -172,7 +172,7 @@ def test_at_most_a_page_and_the_filter_finds_the_rest(queue: Queue, client: Flas
 
 
 @pytest.mark.parametrize("name", HOSTILE_NAMES)
-def test_hostile_names_are_only_text(queue: Queue, client: FlaskClient, name: str) -> None:
+def test_hostile_names_are_shown_as_text(queue: Queue, client: FlaskClient, name: str) -> None:
     evil = "<script>alert(1)</script>\" onload='x'"
     worker = connect(queue, uses=name, watches=(name,), address=evil, name=evil)
     reserve(queue, worker)
@@ -188,7 +188,7 @@ def test_many_connections_let_others_run(queue: Queue, client: FlaskClient, shor
     for at in range(10_000):
         connect(queue, watches=(f"tube-{at % 500}",))
     for query in ({}, {"sort": "held"}, {"q": "tube-4"}, {"q": "nothing"}):
-        with Turns() as turns:
+        with LoopIterations() as turns:
             html = look(client, **query)
         assert "connections" in text(html)
         assert turns.count >= 10_000 // BATCH_SIZE, query
@@ -197,15 +197,15 @@ def test_many_connections_let_others_run(queue: Queue, client: FlaskClient, shor
 # One connection
 
 
-def test_connection_tells_all(queue: Queue, client: FlaskClient) -> None:
+def test_connection_page_shows_every_fact(queue: Queue, client: FlaskClient) -> None:
     worker = connect(queue, uses="out", watches=("a", "b"), address="unix", name="worker.py, process 7")
     (id,) = reserve(queue, worker)
     queue.now += 20 * SECOND
-    shown = squeezed(look(client, "/connection", number=worker.number))
+    shown = collapsed(look(client, "/connection", number=worker.number))
     for said in (
         f"Connection {worker.number}", "Connected for 20 s", "Holds 1 job", "Waiting –", "Watches 3 tubes",
         "Program worker.py, process 7", "Role worker", "Connected at 2027-01-15 08:00:00 UTC",
-        f"{id} 40 s 20 s 2000 4 b", "Its puts go to out.", "take from 3 tubes: default a b",
+        f"{id} 40 s 20 s 2000 4 b", "It puts jobs into out.", "reserves jobs from 3 tubes: default a b",
     ):  # fmt: skip
         assert "".join(said.split()) in shown, said
 
@@ -220,12 +220,12 @@ def test_lists_of_one_connection_are_bounded(queue: Queue, client: FlaskClient) 
     assert html.count("<li>") == MAX_TUBES_LISTED
 
 
-def test_connection_that_has_gone(queue: Queue, client: FlaskClient) -> None:
+def test_closed_connection_is_not_found(queue: Queue, client: FlaskClient) -> None:
     worker = connect(queue, address="10.7.7.7:1")
     queue.broker.note_worker(worker)
     queue.broker.disconnect(worker, queue.now)
-    assert "it came from 10.7.7.7:1, and has ended" in refused(client.get(f"/connection?number={worker.number}"), 404)
-    assert "never was" in refused(client.get("/connection?number=99"), 404)
+    assert "it came from 10.7.7.7:1 and has ended" in refused(client.get(f"/connection?number={worker.number}"), 404)
+    assert "never existed" in refused(client.get("/connection?number=99"), 404)
     assert "“number” must be" in refused(client.get("/connection?number=x"), 400)
 
 
@@ -244,16 +244,16 @@ def test_live_states(queue: Queue, client: FlaskClient) -> None:
     assert client.get("/live?page=connections").json["shown"] == {"connections": False, "no-connections": True}
 
 
-# Of a job
+# The holder of a job
 
 
-def test_job_tells_who_holds_it_and_who_held_it(queue: Queue, client: FlaskClient) -> None:
+def test_job_page_shows_current_and_last_holder(queue: Queue, client: FlaskClient) -> None:
     worker = connect(queue, watches=("mail",), address="10.1.2.3:4")
     (id,) = reserve(queue, worker)
     queue.now += 5 * SECOND
     html = look(client, "/job", id=id)
     assert f'href="/connection?number={worker.number}"' in html
-    assert f"connection{worker.number},10.1.2.3:4" in squeezed(html)
+    assert f"connection{worker.number},10.1.2.3:4" in collapsed(html)
     assert client.get(f"/job/holder?id={id}").headers["Location"] == f"/connection?number={worker.number}"
     listed = look(client, "/tube", tube="mail", state="reserved")
     assert "10.1.2.3:4" in text(listed)
@@ -265,10 +265,10 @@ def test_job_tells_who_holds_it_and_who_held_it(queue: Queue, client: FlaskClien
     assert client.get(f"/job/holder?id={id}").headers["Location"] == f"/job?id={id}"
 
 
-# The end of one
+# Closing a connection
 
 
-def test_close(queue: Queue) -> None:
+def test_close_ends_the_connection(queue: Queue) -> None:
     app = queue.app()
     client = app.test_client()
     worker, other = connect(queue, watches=("mail",)), connect(queue, watches=("mail",))
@@ -288,14 +288,14 @@ def test_close(queue: Queue) -> None:
 
 
 @pytest.mark.parametrize("confirm", [{}, {"confirm": ""}, {"confirm": "1"}, {"confirm": "on"}])
-def test_close_wants_confirmation(queue: Queue, client: FlaskClient, confirm: dict[str, str]) -> None:
+def test_close_requires_confirmation(queue: Queue, client: FlaskClient, confirm: dict[str, str]) -> None:
     connect(queue)
     worker = connect(queue)
-    assert "tick the box" in refused(post(client, "/connection/close", number=worker.number, **confirm), 400)
+    assert "Tick the box" in refused(post(client, "/connection/close", number=worker.number, **confirm), 400)
     assert not worker.is_closed
 
 
-def test_close_that_does_not_come_off_is_not_said_to(queue: Queue, client: FlaskClient) -> None:
+def test_refused_close_is_not_reported_as_done(queue: Queue, client: FlaskClient) -> None:
     worker = connect(queue)
     worker.hang_up = lambda: None
     said = refused(post(client, "/connection/close", number=worker.number, confirm=worker.number), 503)
@@ -313,7 +313,7 @@ def test_viewer_cannot_close(queue: Queue, visit: Callable[..., FlaskClient]) ->
 
 
 class Dashboard:
-    """A daemon's dashboard, asked by plain HTTP."""
+    """A daemon's dashboard over plain HTTP."""
 
     def __init__(self, daemon: Daemon) -> None:
         self._host = urlsplit(daemon.dashboard).netloc
@@ -322,7 +322,7 @@ class Dashboard:
         return self._ask("GET", f"/{path}", status)[1]
 
     def post(self, path: str, **form: Any) -> str:
-        """Send a form, and return the page that its answer leads to."""
+        """Post a form, and return the page that it redirects to."""
         where, _ = self._ask("POST", f"/{path}", 303, urlencode(form))
         return self._ask("GET", where, 200)[1]
 
@@ -346,7 +346,7 @@ def dial(address: Any) -> socket.socket:
 
 
 def say(sock: socket.socket, request: bytes, reply: bytes) -> bytes:
-    """Send *request*, and read until what has come ends with *reply*."""
+    """Send *request*, and read until the data ends with *reply*."""
     sock.sendall(request)
     came = b""
     while not came.endswith(reply):
@@ -357,7 +357,7 @@ def say(sock: socket.socket, request: bytes, reply: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("kind", ["127.0.0.1", "::1", "unix"])
-def test_addresses_are_right_and_a_close_ends_the_socket(kind: str, tmp_path: Path) -> None:
+def test_addresses_are_real_and_a_close_ends_the_socket(kind: str, tmp_path: Path) -> None:
     path = str(tmp_path / "socket")
     listen = f"unix:{path}" if kind == "unix" else kind
     with Daemon("-l", listen, "-p", "0", "--web-port", "0") as daemon:
@@ -379,7 +379,7 @@ def test_addresses_are_right_and_a_close_ends_the_socket(kind: str, tmp_path: Pa
             assert "no timeout" in two
             assert "9 min 59 s" in one.replace(NBSP, " ")
             html = dashboard.post("connection/close", number=1, confirm=1)
-            assert "Connection 1 was closed. The jobs that it held are ready again." in text(html)
+            assert "Connection 1 was closed. The jobs it held are ready again." in text(html)
             assert len(rows(html)) == 1
             assert worker.recv(1) == b""
             dashboard.post("connection/close", number=2, confirm=2)
@@ -387,5 +387,5 @@ def test_addresses_are_right_and_a_close_ends_the_socket(kind: str, tmp_path: Pa
             with dial(address) as next_one:
                 say(next_one, b"reserve-with-timeout 0\r\n" * 2, b"RESERVED 2 1\r\ny\r\n")
                 assert "Last held" not in text(dashboard.get("job?id=1"))
-                assert "Given back: the connection ended by connection 1" in text(dashboard.get("job?id=1"))
+                assert "Returned on disconnect by connection 1" in text(dashboard.get("job?id=1"))
             dashboard.get("connection?number=1", 404)

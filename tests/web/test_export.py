@@ -1,4 +1,4 @@
-"""Exports: every job that a list shows, each body whole, nothing that a spreadsheet runs, and little in memory."""
+"""Exports: all matching jobs with unchanged bodies, no formulas for spreadsheets, and little memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from greenstalk_server.web.pages.export import LARGE_BODY, MAX_EXPORTS, encode_b
 from .conftest import Queue
 from .test_actions import refused
 from .test_search import put
-from .turns import Turns
+from .turns import LoopIterations
 
 BODIES = (
     b"plain",
@@ -42,7 +42,7 @@ BODIES = (
     b"\n\n=1",
     b"x\r\n ' -1",
     "x;\uff1d1".encode(),
-    b"\xfb\xef\xbe\xff",  # base64 that begins with a plus
+    b"\xfb\xef\xbe\xff",  # its base64 begins with a plus
     b"x" * LARGE_BODY,
     b"y" * (LARGE_BODY + 1),
     b"\xfb\xff\xfe" * LARGE_BODY,
@@ -62,7 +62,7 @@ def body_of(row: dict[str, Any]) -> bytes:
     return base64.b64decode(row["body"]) if row["encoding"] == "base64" else row["body"].encode()
 
 
-def test_json_lines_have_everything(queue: Queue, visit: Callable[..., FlaskClient]) -> None:
+def test_json_lines_contain_every_field(queue: Queue, visit: Callable[..., FlaskClient]) -> None:
     [id] = put(queue, "//x", b"body", pri=7)
     queue.broker.bury_job(id, queue.now)
     queue.now += 90 * SECOND
@@ -75,7 +75,7 @@ def test_json_lines_have_everything(queue: Queue, visit: Callable[..., FlaskClie
     ]  # fmt: skip
 
 
-def test_json_lines_have_each_body_whole(queue: Queue, client: FlaskClient) -> None:
+def test_json_lines_contain_each_body_unchanged(queue: Queue, client: FlaskClient) -> None:
     put(queue, "mail", *BODIES)
     found = rows(client, "jsonl", tube="mail")
     assert [body_of(row) for row in found] == list(BODIES)
@@ -83,9 +83,7 @@ def test_json_lines_have_each_body_whole(queue: Queue, client: FlaskClient) -> N
     assert {row["encoding"] for row in found if row["size"] > LARGE_BODY} == {"base64"}
 
 
-def test_csv_has_each_body_but_for_an_apostrophe_before_what_looks_like_a_formula(
-    queue: Queue, client: FlaskClient
-) -> None:
+def test_csv_contains_each_body_with_formulas_escaped(queue: Queue, client: FlaskClient) -> None:
     put(queue, "mail", *BODIES)
     found = rows(client, "csv", tube="mail")
     for row in found:
@@ -94,7 +92,7 @@ def test_csv_has_each_body_but_for_an_apostrophe_before_what_looks_like_a_formul
     assert [body_of(row) for row in found] == list(BODIES)
 
 
-def test_csv_has_the_columns_in_its_head(queue: Queue, client: FlaskClient) -> None:
+def test_csv_header_names_the_columns(queue: Queue, client: FlaskClient) -> None:
     put(queue, "+x", b"body")
     head, line = client.get("/export?format=csv").text.splitlines()
     assert head == (
@@ -106,12 +104,12 @@ def test_csv_has_the_columns_in_its_head(queue: Queue, client: FlaskClient) -> N
 @pytest.mark.parametrize(
     "text", ["=1", "+1", "-1", "@x", "\tx", "\rx", "\nx", "\uff1d1", "\uff0b1", "\uff0d1", "\uff20x"]
 )
-def test_formulas_are_disarmed(text: str) -> None:
+def test_formulas_are_escaped(text: str) -> None:
     assert escape_formulas(text) == f"'{text}"
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "escaped"),
     [
         ("x;=1", "x;'=1"),
         ("x;+1;-1", "x;'+1;'-1"),
@@ -121,16 +119,16 @@ def test_formulas_are_disarmed(text: str) -> None:
         ('x;"=1', "x;\"'=1"),
     ],
 )
-def test_formulas_behind_a_separator_are_disarmed(text: str, told: str) -> None:
-    assert escape_formulas(text) == told
+def test_formulas_after_a_separator_are_escaped(text: str, escaped: str) -> None:
+    assert escape_formulas(text) == escaped
 
 
 @pytest.mark.parametrize("separator", [",", ";", "\t"])
 @pytest.mark.parametrize("quoting", [csv.QUOTE_MINIMAL, csv.QUOTE_NONE])
-def test_no_cell_is_a_formula_whatever_separates_cells(
+def test_no_cell_is_a_formula_with_any_separator(
     queue: Queue, client: FlaskClient, separator: str, quoting: int
 ) -> None:
-    """Bodies in quotes hold commas; without quotes a comma in a body would be no separator."""
+    """Quoted bodies contain commas; a reader that ignores quotes splits at them."""
     csv.field_size_limit(10**8)
     for number, body in enumerate(BODIES):
         if quoting == csv.QUOTE_NONE and b"," in body:
@@ -144,7 +142,7 @@ def test_no_cell_is_a_formula_whatever_separates_cells(
 
 
 @pytest.mark.parametrize("cell", ["", "x=1", "1", " =1", "'=1", -5, 0, "{", "☃"])
-def test_what_is_no_formula_stays(cell: str | int) -> None:
+def test_other_text_is_unchanged(cell: str | int) -> None:
     assert escape_formulas(cell) == cell
 
 
@@ -155,7 +153,7 @@ def test_encoding(body: bytes, encoding: str) -> None:
     assert encode_body(body)[0] == encoding
 
 
-def test_export_has_all_that_match_not_only_a_page(queue: Queue, client: FlaskClient) -> None:
+def test_export_contains_all_matches(queue: Queue, client: FlaskClient) -> None:
     found = queue.put("mail", count=2500)
     queue.put("other", count=10)
     for id in found[:1200]:
@@ -176,7 +174,7 @@ def test_export_has_all_that_match_not_only_a_page(queue: Queue, client: FlaskCl
         ({"q": '"\r\nX-Evil: 1"'}, "jobs.csv"),
     ],
 )
-def test_file_has_a_safe_name(client: FlaskClient, query: dict[str, str], name: str) -> None:
+def test_file_name_is_safe(client: FlaskClient, query: dict[str, str], name: str) -> None:
     response = client.get("/export", query_string={"format": "csv", **query})
     assert response.headers["Content-Disposition"] == f'attachment; filename="{name}"'
     assert response.headers["X-Content-Type-Options"] == "nosniff" and "X-Evil" not in response.headers
@@ -185,13 +183,17 @@ def test_file_has_a_safe_name(client: FlaskClient, query: dict[str, str], name: 
 
 @pytest.mark.parametrize(
     ("query", "said"),
-    [("", "“format” must be one of csv, jsonl"), ("format=xls", "not “xls”"), ("format=csv&q=pri:x", "cannot be read")],
+    [
+        ("", "“format” must be one of csv, jsonl"),
+        ("format=xls", "not “xls”"),
+        ("format=csv&q=pri:x", "is not a valid query"),
+    ],
 )
-def test_what_makes_no_sense_is_refused(client: FlaskClient, query: str, said: str) -> None:
+def test_invalid_parameters_are_refused(client: FlaskClient, query: str, said: str) -> None:
     assert said in refused(client.get(f"/export?{query}"), 400)
 
 
-def test_hidden_bodies_are_left_out(queue: Queue, visit: Callable[..., FlaskClient]) -> None:
+def test_hidden_bodies_are_omitted(queue: Queue, visit: Callable[..., FlaskClient]) -> None:
     put(queue, "mail", b"hunter2", b"hunter2" * LARGE_BODY)
     client = visit(hides_bodies=True)
     for form in ("csv", "jsonl"):
@@ -200,7 +202,7 @@ def test_hidden_bodies_are_left_out(queue: Queue, visit: Callable[..., FlaskClie
         assert not {"body", "encoding"} & set(found[0]) and int(found[0]["size"]) == 7
 
 
-def test_only_so_many_at_once_and_one_that_is_given_up_counts_no_more(queue: Queue, client: FlaskClient) -> None:
+def test_concurrent_exports_are_limited_and_abandoned_ones_do_not_count(queue: Queue, client: FlaskClient) -> None:
     queue.put("mail", count=5000)
     path = "/export?format=jsonl"
     running = [client.get(path, buffered=False) for _ in range(MAX_EXPORTS)]
@@ -213,7 +215,7 @@ def test_only_so_many_at_once_and_one_that_is_given_up_counts_no_more(queue: Que
         response.close()
 
 
-def test_jobs_that_go_meanwhile_are_left_out(queue: Queue, client: FlaskClient) -> None:
+def test_jobs_deleted_during_the_export_are_omitted(queue: Queue, client: FlaskClient) -> None:
     found = queue.put("mail", count=3000)
     response = client.get("/export?format=jsonl", buffered=False)
     stream = iter(response.response)
@@ -224,11 +226,11 @@ def test_jobs_that_go_meanwhile_are_left_out(queue: Queue, client: FlaskClient) 
     assert [json.loads(line)["id"] for line in lines] == found[:2000]
 
 
-def test_export_of_many_jobs_is_flat_in_memory_and_holds_no_worker_up(
+def test_export_of_many_jobs_uses_little_memory_and_does_not_delay_workers(
     queue: Queue, client: FlaskClient, short_steps: None
 ) -> None:
     queue.put("mail", count=20_000)
-    with Turns() as turns:
+    with LoopIterations() as turns:
         stream = iter(client.get("/export?format=csv", buffered=False).response)
         count = sum(chunk.count(b"\r\n") for chunk in stream)
     assert count == 20_001 and turns.count >= 20_000

@@ -356,7 +356,7 @@ def test_failing_view_shows_an_error_page_and_is_logged(
     for path in ("/", "/live?page=overview"):
         response = queue.app().test_client().get(path)
         assert response.status_code == 500
-        assert "log has the details" in Page(response.text).text
+        assert "See the server's log" in Page(response.text).text
         assert "secret" not in response.text
         assert response.headers["Content-Security-Policy"] == SECURITY_HEADERS["Content-Security-Policy"]
     assert "the secret inside" in caplog.text

@@ -18,7 +18,7 @@ from greenstalk_server.web.metrics.history import MAX_TUBES, TUBE_BATCH, History
 from greenstalk_server.web.metrics.rings import DAY, DEPTHS, HOUR, RATES, SERIES, Calendar, Points, quantile
 
 from .conftest import Queue
-from .turns import Turns, until
+from .turns import LoopIterations, until
 
 CODE = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType)
 
@@ -447,7 +447,7 @@ def test_sample_of_many_tubes_yields(driver: HistoryDriver, short_steps: None) -
     clients = [driver.worker(f"t{at}") for at in range(10_000)]
     for client in clients:
         driver.put(client)
-    with Turns() as turns:
+    with LoopIterations() as turns:
         driver.advance(10, step=2)
     assert turns.count >= 5 * 10_000 // TUBE_BATCH
     assert driver.last(None, "put") == [1000]

@@ -1,4 +1,4 @@
-"""What the dashboard does to one job: in each of its states, forced or not, and with whatever is in it."""
+"""Actions on one job: in each state, forced or not, and with any body."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OURS = {"Sec-Fetch-Site": "same-origin"}
 
 
 class Jobs:
-    """A job in each state, all in `mail`, and the worker that holds one of them."""
+    """A job in each state, all in the tube `mail`, and the worker that holds the reserved one."""
 
     def __init__(self, queue: Queue) -> None:
         self.queue = queue
@@ -46,7 +46,7 @@ class Jobs:
         return self.queue.broker.jobs[self.ids[state]]
 
     def confirm(self, state: str) -> dict[str, str]:
-        """What a form sends in which the box is ticked, if there is one."""
+        """Return the form field of the ticked confirmation box, if the job has one."""
         return {"confirm": "1"} if state == HELD else {}
 
     def look(self) -> list[tuple[object, ...]]:
@@ -66,7 +66,7 @@ STATES = ("ready", "delayed", "buried", HELD)
 
 
 def edit(client: FlaskClient, id: int, **changed: str) -> TestResponse:
-    """Load the form, change some of it, and send it as a browser does: with CRLF between lines."""
+    """Load the edit form, change some fields, and submit it as a browser does, with CRLF line ends."""
     form = load(client, id) | changed
     if "body" in form:
         form["body"] = form["body"].replace("\r\n", "\n").replace("\n", "\r\n")
@@ -76,14 +76,14 @@ def edit(client: FlaskClient, id: int, **changed: str) -> TestResponse:
 
 
 def load(client: FlaskClient, id: int, **query: str) -> dict[str, str]:
-    """The fields of the form as they begin; the box is not ticked."""
+    """Return the initial fields of the edit form, with the box unticked."""
     response = client.get("/job/form", query_string={"id": id} | query)
     assert response.status_code == 200
     return form_of(response.text)
 
 
 def form_of(html: str) -> dict[str, str]:
-    """The fields of the page's form for a job, as a browser that reads it would send them."""
+    """Return the fields of the edit form as a browser would submit them."""
     inputs = Page(html).elements
     form = {
         str(a["name"]): a.get("value") or ""
@@ -155,7 +155,9 @@ FORCED: dict[str, dict[str, str]] = {
 
 @pytest.mark.parametrize("action", FORCED)
 @pytest.mark.parametrize("confirm", [{}, {"confirm": ""}, {"confirm": "2"}, {"confirm": "yes"}])
-def test_held_job_is_left_to_its_holder(client: FlaskClient, jobs: Jobs, action: str, confirm: dict[str, str]) -> None:
+def test_held_job_is_not_changed_without_confirmation(
+    client: FlaskClient, jobs: Jobs, action: str, confirm: dict[str, str]
+) -> None:
     before = jobs.look()
     said = refused(post(client, f"/{action}", id=jobs[HELD].id, **FORCED[action], **confirm), 409)
     assert "1\xa0min more at most" in said
@@ -164,18 +166,18 @@ def test_held_job_is_left_to_its_holder(client: FlaskClient, jobs: Jobs, action:
 
 
 @pytest.mark.parametrize("action", FORCED)
-def test_confirmation_is_for_one_reservation(queue: Queue, client: FlaskClient, jobs: Jobs, action: str) -> None:
+def test_confirmation_is_valid_for_one_reservation(queue: Queue, client: FlaskClient, jobs: Jobs, action: str) -> None:
     job, other = jobs[HELD], queue.connect()
     shown = Page(client.get("/job", query_string={"id": job.id}).text).elements
     (confirm,) = {a.get("value") for tag, a in shown if tag == "input" and a.get("name") == "confirm"}
     queue.broker.release(jobs.worker, job.id, job.pri, 0, queue.now)
     queue.broker.reserve_job(other, job.id, queue.now)
     said = refused(post(client, f"/{action}", id=job.id, confirm=confirm, **FORCED[action]), 409)
-    assert "another client has reserved it since" in said
+    assert "another client has since reserved it" in said
     assert job.holder is other
 
 
-def test_edit_of_a_held_job_wants_confirmation(client: FlaskClient, jobs: Jobs) -> None:
+def test_edit_of_a_held_job_requires_confirmation(client: FlaskClient, jobs: Jobs) -> None:
     job, before = jobs[HELD], jobs.look()
     response = edit(client, job.id, pri="7", body="typed")
     assert response.status_code == 409
@@ -199,7 +201,7 @@ def test_edit_of_a_held_job_wants_confirmation(client: FlaskClient, jobs: Jobs) 
 
 
 @pytest.mark.parametrize("state", STATES)
-def test_move_keeps_all_but_the_tube(queue: Queue, client: FlaskClient, jobs: Jobs, state: str) -> None:
+def test_move_changes_only_the_tube(queue: Queue, client: FlaskClient, jobs: Jobs, state: str) -> None:
     was, holder = jobs[state], jobs[state].holder
     queue.now += 5 * SECOND
     assert done(post(client, "/job/move", id=was.id, tube="other", **jobs.confirm(state)), "/job")[0] == "moved-job"
@@ -213,7 +215,7 @@ def test_move_keeps_all_but_the_tube(queue: Queue, client: FlaskClient, jobs: Jo
     jobs.look()
 
 
-def test_move_to_where_it_is(client: FlaskClient, jobs: Jobs) -> None:
+def test_move_to_the_same_tube_is_refused(client: FlaskClient, jobs: Jobs) -> None:
     assert "in the tube “mail” already" in refused(post(client, "/job/move", id=jobs["ready"].id, tube="mail"), 409)
 
 
@@ -278,7 +280,7 @@ def test_copy_is_refused_while_draining(queue: Queue, client: FlaskClient, jobs:
     assert jobs.look() == before
 
 
-def test_job_that_is_done_before_the_page_comes(queue: Queue, jobs: Jobs, visit: Callable[..., FlaskClient]) -> None:
+def test_job_deleted_before_the_redirect(queue: Queue, jobs: Jobs, visit: Callable[..., FlaskClient]) -> None:
     def commit() -> bool:
         for id in list(queue.broker.jobs):
             queue.broker.delete_job(id, queue.now, is_forced=True)
@@ -286,7 +288,7 @@ def test_job_that_is_done_before_the_page_comes(queue: Queue, jobs: Jobs, visit:
 
     response = post(visit(commit=commit), "/job/kick", id=jobs["buried"].id)
     assert done(response, "/") == ("kicked-job", jobs.ids["buried"])
-    assert client_sees(visit(), response) == f"Job {jobs.ids['buried']} was kicked: it is ready."
+    assert client_sees(visit(), response) == f"Job {jobs.ids['buried']} was kicked and is ready."
 
 
 def client_sees(client: FlaskClient, response: TestResponse) -> str:
@@ -300,7 +302,7 @@ def client_sees(client: FlaskClient, response: TestResponse) -> str:
 
 
 @pytest.mark.parametrize("state", ["ready", "delayed", "buried"])
-def test_edit_keeps_what_is_not_changed(queue: Queue, client: FlaskClient, jobs: Jobs, state: str) -> None:
+def test_edit_keeps_unchanged_values(queue: Queue, client: FlaskClient, jobs: Jobs, state: str) -> None:
     was = jobs[state]
     queue.now += 5 * SECOND
     assert done(edit(client, was.id, pri="7", ttr="90", body="new é"), "/job") == ("edited-job", was.id)
@@ -321,10 +323,10 @@ def test_edit_of_the_delay(queue: Queue, client: FlaskClient, jobs: Jobs, state:
 
 
 @pytest.mark.parametrize("state", ["buried", HELD])
-def test_delay_is_refused_where_it_would_do_nothing(client: FlaskClient, jobs: Jobs, state: str) -> None:
+def test_delay_is_refused_for_reserved_and_buried_jobs(client: FlaskClient, jobs: Jobs, state: str) -> None:
     before = jobs.look()
     assert "delay" not in load(client, jobs[state].id)
-    assert "“delay” can be given" in refused(edit(client, jobs[state].id, delay="5", confirm="1"), 400)
+    assert "“delay” can be changed" in refused(edit(client, jobs[state].id, delay="5", confirm="1"), 400)
     assert jobs.look() == before
 
 
@@ -334,27 +336,29 @@ def test_edit_that_changes_nothing(client: FlaskClient, jobs: Jobs) -> None:
     assert (jobs.look(), jobs["ready"].events) == (before, events)
 
 
-@pytest.mark.parametrize("meanwhile", ["edit", "move", "kick", "reserve"])
-def test_stale_edit_is_refused_and_shows_both(queue: Queue, client: FlaskClient, jobs: Jobs, meanwhile: str) -> None:
+@pytest.mark.parametrize("other_change", ["edit", "move", "kick", "reserve"])
+def test_stale_edit_is_refused_and_shows_both_versions(
+    queue: Queue, client: FlaskClient, jobs: Jobs, other_change: str
+) -> None:
     job, broker = jobs["delayed"], queue.broker
     form = load(client, job.id) | {"body": "mine <b>", "pri": "77"}
-    if meanwhile == "edit":
+    if other_change == "edit":
         broker.edit_job(job.id, queue.now, body=b"theirs <i>")
-    elif meanwhile == "move":
+    elif other_change == "move":
         broker.edit_job(job.id, queue.now, tube=b"elsewhere")
-    elif meanwhile == "kick":
+    elif other_change == "kick":
         broker.kick_job(job.id, queue.now)
     else:
         broker.reserve_job(queue.connect(), job.id, queue.now)
     before = jobs.look()
     response = client.post("/job/edit", data=form, headers=OURS)
     said = refused(response, 409)
-    assert "has changed since you began" in said
+    assert "has changed since you opened the form" in said
     assert jobs.look() == before
     again = form_of(response.text)
     assert (again["body"], again["pri"]) == ("mine <b>", "77")
-    assert ("theirs <i>" if meanwhile == "edit" else "body") in said
-    assert {"move": "elsewhere", "kick": "ready", "reserve": "reserved", "edit": "10 bytes"}[meanwhile] in said
+    assert ("theirs <i>" if other_change == "edit" else "body") in said
+    assert {"move": "elsewhere", "kick": "ready", "reserve": "reserved", "edit": "10 bytes"}[other_change] in said
     response = client.post("/job/edit", data=again | jobs.confirm("reserved"), headers=OURS)
     assert done(response, "/job") == ("edited-job", job.id)
     assert (jobs["delayed"].body, jobs["delayed"].pri) == (b"mine <b>", 77)
@@ -366,7 +370,7 @@ def test_edit_without_a_version_is_stale(client: FlaskClient, jobs: Jobs) -> Non
     refused(client.post("/job/edit", data=form, headers=OURS), 409)
 
 
-def test_refused_edit_gives_back_what_was_typed(client: FlaskClient, jobs: Jobs) -> None:
+def test_refused_edit_returns_the_input(client: FlaskClient, jobs: Jobs) -> None:
     response = edit(client, jobs["ready"].id, body="long work\non it", pri="x")
     assert "“pri” must be a whole number" in refused(response, 400)
     again = form_of(response.text)
@@ -423,16 +427,18 @@ def test_any_body_survives_edit_and_copy(queue: Queue, client: FlaskClient, name
      ("cr", "base64"), ("mixed", "base64"), ("nul", "base64"), ("invalid", "base64"), ("surrogate", "base64"),
      ("escape", "text"), ("bom", "text")],
 )  # fmt: skip
-def test_body_is_text_only_if_it_comes_back_so(queue: Queue, client: FlaskClient, name: str, encoding: str) -> None:
+def test_body_is_text_only_if_the_form_returns_it_unchanged(
+    queue: Queue, client: FlaskClient, name: str, encoding: str
+) -> None:
     id = queue.broker.put_into(b"mail", 5, 0, SECOND, BODIES[name], queue.now)
     assert load(client, id)["encoding"] == encoding
     offer = client.get("/job/form", query_string={"id": id, "encoding": "base64"}).text
     assert ("Edit as text" in offer) == (encoding == "text")
 
 
-def test_line_ends_stay_what_they_were(queue: Queue, client: FlaskClient) -> None:
+def test_line_ends_are_kept(queue: Queue, client: FlaskClient) -> None:
     for body, said, then in (
-        (b"one\r\ntwo", "its lines end in CRLF, as they did", b"new\r\nlines\r\n"),
+        (b"one\r\ntwo", "with CRLF line ends, as before", b"new\r\nlines\r\n"),
         (b"one\ntwo", "its lines end in LF", b"new\nlines\n"),
         (b"one", "its lines end in LF", b"new\nlines\n"),
     ):
@@ -444,7 +450,7 @@ def test_line_ends_stay_what_they_were(queue: Queue, client: FlaskClient) -> Non
 
 @settings(max_examples=200, deadline=None)
 @given(st.binary() | st.text().map(str.encode) | st.lists(st.sampled_from([b"\r", b"\n", b"\r\n", b"x"])).map(b"".join))
-def test_text_comes_back_as_it_was_or_is_no_text(body: bytes) -> None:
+def test_text_round_trips_or_is_not_offered(body: bytes) -> None:
     lines = as_lines(body)
     if lines is not None:
         assert "\r" not in lines
@@ -453,13 +459,13 @@ def test_text_comes_back_as_it_was_or_is_no_text(body: bytes) -> None:
 
 
 @pytest.mark.parametrize("body", ["a", "=", "%%%%", "é", "YQ", "YQ==="])
-def test_body_that_is_no_base64(client: FlaskClient, jobs: Jobs, body: str) -> None:
+def test_invalid_base64_is_refused(client: FlaskClient, jobs: Jobs, body: str) -> None:
     before = jobs.look()
-    assert "“body” is not base64" in refused(edit(client, jobs["ready"].id, body=body, encoding="base64"), 400)
+    assert "“body” is not valid base64" in refused(edit(client, jobs["ready"].id, body=body, encoding="base64"), 400)
     assert jobs.look() == before
 
 
-def test_encoding_is_one_of_two(client: FlaskClient, jobs: Jobs) -> None:
+def test_unknown_encoding_is_refused(client: FlaskClient, jobs: Jobs) -> None:
     assert "“encoding” must be text or base64" in refused(edit(client, jobs["ready"].id, encoding="rot13"), 400)
 
 
@@ -469,17 +475,17 @@ def test_binary_body_can_become_text(queue: Queue, client: FlaskClient) -> None:
     assert queue.broker.jobs[id].body == b"now text"
 
 
-def test_largest_body_and_one_more(queue: Queue, client: FlaskClient, jobs: Jobs) -> None:
+def test_edit_to_the_largest_and_a_too_large_body(queue: Queue, client: FlaskClient, jobs: Jobs) -> None:
     id = jobs["ready"].id
     assert done(edit(client, id, body="x" * 65535), "/job")[0] == "edited-job"
     said = refused(edit(client, id, body="x" * 65536), 400)
-    assert "“body” must be at most 65,535 bytes, and has 65,536" in said
-    queue.broker.max_job_size = 10  # as after a start with a smaller limit
+    assert "“body” must be at most 65,535 bytes, but has 65,536" in said
+    queue.broker.max_job_size = 10  # as after a restart with a smaller limit
     assert done(edit(client, id, pri="3"), "/job")[0] == "edited-job"
     assert len(queue.broker.jobs[id].body) == 65535
 
 
-def test_body_beyond_what_a_form_takes_stays(queue: Queue) -> None:
+def test_body_too_large_for_a_form_cannot_be_edited(queue: Queue) -> None:
     queue.broker.max_job_size = 8 * MAX_PUT
     client = queue.app().test_client()
     body = b"x" * (MAX_PUT + 1)
@@ -494,7 +500,7 @@ def test_body_beyond_what_a_form_takes_stays(queue: Queue) -> None:
     assert queue.broker.jobs[whole].body == b"\n" * MAX_PUT
 
 
-# Who may see what
+# Permissions
 
 
 def test_hidden_bodies_stay_hidden(queue: Queue, jobs: Jobs, visit: Callable[..., FlaskClient]) -> None:
@@ -518,7 +524,7 @@ def test_hidden_bodies_stay_hidden(queue: Queue, jobs: Jobs, visit: Callable[...
     assert jobs["ready"].body == b"c0nfidential"
 
 
-def test_version_tells_nothing_of_a_hidden_body(queue: Queue, visit: Callable[..., FlaskClient]) -> None:
+def test_version_does_not_depend_on_a_hidden_body(queue: Queue, visit: Callable[..., FlaskClient]) -> None:
     client = visit(hides_bodies=True)
     ids = [queue.broker.put_into(b"mail", 5, 0, SECOND, body, queue.now) for body in (b"one", b"two")]
     assert len({load(client, id)["version"] for id in ids}) == 1
@@ -545,7 +551,7 @@ AUDITED: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("action", AUDITED)
-def test_audit_tells_which_job(queue: Queue, jobs: Jobs, action: str) -> None:
+def test_audit_log_names_the_job(queue: Queue, jobs: Jobs, action: str) -> None:
     app, id = queue.app(), jobs["delayed"].id
     done(post(app.test_client(), f"/{action}", id=id, **AUDITED[action]), "/tube" if "delete" in action else "/job")
     (entry,) = app.extensions["dashboard"].audit.entries
@@ -553,7 +559,7 @@ def test_audit_tells_which_job(queue: Queue, jobs: Jobs, action: str) -> None:
     assert id in (entry.details["id"], entry.details.get("of"))
 
 
-def test_audit_tells_what_an_edit_changed(queue: Queue, jobs: Jobs) -> None:
+def test_audit_log_names_the_edited_values(queue: Queue, jobs: Jobs) -> None:
     app, id = queue.app(), jobs["ready"].id
     edit(app.test_client(), id, pri="1", body="x")
     (entry,) = app.extensions["dashboard"].audit.entries

@@ -1,4 +1,4 @@
-"""The life of a job, as its page tells it: what happened, when, and by whom; and what is not known any more."""
+"""The history on a job's page: what happened, when and by whom, and what is no longer known."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from flask.testing import FlaskClient
 from greenstalk_server.core import job_history
 from greenstalk_server.core.broker import PARTED_AT_MOST
 from greenstalk_server.core.job import SECOND
-from greenstalk_server.web.pages.details import BY_HAND, EVENTS
+from greenstalk_server.web.pages.details import ADMIN_EVENTS, EVENTS
 
 from .conftest import Queue
 from .table import Page
 
 
-def moments(client: FlaskClient, id: int) -> list[str]:
-    """What each entry of the job's life says."""
+def history_entries(client: FlaskClient, id: int) -> list[str]:
+    """Return the text of each entry of the job's history."""
     html = client.get("/job", query_string={"id": id}).text
     entries = re.findall(r"<li.*?</li>", html[html.index('<ol class="life">') : html.index("</ol>")], re.DOTALL)
     return [" ".join(unescape(re.sub(r"<[^>]*>", " ", entry)).replace("\xa0", " ").split()) for entry in entries]
 
 
-def test_life_from_the_put_to_now(queue: Queue, client: FlaskClient) -> None:
+def test_history_lists_events_since_the_put(queue: Queue, client: FlaskClient) -> None:
     (id,) = queue.put("mail")
     broker, worker = queue.broker, queue.connect()
     queue.now += 10 * SECOND
@@ -36,7 +36,7 @@ def test_life_from_the_put_to_now(queue: Queue, client: FlaskClient) -> None:
     broker.edit_job(id, queue.now, pri=9)
     broker.edit_job(id, queue.now, tube=b"other")
     by = f"by connection {worker.number} , {worker.address}"
-    assert moments(client, id) == [
+    assert history_entries(client, id) == [
         "Put 2027-01-15 08:00:00 UTC, 16 s ago",
         f"Reserved {by} 2027-01-15 08:00:10 UTC, 6 s ago",
         f"Released {by} 2027-01-15 08:00:15 UTC, 1 s ago",
@@ -48,20 +48,20 @@ def test_life_from_the_put_to_now(queue: Queue, client: FlaskClient) -> None:
     assert "Buried for 1 s" in " ".join(Page(client.get(f"/job?id={id}").text).text.replace("\xa0", " ").split())
 
 
-def test_reservation_that_goes_on_stands_where_it_began(queue: Queue, client: FlaskClient) -> None:
+def test_current_reservation_is_listed_at_its_start(queue: Queue, client: FlaskClient) -> None:
     (id,) = queue.put("mail")
     worker = queue.connect()
     queue.now += SECOND
     queue.broker.reserve_job(worker, id, queue.now)
     queue.now += SECOND
     queue.broker.edit_job(id, queue.now, pri=9, is_forced=True)
-    assert [said.split()[0] for said in moments(client, id)] == ["Put", "Reserved", "Edited"]
+    assert [said.split()[0] for said in history_entries(client, id)] == ["Put", "Reserved", "Edited"]
     queue.now += SECOND
     queue.broker.release(worker, id, 9, 0, queue.now)
-    assert [said.split()[0] for said in moments(client, id)] == ["Put", "Reserved", "Edited", "Released"]
+    assert [said.split()[0] for said in history_entries(client, id)] == ["Put", "Reserved", "Edited", "Released"]
 
 
-def test_reservations_that_their_workers_did_not_end(queue: Queue, client: FlaskClient) -> None:
+def test_timed_out_and_abandoned_reservations(queue: Queue, client: FlaskClient) -> None:
     (id,) = queue.put("mail")
     slow, gone = queue.connect(), queue.connect()
     queue.broker.reserve_job(slow, id, queue.now)
@@ -70,39 +70,39 @@ def test_reservations_that_their_workers_did_not_end(queue: Queue, client: Flask
     queue.broker.reserve_job(gone, id, queue.now)
     queue.broker.note_worker(gone)
     queue.broker.disconnect(gone, queue.now)
-    said = moments(client, id)
-    assert said[2].startswith(f"Timed out: its time to run was up by connection {slow.number} , {slow.address} ")
-    assert said[4].startswith(f"Given back: the connection ended by connection {gone.number}, disconnected, from 10.")
-    for _ in range(PARTED_AT_MOST + 1):  # so many others come and go that its address is not kept any more
+    said = history_entries(client, id)
+    assert said[2].startswith(f"Timed out while held by connection {slow.number} , {slow.address} ")
+    assert said[4].startswith(f"Returned on disconnect by connection {gone.number}, disconnected, from 10.")
+    for _ in range(PARTED_AT_MOST + 1):  # enough others to evict its address
         other = queue.connect()
         queue.broker.note_worker(other)
         queue.broker.disconnect(other, queue.now)
-    assert f"connection {gone.number}, disconnected 2027" in moments(client, id)[4]
+    assert f"connection {gone.number}, disconnected 2027" in history_entries(client, id)[4]
 
 
-def test_what_is_forgotten_is_counted(queue: Queue, client: FlaskClient) -> None:
+def test_events_beyond_the_history_are_counted(queue: Queue, client: FlaskClient) -> None:
     (id,) = queue.put("mail")
     worker = queue.connect()
     for _ in range(20):
         queue.broker.reserve_job(worker, id, queue.now)
         queue.broker.release(worker, id, 5, 0, queue.now)
-    said = moments(client, id)
-    assert said[1].startswith("Besides, it was reserved 12 times, released 12 times The last 16 events are kept.")
+    said = history_entries(client, id)
+    assert said[1].startswith("Older events: reserved 12 times, released 12 times Only the last 16 events are kept")
     assert len(said) == 2 + job_history.KEPT
-    queue.broker.jobs[id].events = b""  # as a journal of an earlier version gives it back
-    said = moments(client, id)
-    assert said[1].startswith("Besides, it was reserved 20 times, released 20 times")
+    queue.broker.jobs[id].events = b""  # as restored from a journal of an earlier version
+    said = history_entries(client, id)
+    assert said[1].startswith("Older events: reserved 20 times, released 20 times")
     assert len(said) == 2
-    assert "Who held it last is not known any more" in client.get(f"/job?id={id}").text
+    assert "The last holder is no longer known" in client.get(f"/job?id={id}").text
 
 
-def test_nothing_is_forgotten_of_a_new_job(queue: Queue, client: FlaskClient) -> None:
+def test_new_job_has_its_whole_history(queue: Queue, client: FlaskClient) -> None:
     (id,) = queue.put("mail")
-    assert [said.split()[0] for said in moments(client, id)] == ["Put"]
-    assert "No worker has reserved it yet." in client.get(f"/job?id={id}").text
+    assert [said.split()[0] for said in history_entries(client, id)] == ["Put"]
+    assert "No worker has reserved this job yet." in client.get(f"/job?id={id}").text
 
 
-def test_live_life_and_the_hint_at_an_edit(queue: Queue, client: FlaskClient) -> None:
+def test_live_history_and_hint_of_an_edit(queue: Queue, client: FlaskClient) -> None:
     (id,) = queue.put("mail")
     html = client.get(f"/job?id={id}").text
     args = unescape(re.findall(r'data-live-args="([^"]*)"', html)[0])
@@ -115,6 +115,6 @@ def test_live_life_and_the_hint_at_an_edit(queue: Queue, client: FlaskClient) ->
     assert client.get(f"/live?page=job&{again}").json["shown"] == {"edited": False}
 
 
-def test_every_kind_of_event_has_its_words() -> None:
+def test_every_kind_of_event_has_a_label() -> None:
     assert set(EVENTS) == set(range(1, len(job_history.KINDS)))
-    assert set(EVENTS) > BY_HAND
+    assert set(EVENTS) > ADMIN_EVENTS

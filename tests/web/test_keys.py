@@ -44,13 +44,13 @@ def press(tab: Tab, *keys: str) -> None:
         tab.page.keyboard.press(key)
 
 
-def test_g_and_a_letter_lead_to_the_pages(tab: Tab) -> None:
+def test_g_and_a_letter_open_pages(tab: Tab) -> None:
     for letter, heading in (("c", "Connections"), ("s", "Search jobs"), ("a", "Audit log"), ("t", "Overview")):
         press(tab, "g", letter)
         tab.page.wait_for_selector(f"h1:text-is('{heading}')", state="attached")
 
 
-def test_rows_one_by_one(tab: Tab) -> None:
+def test_j_and_k_move_between_rows(tab: Tab) -> None:
     seen = []
     for key in "jjjjkk":
         press(tab, key)
@@ -60,7 +60,7 @@ def test_rows_one_by_one(tab: Tab) -> None:
     tab.page.wait_for_selector("h1:text-is('alpha')")
 
 
-def test_slash_is_for_the_filter_else_for_the_search(tab: Tab, daemon: Daemon) -> None:
+def test_slash_focuses_the_filter_or_opens_the_search(tab: Tab, daemon: Daemon) -> None:
     press(tab, "/")
     assert focused(tab) == "q"
     press(tab, "g", "c", "?", "/")
@@ -70,12 +70,12 @@ def test_slash_is_for_the_filter_else_for_the_search(tab: Tab, daemon: Daemon) -
     tab.page.wait_for_selector("h1:text-is('Search jobs')")
 
 
-def test_modifiers_belong_to_the_browser(tab: Tab) -> None:
+def test_keys_with_modifiers_are_ignored(tab: Tab) -> None:
     press(tab, "Control+j", "Alt+j", "Control+/")
     assert focused(tab) not in {*TUBES, "q"}
 
 
-def test_r_asks_anew(tab: Tab, daemon: Daemon) -> None:
+def test_r_refreshes(tab: Tab, daemon: Daemon) -> None:
     tab.page.wait_for_selector("#live[data-state=live]")
     with tab.page.expect_request("**/events?*"):
         press(tab, "r")
@@ -97,7 +97,7 @@ def test_help_opens_and_closes(tab: Tab) -> None:
     assert help.is_hidden()
 
 
-def test_they_can_be_turned_off(tab: Tab) -> None:
+def test_shortcuts_can_be_turned_off(tab: Tab) -> None:
     tab.page.get_by_role("button", name="Keyboard shortcuts").click()
     tab.page.get_by_label("Shortcuts are on").uncheck()
     press(tab, "Escape")

@@ -1,4 +1,4 @@
-"""The layout of the pages in a real browser: no number is cut, no word is broken, every control can be reached."""
+"""Page layout in a real browser: no truncated numbers, no broken words, every control reachable."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from tests.support.daemon import PATIENCE
 
 from .browser import Browser, Tab
-from .visit import AXE, FOUND, is_too_wide
+from .visit import AXE, AXE_VIOLATIONS, is_too_wide
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 WIDTHS = (360, 1024, 1440)
@@ -22,11 +22,11 @@ CUT = """() => [...document.querySelectorAll('main th, main td:not(.body), main 
     .filter(one => one.offsetParent !== null && one.scrollWidth > one.clientWidth + 1)
     .filter(one => getComputedStyle(one).clipPath === 'none')
     .map(one => [one.className, one.textContent])"""
-"""Elements that are narrower than their text."""
+"""Returns the elements that truncate their text."""
 
 SCROLLED = """() => [...document.querySelectorAll('.tubes-scroll')]
     .filter(one => one.scrollWidth > one.clientWidth).map(one => [one.scrollWidth, one.clientWidth])"""
-"""Tables that have to be scrolled sideways."""
+"""Returns the tables that scroll horizontally."""
 
 LINES = """element => {
     const range = document.createRange();
@@ -52,7 +52,7 @@ BROKEN = """selector => {
     }
     return found;
 }"""
-"""The words that begin on one line and end on the next."""
+"""Returns the words that are broken across lines."""
 
 BOX = """element => {
     const { left, right, width, height } = element.getBoundingClientRect();
@@ -62,7 +62,7 @@ BOX = """element => {
 
 @pytest.fixture(scope="module")
 def aged() -> Iterator[str]:
-    """The address of a dashboard over a queue that is a day old (aged.py)."""
+    """Serve a dashboard over a queue that is a day old (aged.py); return its URL."""
     with subprocess.Popen(
         [sys.executable, "-m", "tests.web.aged"],
         cwd=REPOSITORY,
@@ -95,7 +95,7 @@ def first_job(tab: Tab, aged: str, state: str) -> str:
 
 @pytest.mark.parametrize("path", [*[f"tube?tube=mail&state={state}" for state in ("ready", "reserved", "buried")],
                                   "tube?tube=billing.dunning&state=delayed", "search?q=tube:mail"])  # fmt: skip
-def test_lists_of_jobs_show_every_number_whole(tab: Tab, aged: str, path: str) -> None:
+def test_job_lists_do_not_truncate_numbers(tab: Tab, aged: str, path: str) -> None:
     tab.page.goto(aged + path)
     assert tab.page.locator(".jobs tbody tr").count() > 0
     assert tab.page.evaluate(CUT) == []
@@ -105,10 +105,10 @@ def test_lists_of_jobs_show_every_number_whole(tab: Tab, aged: str, path: str) -
     tab.screenshot(f"layout-{path[-12:]}-{width_of(tab)}")
 
 
-def test_sizes_of_large_bodies_are_whole(tab: Tab, aged: str) -> None:
+def test_sizes_of_large_bodies_are_not_truncated(tab: Tab, aged: str) -> None:
     tab.page.goto(f"{aged}search?q=tube:mail+size:>99999")
     assert tab.page.locator("td.size").all_text_contents() == ["100,000", "864,890", "1,000,004"]
-    if width_of(tab) > 360:  # a card leaves the size to the page of the job
+    if width_of(tab) > 360:  # cards omit the size
         assert [cell.evaluate(LINES) for cell in tab.page.locator("td.size").all()] == [1, 1, 1]
     assert tab.page.evaluate(CUT) == []
 
@@ -121,7 +121,7 @@ def test_overview_fits(chromium: Browser, aged: str, width: int) -> None:
         assert tab.page.evaluate(SCROLLED) == []
         assert tab.page.evaluate(CUT) == []
         assert not is_too_wide(tab)
-        tab.page.evaluate("live.textContent = 'No answer, retrying'")  # the longest that it says
+        tab.page.evaluate("live.textContent = 'No response, retrying'")  # its longest text
         assert not is_too_wide(tab)
         pause = tab.page.locator("[data-key='users.delete'] td.pause")
         assert pause.inner_text().endswith("29\xa0d 23\xa0h")
@@ -130,7 +130,7 @@ def test_overview_fits(chromium: Browser, aged: str, width: int) -> None:
         tab.screenshot(f"layout-overview-{width}")
 
 
-def test_names_of_tubes_break_between_words_alone(tab: Tab, aged: str) -> None:
+def test_tube_names_break_only_between_words(tab: Tab, aged: str) -> None:
     tab.page.goto(aged)
     assert tab.page.locator("#tubes th a").count() == 45
     assert tab.page.evaluate(BROKEN, "#tubes th a") == []
@@ -146,9 +146,9 @@ def test_cards_of_the_overview_count_waiting_workers(chromium: Browser, aged: st
 
 
 @pytest.mark.parametrize("key", ["urgent", "waiting", "bury-rate", "timeout-rate"])
-def test_column_that_sorts_is_in_sight(tab: Tab, aged: str, key: str) -> None:
+def test_sort_column_is_visible(tab: Tab, aged: str, key: str) -> None:
     tab.page.goto(f"{aged}?sort={key}&desc=1")
-    is_seen = width_of(tab) > 360  # where heads are links in a row
+    is_seen = width_of(tab) > 360  # narrow windows show the headers as a row of links
     if is_seen:
         assert tab.page.locator(f"th.{key}").is_visible()
         assert tab.page.locator(f"td.{key}").first.is_visible()
@@ -168,10 +168,10 @@ DRAWN = """() => [...document.querySelectorAll('#tubes tr')].flatMap(row => {
     const { top, bottom } = path.getBoundingClientRect();
     return [[row.dataset.key, Math.round(baseline - bottom), Math.round(baseline - top)]];
 })"""
-"""The tubes with a drawing, and how far its lowest and highest point are above the numbers' baseline."""
+"""Returns the tubes with a sparkline, and the height of its lowest and highest point above the baseline."""
 
 
-def test_drawings_share_a_baseline_and_a_scale(chromium: Browser, aged: str) -> None:
+def test_sparklines_share_a_baseline_and_a_scale(chromium: Browser, aged: str) -> None:
     with chromium.tab(aged, 1440) as tab:
         tab.page.goto(aged)
         heights = {name: (low, high) for name, low, high in tab.page.evaluate(DRAWN)}
@@ -183,7 +183,7 @@ def test_drawings_share_a_baseline_and_a_scale(chromium: Browser, aged: str) -> 
 
 
 @pytest.mark.parametrize("path", ["tube?tube=reports.nightly", "tube?tube=mail"])
-def test_seconds_of_a_pause_can_be_read(tab: Tab, aged: str, path: str) -> None:
+def test_pause_is_not_truncated(tab: Tab, aged: str, path: str) -> None:
     tab.page.goto(aged + path)
     seconds = tab.page.locator("#seconds")
     seconds.fill("4294967295")
@@ -191,7 +191,7 @@ def test_seconds_of_a_pause_can_be_read(tab: Tab, aged: str, path: str) -> None:
     assert seconds.evaluate(BOX)["width"] >= 96
 
 
-def test_audit_log_can_be_read(tab: Tab, aged: str) -> None:
+def test_audit_log_is_not_truncated(tab: Tab, aged: str) -> None:
     tab.page.goto(f"{aged}audit")
     assert tab.page.locator(".audit tbody tr").count() == 7
     assert tab.page.evaluate(BROKEN, ".audit tbody td, .audit tbody th") == []
@@ -204,7 +204,7 @@ def test_audit_log_can_be_read(tab: Tab, aged: str) -> None:
     assert min(details) >= {360: 290, 1024: 300, 1440: 600}[width_of(tab)]
 
 
-def test_boxes_can_be_hit(tab: Tab, aged: str) -> None:
+def test_checkboxes_are_large_enough(tab: Tab, aged: str) -> None:
     held = first_job(tab, aged, "reserved")
     for path in (f"job/form?id={held}", f"job?id={held}", "tube?tube=mail", "search?q=tube:mail"):
         tab.page.goto(aged + path)
@@ -223,4 +223,4 @@ def test_pages_are_accessible(tab: Tab, aged: str, theme: Any) -> None:
     tab.page.emulate_media(color_scheme=theme)
     for path in ("", "tube?tube=mail&state=reserved", "tube?tube=reports.nightly", "audit"):
         tab.page.goto(aged + path)
-        assert tab.page.evaluate(f"{AXE};{FOUND}") == [], path
+        assert tab.page.evaluate(f"{AXE};{AXE_VIOLATIONS}") == [], path

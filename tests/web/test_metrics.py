@@ -31,7 +31,7 @@ from tests.support.daemon import PATIENCE, REPOSITORY, Daemon, environment
 
 from .conftest import Queue
 from .test_guard import basic
-from .turns import Turns
+from .turns import LoopIterations
 
 DOCS = REPOSITORY / "docs"
 
@@ -537,7 +537,7 @@ def test_scrape_of_two_thousand_tubes_yields(queue: Queue, short_steps: None) ->
         put(queue, client)
         finish(queue, client)
     client = queue.app().test_client()
-    with Turns() as turns:
+    with LoopIterations() as turns:
         samples = client.get("/metrics").data.count(b"\ngreenstalk_tube_")
     sampled, formatted = 2000 // TUBE_BATCH, samples // SAMPLE_BATCH
     made = (samples - 3 * MAX_LABELS) // SAMPLE_BATCH  # the metrics of the four states are made together

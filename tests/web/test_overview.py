@@ -30,7 +30,7 @@ from greenstalk_server.web.pages.overview import (
 
 from .conftest import Queue
 from .table import Page
-from .turns import Turns
+from .turns import LoopIterations
 
 HOSTILE_NAMES = (
     "/", "//x", "a/jobs", ".", "..", "../..", "/lead", "trail/", ";", "$", "$(reboot)", "(", ")", "+", "+a+b", "a+b",
@@ -51,7 +51,7 @@ def live(client: FlaskClient, **query: str) -> dict[str, Any]:
 
 
 def tubes(client: FlaskClient, **query: str) -> dict[str, dict[str, str]]:
-    """The table of tubes as a page shows it: for each, the cells by the key of their column; drawings left out."""
+    """Return the table of tubes on a page: for each tube the cells by column key, without sparklines."""
     return {
         row[0]: {column.key: cell for column, cell in zip(COLUMNS, row[1:], strict=True) if column.kind != "path"}
         for row in page(client, **query).tubes
@@ -67,7 +67,7 @@ CALM = {column.key: "0" for column in COLUMNS if column.kind == "text"} | {
 }  # fmt: skip
 
 
-def test_each_count_stands_in_its_column(queue: Queue, client: FlaskClient) -> None:
+def test_each_count_is_in_its_column(queue: Queue, client: FlaskClient) -> None:
     queue.put("mail", pri=5, count=7)
     queue.put("mail", count=1200)
     queue.put("mail", delay=30, count=4)
@@ -91,7 +91,7 @@ def test_each_count_stands_in_its_column(queue: Queue, client: FlaskClient) -> N
     }  # fmt: skip
 
 
-def test_rates_and_what_follows_from_them(queue: Queue) -> None:
+def test_rates_and_values_derived_from_them(queue: Queue) -> None:
     client = queue.app().test_client()
     history: History = client.application.extensions["dashboard"].history
     worker = queue.connect()
@@ -108,7 +108,7 @@ def test_rates_and_what_follows_from_them(queue: Queue) -> None:
     history.tick()
     row = tubes(client)["mail"]
     assert (row["put-rate"], row["reserve-rate"], row["delete-rate"], row["bury-rate"]) == ("1.0", "4.0", "4.0", "0")
-    assert (row["ready"], row["drain"]) == ("64", "22\xa0s")  # three a second less
+    assert (row["ready"], row["drain"]) == ("64", "22\xa0s")  # drains by three jobs per second
     fields = live(client)["fields"]
     assert (fields["rate-put"], fields["rate-delete"]) == ("1.0", "4.0")
     assert fields["spark-put"].startswith("M")
@@ -121,7 +121,7 @@ def test_rates_and_what_follows_from_them(queue: Queue) -> None:
     assert tubes(client)["mail"]["drain"] == "growing"
 
 
-def test_tube_that_nobody_watches_is_pointed_out(queue: Queue, client: FlaskClient) -> None:
+def test_tube_without_consumers_is_marked(queue: Queue, client: FlaskClient) -> None:
     queue.put("mail")
     queue.put("later", delay=60)
     assert {name: row["attention"] for name, row in tubes(client).items()} == {
@@ -149,13 +149,13 @@ def test_pause_counts_down(queue: Queue, client: FlaskClient) -> None:
         ({"sort": "ready", "desc": "1"}, ["b", "c", "a", "default"]),
         ({"sort": "ready"}, ["default", "a", "c", "b"]),
         ({"sort": "oldest", "desc": "1"}, ["a", "b", "c", "default"]),
-        ({"sort": "oldest"}, ["c", "b", "a", "default"]),  # what has no age stands last either way
+        ({"sort": "oldest"}, ["c", "b", "a", "default"]),  # tubes without an age sort last in both directions
         ({"sort": "pause", "desc": "1"}, ["c", "a", "b", "default"]),
-        ({"sort": "buried", "desc": "1"}, ["a", "b", "c", "default"]),  # all the same: by name
+        ({"sort": "buried", "desc": "1"}, ["a", "b", "c", "default"]),  # equal values sort by name
         ({"sort": "attention", "desc": "1"}, ["b", "c", "a", "default"]),
     ],
 )
-def test_sorted(queue: Queue, client: FlaskClient, query: dict[str, str], expected: list[str]) -> None:
+def test_tubes_are_sorted(queue: Queue, client: FlaskClient, query: dict[str, str], expected: list[str]) -> None:
     for name, count in (("a", 2), ("b", 9), ("c", 4)):
         queue.put(name, count=count)
         queue.now += SECOND
@@ -169,12 +169,12 @@ def test_sorted(queue: Queue, client: FlaskClient, query: dict[str, str], expect
     assert head["aria-sort"] == ("descending" if query.get("desc") else "ascending")
 
 
-def test_links_that_sort_keep_the_filter_and_the_form_keeps_the_order(queue: Queue, client: FlaskClient) -> None:
+def test_sort_links_keep_the_filter_and_the_filter_form_keeps_the_order(queue: Queue, client: FlaskClient) -> None:
     queue.put("mail", count=3)
     queue.put("mailbox", count=5)
     shown = page(client, q="mail", sort="ready", desc="1")
     links = [attributes["href"] for tag, attributes in shown.elements if tag == "a" and "data-narrowed" in attributes]
-    assert "/?q=mail&sort=ready" in links  # the other way round
+    assert "/?q=mail&sort=ready" in links  # reversed
     assert "/?q=mail&sort=buried&desc=1" in links
     assert "/?q=mail" in links
     assert len(links) == 1 + sum(column.rank is not None for column in COLUMNS)
@@ -185,13 +185,13 @@ def test_links_that_sort_keep_the_filter_and_the_form_keeps_the_order(queue: Que
 
 
 @pytest.mark.parametrize("path", ["/?sort=nothing", "/live?page=overview&sort=trend", "/events?page=overview&sort=x"])
-def test_order_that_there_is_not_is_refused(client: FlaskClient, path: str) -> None:
+def test_unknown_order_is_refused(client: FlaskClient, path: str) -> None:
     response = client.get(path)
     assert response.status_code == 400
     assert "“sort” must be one of name, attention, ready" in response.text
 
 
-def test_every_figure_is_shown_and_lives(queue: Queue, client: FlaskClient) -> None:
+def test_every_figure_is_shown_and_updated_live(queue: Queue, client: FlaskClient) -> None:
     queue.put("mail", count=3)
     tables = [field for _, entries in GROUPS for _, field in entries] + [field for _, field in COMMANDS]
     assert len(set(tables)) == len(tables)
@@ -263,14 +263,14 @@ def test_filter_is_escaped(client: FlaskClient, query: str) -> None:
     assert shown.runs_only_our_scripts()
 
 
-def test_names_that_only_a_journal_could_bring_are_escaped(queue: Queue, client: FlaskClient) -> None:
+def test_invalid_names_from_a_journal_are_escaped(queue: Queue, client: FlaskClient) -> None:
     queue.put("<img src=x onerror=alert(1)>")
     shown = page(client)
     assert shown.tubes[0][0] == "<img src=x onerror=alert(1)>"
     assert [attributes["src"] for tag, attributes in shown.elements if tag == "img"] == ["/static/favicon.svg"]
 
 
-def test_first_page_of_many_tubes_is_by_name(queue: Queue, client: FlaskClient) -> None:
+def test_first_page_of_many_tubes_is_sorted_by_name(queue: Queue, client: FlaskClient) -> None:
     for number in reversed(range(250)):
         queue.put(f"x{number:03}")
     shown = page(client)
@@ -283,33 +283,33 @@ def test_first_page_of_many_tubes_is_by_name(queue: Queue, client: FlaskClient) 
 
 
 @pytest.mark.parametrize(("query", "order"), [("", Order()), ("x09", Order()), ("", Order("oldest", True))])
-def test_others_have_their_turns_while_ten_thousand_tubes_are_looked_at(
+def test_scan_of_ten_thousand_tubes_lets_others_run(
     queue: Queue, client: FlaskClient, query: str, order: Order, short_steps: None
 ) -> None:
     for number in range(10_000):
         queue.put(f"x{number:05}")
     builder = OverviewBuilder(queue.broker, client.application.extensions["dashboard"].history)
-    with Turns() as turns:
+    with LoopIterations() as turns:
         assert len(builder.build(query, order, queue.now).tubes) == MAX_TUBES
     steps = math.ceil(10_001 / TUBE_BATCH)
-    assert turns.count >= steps + MAX_TUBES + steps  # they are ranked, the first are told, and all summed up
+    assert turns.count >= steps + MAX_TUBES + steps  # ranking, rendering the page, and the totals
 
 
-def test_tube_that_goes_while_others_are_looked_at_is_left_out(queue: Queue, client: FlaskClient) -> None:
+def test_tube_dropped_during_the_scan_is_omitted(queue: Queue, client: FlaskClient) -> None:
     ids = queue.put("a") + queue.put("b")
     builder = OverviewBuilder(queue.broker, client.application.extensions["dashboard"].history)
     first = builder._first
 
-    def first_and_then_one_goes(*args: Any) -> Any:
+    def first_then_drop_one(*args: Any) -> Any:
         found = first(*args)
         queue.broker.delete(None, ids[1], queue.now)
         return found
 
-    builder._first = first_and_then_one_goes
+    builder._first = first_then_drop_one
     assert [row[0] for row in builder.build("", Order(), queue.now).tubes] == ["a", "default"]
 
 
-def test_filter_without_a_match_offers_the_way_back(queue: Queue, client: FlaskClient) -> None:
+def test_filter_without_a_match_links_to_all_tubes(queue: Queue, client: FlaskClient) -> None:
     queue.put("mail")
     shown = page(client, q=" nowhere ")
     assert shown.is_shown("filtered-out")
@@ -318,7 +318,7 @@ def test_filter_without_a_match_offers_the_way_back(queue: Queue, client: FlaskC
     assert not page(client, q="ai").is_shown("filtered-out")
 
 
-def test_unused_queue_says_how_to_put_a_first_job(queue: Queue, visit: Callable[..., FlaskClient]) -> None:
+def test_unused_queue_shows_examples(queue: Queue, visit: Callable[..., FlaskClient]) -> None:
     client = visit(beanstalk="127.0.0.1:11399")
     shown = page(client)
     assert shown.is_shown("unused")
@@ -345,13 +345,13 @@ def test_examples_name_an_address_to_connect_to(beanstalk: str, python: str, she
     assert put_from_shell.code.endswith(shell)
 
 
-def test_draining_is_said(queue: Queue, client: FlaskClient) -> None:
+def test_draining_is_shown(queue: Queue, client: FlaskClient) -> None:
     assert not page(client).is_shown("draining")
     queue.broker.drain()
     assert page(client).is_shown("draining")
 
 
-def test_trouble_of_the_journal_is_said(queue: Queue, client: FlaskClient) -> None:
+def test_journal_trouble_is_shown(queue: Queue, client: FlaskClient) -> None:
     assert not page(client).is_shown("trouble")
     queue.broker.journal.trouble = "[Errno 28] No space left on device: <disk>"
     shown = page(client)
@@ -363,7 +363,7 @@ def test_trouble_of_the_journal_is_said(queue: Queue, client: FlaskClient) -> No
     assert state["shown"]["trouble"]
 
 
-def test_looking_changes_nothing(queue: Queue, client: FlaskClient) -> None:
+def test_overview_does_not_change_the_queue(queue: Queue, client: FlaskClient) -> None:
     queue.put("mail", count=3)
     queue.put("mail", delay=9)
     before = live(client)

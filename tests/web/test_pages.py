@@ -32,8 +32,8 @@ def page(client: FlaskClient, path: str, **query: object) -> Page:
     return Page(response.text)
 
 
-def squeezed(text: str) -> str:
-    """*text* without the space in it, of which a page has more here and less there."""
+def collapsed(text: str) -> str:
+    """Return *text* with runs of whitespace collapsed."""
     return "".join(text.split())
 
 
@@ -44,7 +44,7 @@ def refusal(client: FlaskClient, path: str, status: int) -> str:
 
 
 def ids(shown: Page) -> list[int]:
-    """The ids that the list of a tube's page links to."""
+    """Return the ids that the job list links to."""
     links = [attributes.get("href") or "" for tag, attributes in shown.elements if tag == "a"]
     return [int(link.removeprefix("/job?id=")) for link in links if link.startswith("/job?id=")]
 
@@ -54,28 +54,28 @@ def next_page(shown: Page) -> str | None:
     return next((link for link in links if link.startswith("/tube?") and "after=" in link), None)
 
 
-def test_ready_jobs_stand_in_the_order_they_will_be_reserved(queue: Queue, client: FlaskClient) -> None:
+def test_ready_jobs_are_listed_in_reserve_order(queue: Queue, client: FlaskClient) -> None:
     late, soon = queue.put("mail", pri=9, count=2), queue.put("mail", pri=1, count=2)
     shown = page(client, "/tube", tube="mail")
     assert ids(shown) == soon + late
     assert "4 jobs, in the order they will be reserved" in shown.text
 
 
-def test_delayed_jobs_stand_by_when_they_turn_ready(queue: Queue, client: FlaskClient) -> None:
+def test_delayed_jobs_are_listed_by_end_of_delay(queue: Queue, client: FlaskClient) -> None:
     (late,), (soon,) = queue.put("mail", delay=90), queue.put("mail", delay=30)
     shown = page(client, "/tube", tube="mail", state="delayed")
     assert ids(shown) == [soon, late]
     assert "1\xa0min 29\xa0s" in shown.text
 
 
-def test_buried_jobs_stand_as_they_were_buried(queue: Queue, client: FlaskClient) -> None:
+def test_buried_jobs_are_listed_in_burial_order(queue: Queue, client: FlaskClient) -> None:
     one, two, three = queue.put("mail", count=3)
     for id in (two, three, one):
         assert queue.broker.bury_job(id, queue.now)
     assert ids(page(client, "/tube", tube="mail", state="buried")) == [two, three, one]
 
 
-def test_reserved_jobs_stand_by_their_deadline(queue: Queue, client: FlaskClient) -> None:
+def test_reserved_jobs_are_listed_by_deadline(queue: Queue, client: FlaskClient) -> None:
     one, two, three = queue.put("mail", count=3)
     (other,) = queue.put("other")
     for id in (two, one, other, three):
@@ -84,7 +84,7 @@ def test_reserved_jobs_stand_by_their_deadline(queue: Queue, client: FlaskClient
     assert ids(page(client, "/tube", tube="mail", state="reserved")) == [two, one, three]
 
 
-def test_pages_follow_one_another_though_jobs_leave(queue: Queue, client: FlaskClient) -> None:
+def test_next_page_continues_after_jobs_are_deleted(queue: Queue, client: FlaskClient) -> None:
     put = queue.put("mail", count=2 * PAGE_SIZE + 30)
     shown = page(client, "/tube", tube="mail")
     assert ids(shown) == put[:PAGE_SIZE]
@@ -102,11 +102,11 @@ def test_pages_follow_one_another_though_jobs_leave(queue: Queue, client: FlaskC
     for id in put:
         queue.broker.delete(None, id, queue.now)
     queue.broker.tube(b"mail").using = 1
-    assert "There are no more ready jobs after those you saw." in page(client, link).text
+    assert "No ready jobs follow the previous page." in page(client, link).text
 
 
 @pytest.mark.parametrize("state", ["ready", "delayed", "buried", "reserved"])
-def test_pages_end_at_the_deepest(queue: Queue, client: FlaskClient, state: str) -> None:
+def test_pages_end_at_max_listed(queue: Queue, client: FlaskClient, state: str) -> None:
     put = queue.put("mail", count=MAX_LISTED + 50, delay=9 if state == "delayed" else 0)
     worker = queue.connect()
     for id in put:
@@ -121,10 +121,10 @@ def test_pages_end_at_the_deepest(queue: Queue, client: FlaskClient, state: str)
         seen += ids(shown)
         link = next_page(shown)
     assert seen == put[:MAX_LISTED]
-    assert "No more than these are listed" in shown.text
+    assert "The list ends here" in shown.text
 
 
-def test_reserved_jobs_are_looked_for_within_bounds(queue: Queue) -> None:
+def test_scan_for_reserved_jobs_is_bounded(queue: Queue) -> None:
     worker = queue.connect()
     for id in [*queue.put("other", count=MAX_SCANNED + 1), *queue.put("mail")]:
         queue.broker.reserve_job(worker, id, queue.now)
@@ -132,11 +132,11 @@ def test_reserved_jobs_are_looked_for_within_bounds(queue: Queue) -> None:
     assert found.rows == []
 
 
-def test_first_page_of_many_jobs_costs_what_that_of_few_does(
+def test_first_page_costs_the_same_for_few_and_many_jobs(
     queue: Queue, client: FlaskClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In calls of functions and in memory, which are the same on every machine."""
-    monkeypatch.setattr(cooperative, "SLICE", 3600.0)  # others' calls would be counted else
+    """The cost is function calls and memory, which are the same on every machine."""
+    monkeypatch.setattr(cooperative, "SLICE", 3600.0)  # no yields, so that the calls of other greenlets are not counted
 
     def cost() -> tuple[int, int]:
         calls = 0
@@ -145,7 +145,7 @@ def test_first_page_of_many_jobs_costs_what_that_of_few_does(
             nonlocal calls
             calls += 1
 
-        client.get("/tube?tube=mail")  # after which what can be kept is
+        client.get("/tube?tube=mail")  # fills the caches
         sys.setprofile(count)
         client.get("/tube?tube=mail")
         sys.setprofile(None)
@@ -166,17 +166,17 @@ def test_first_page_of_many_jobs_costs_what_that_of_few_does(
 @pytest.mark.parametrize(
     ("state", "said"),
     [
-        ("ready", "Put one with the form on this page"),
+        ("ready", "Put a job with the form on this page"),
         ("reserved", "No worker holds a job of this tube"),
         ("delayed", "when it is put or released with a delay"),
-        ("buried", "until somebody kicks or deletes it"),
+        ("buried", "until it is kicked or deleted"),
     ],
 )
-def test_empty_state_says_what_to_do(client: FlaskClient, state: str, said: str) -> None:
+def test_empty_list_explains_the_state(client: FlaskClient, state: str, said: str) -> None:
     assert said in page(client, "/tube", tube="default", state=state).text
 
 
-def test_no_ready_job_points_to_where_jobs_are(queue: Queue, client: FlaskClient) -> None:
+def test_empty_ready_list_links_to_other_states(queue: Queue, client: FlaskClient) -> None:
     (id,) = queue.put("mail", delay=9)
     assert "1 delayed" in page(client, "/tube", tube="mail").text
     queue.broker.reserve_job(worker := queue.connect(), id, queue.now)
@@ -184,7 +184,7 @@ def test_no_ready_job_points_to_where_jobs_are(queue: Queue, client: FlaskClient
     assert "1 buried" in page(client, "/tube", tube="mail").text
 
 
-def test_pause_and_idleness_are_said(queue: Queue, client: FlaskClient) -> None:
+def test_page_shows_pause_and_missing_consumers(queue: Queue, client: FlaskClient) -> None:
     queue.put("mail")
     queue.broker.pause_tube(b"mail", 90 * SECOND, queue.now)
     text = page(client, "/tube", tube="mail").text
@@ -197,7 +197,7 @@ def test_pause_and_idleness_are_said(queue: Queue, client: FlaskClient) -> None:
     assert "no consumers" not in text
 
 
-def test_job_shows_all_that_stats_job_tells(queue: Queue, client: FlaskClient) -> None:
+def test_job_page_shows_every_field_of_stats_job(queue: Queue, client: FlaskClient) -> None:
     (id,) = queue.put("mail", pri=7)
     worker = queue.connect()
     queue.broker.watch(worker, b"mail")
@@ -207,30 +207,30 @@ def test_job_shows_all_that_stats_job_tells(queue: Queue, client: FlaskClient) -
     queue.broker.reserve_job(worker, id, queue.now)
     queue.now += 100 * SECOND
     queue.broker.tick(queue.now)
-    text = squeezed(page(client, "/job", id=id).text)
+    text = collapsed(page(client, "/job", id=id).text)
     for said in (
         f"Job {id} ready", "Priority 8 urgent", "Age 1 min 40 s", "Ready for 0 s ttr 1 min", "Reserves 2 1 timed out",
         "Time to run 1 min",
         "Body 4 bytes", "Put at 2027-01-15 08:00:00 UTC", "Delay 30 s", "Released once", "Timed out once",
         "Reserved 2 times", "Buried never", "Kicked once", "Binlog file –",
     ):  # fmt: skip
-        assert squeezed(said) in text
+        assert collapsed(said) in text
 
 
-def test_job_tells_who_holds_it(queue: Queue, client: FlaskClient) -> None:
+def test_job_page_shows_the_holder(queue: Queue, client: FlaskClient) -> None:
     (id,) = queue.put("mail")
     worker = queue.connect()
     for number in range(15):
         queue.broker.watch(worker, b"tube-%d" % number)
     queue.broker.reserve_job(worker, id, queue.now)
     queue.now += 20 * SECOND
-    text = squeezed(page(client, "/job", id=id).text)
-    assert squeezed(f"Held by a client connection {worker.number}, {worker.address} It has 39 s left") in text
-    assert squeezed("Has held it for 20 s") in text
-    assert squeezed("Holds 1 job") in text
-    assert squeezed("tube-8 and 6 other tubes") in text
-    assert squeezed("TTR left 39 s of 1 min") in text
-    assert squeezed("another worker may get it while this one is still at it") in text
+    text = collapsed(page(client, "/job", id=id).text)
+    assert collapsed(f"Held by a client connection {worker.number}, {worker.address} The client has 39 s left") in text
+    assert collapsed("Has held it for 20 s") in text
+    assert collapsed("Holds 1 job") in text
+    assert collapsed("tube-8 and 6 other tubes") in text
+    assert collapsed("TTR left 39 s of 1 min") in text
+    assert collapsed("Another worker may get it while the first is still processing it") in text
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ def test_job_tells_who_holds_it(queue: Queue, client: FlaskClient) -> None:
      b"[" * 65535, "\u202e\u2028<b>".encode(), b"{{ 7*7 }}", b"\n\nx", b""],
     ids=lambda body: repr(body[:12]),
 )  # fmt: skip
-def test_hostile_body_is_only_text(queue: Queue, client: FlaskClient, body: bytes) -> None:
+def test_hostile_body_is_shown_as_text(queue: Queue, client: FlaskClient, body: bytes) -> None:
     id = queue.broker.put_into(b"mail", 5, 0, SECOND, body, queue.now)
     for shown in (page(client, "/job", id=id), page(client, "/tube", tube="mail")):
         assert shown.runs_only_our_scripts()
@@ -252,7 +252,7 @@ def test_hostile_body_is_only_text(queue: Queue, client: FlaskClient, body: byte
 
 
 @pytest.mark.parametrize("name", HOSTILE_NAMES)
-def test_hostile_name_leads_from_the_overview_to_its_tube(queue: Queue, client: FlaskClient, name: str) -> None:
+def test_overview_links_to_tubes_with_hostile_names(queue: Queue, client: FlaskClient, name: str) -> None:
     put = queue.put(name)
     links = [a.get("href") or "" for tag, a in page(client, "/", q=name).elements if tag == "a"]
     found = [page(client, link) for link in links if link.startswith("/tube?tube=") and not link.endswith("=")]
@@ -269,7 +269,7 @@ LEGAL = "ABCXYZabcxyz0189+/;.$_()"
 
 @settings(max_examples=25, deadline=None)
 @given(st.sampled_from(LEGAL), st.text(LEGAL + "-", max_size=199))
-def test_every_name_survives_the_address(first: str, rest: str) -> None:
+def test_every_tube_name_survives_in_a_url(first: str, rest: str) -> None:
     queue = Queue()
     client = queue.app().test_client()
     put = queue.put(first + rest)
@@ -289,13 +289,13 @@ def test_every_name_survives_the_address(first: str, rest: str) -> None:
         ("/job/body?id=x", "id"),
     ],
 )  # fmt: skip
-def test_bad_parameter_is_named(client: FlaskClient, path: str, field: str) -> None:
+def test_error_names_the_invalid_parameter(client: FlaskClient, path: str, field: str) -> None:
     assert f"“{field}” " in refusal(client, path, 400)
 
 
-def test_what_is_not_there_is_said(queue: Queue, client: FlaskClient) -> None:
-    assert "it comes back with the next put" in refusal(client, "/tube?tube=nowhere", 404)
-    assert "the next gets 1" in refusal(client, "/job?id=7", 404)
+def test_missing_tube_or_job_is_explained(queue: Queue, client: FlaskClient) -> None:
+    assert "the next put creates it again" in refusal(client, "/tube?tube=nowhere", 404)
+    assert "the next put gets 1" in refusal(client, "/job?id=7", 404)
     (id,) = queue.put("mail")
     queue.broker.delete(None, id, queue.now)
     for path in (f"/job?id={id}", f"/job/body?id={id}"):
@@ -307,8 +307,8 @@ def test_what_is_not_there_is_said(queue: Queue, client: FlaskClient) -> None:
     [
         ("notice=kicked&n=1", "1 job kicked."), ("notice=kicked&n=1234", "1,234 jobs kicked."),
         ("notice=paused&n=90", "Paused for 1\xa0min 30\xa0s."),
-        ("notice=cleared&n=0", "There was no such job to delete."),
-        ("notice=deleted-job&n=5&late=1", "It is not on disk yet"), ("notice=put&n=5", "Job 5 was put."),
+        ("notice=cleared&n=0", "No job was deleted: none was in this state."),
+        ("notice=deleted-job&n=5&late=1", "The change is not on disk yet"), ("notice=put&n=5", "Job 5 was put."),
     ],
 )  # fmt: skip
 def test_notice(client: FlaskClient, query: str, said: str) -> None:
@@ -319,11 +319,11 @@ def test_notice(client: FlaskClient, query: str, said: str) -> None:
 @pytest.mark.parametrize(
     "query", ["notice=<b>&n=1", "notice=kicked&n=x", "notice=put&n=-1", f"notice=put&n={'9' * 999}"]
 )
-def test_made_up_notice_is_none(client: FlaskClient, query: str) -> None:
+def test_invalid_notice_is_ignored(client: FlaskClient, query: str) -> None:
     assert not any(a.get("class") == "banner done" for _, a in page(client, f"/?{query}").elements)
 
 
-def test_looking_changes_nothing(queue: Queue, visit: Callable[..., FlaskClient]) -> None:
+def test_pages_do_not_change_the_queue(queue: Queue, visit: Callable[..., FlaskClient]) -> None:
     ids_put = queue.put("mail", count=SLICE)
     queue.broker.bury_job(ids_put[0], queue.now)
     changes: list[int] = []

@@ -1,4 +1,4 @@
-"""Queries: read strictly, written canonically, and true of exactly the jobs that they say."""
+"""Queries: strict parsing, canonical text, and exact matching."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LEGAL = "abcxyzABC019+/;.$_()"
 
 
 def job(**changed: int | str | bytes) -> Job:
-    """A job that was put an hour ago into `mail`."""
+    """Return a job that was put into `mail` an hour ago, with *changed* attributes."""
     body = changed.pop("body", b"body")
     assert isinstance(body, bytes)
     made = Job(7, Tube(str(changed.pop("tube", "mail")).encode(), {}), body, 5, 0, 60 * SECOND, NOW - 3600 * SECOND)
@@ -44,12 +44,12 @@ def matches(query: str, **changed: int | str | bytes) -> bool:
 
 
 def holds(query: Query, job: Job) -> bool:
-    """Whether *job* matches, by what the two functions of *query* say."""
+    """Return whether *job* matches both test functions of *query*."""
     body_test = query.body_test()
     return query.test()(job, NOW) and (body_test is None or body_test(held_body(job)))
 
 
-# What they match
+# Matching
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_numbers_compare(sign: str, found: list[int]) -> None:
         assert [n for n in range(3, 8) if not matches(f"-{name}:{sign}5", **{name: n})] == found
 
 
-def test_range_has_both_its_ends() -> None:
+def test_range_includes_both_ends() -> None:
     assert [n for n in range(8) if matches("pri:2..4", pri=n)] == [2, 3, 4]
 
 
@@ -80,7 +80,7 @@ def test_age_counts_whole_seconds_as_pages_show_it(query: str, is_true: int) -> 
 @pytest.mark.parametrize(
     ("query", "size"), [("size:>=1k", 1024), ("size:1k", 1024), ("size:<1k", 1023), ("size:>1m", 1024**2 + 1)]
 )
-def test_size_is_that_of_the_body(query: str, size: int) -> None:
+def test_size_is_the_body_size(query: str, size: int) -> None:
     assert matches(query, body=b"x" * size)
     assert not matches(query, body=b"x" * {1023: 1024, 1024: 1023}.get(size, size - 1))
 
@@ -122,18 +122,18 @@ def test_bodies(query: str, body: bytes, is_match: bool) -> None:
     assert matches(query, body=body) is is_match
 
 
-def test_bodies_are_looked_through_so_far() -> None:
+def test_only_the_beginning_of_a_body_is_searched() -> None:
     assert matches("needle", body=b"x" * (MAX_SEARCHED - 6) + b"needle")
     assert not matches("needle", body=b"x" * (MAX_SEARCHED - 5) + b"needle")
     assert not matches("~needle", body=b"x" * (MAX_SEARCHED - 5) + b"needle")
 
 
-def test_all_terms_must_hold_and_no_terms_match_all() -> None:
+def test_all_terms_must_match_and_no_terms_match_everything() -> None:
     assert matches("") and matches("   ")
     assert matches("tube:mail pri:5 body") and not matches("tube:mail pri:6 body") and not matches("tube:x pri:5 body")
 
 
-def test_what_it_can_match_at_most() -> None:
+def test_restrictions_to_tube_state_and_id() -> None:
     query = parse("id:7 tube:mail state:buried order")
     assert (query.id, query.tube, query.state, query.needs_bodies) == (7, "mail", "buried", True)
     for loose in ("-id:7 -tube:mail -state:buried", "id:>7 tube:mail*", "pri:1"):
@@ -146,18 +146,18 @@ def test_what_it_can_match_at_most() -> None:
     [("", 0), ("id:7", 7), ("id:>7", 8), ("id:>=7", 7), ("id:7..9", 7), ("id:<7 id:<=9", 0), ("id:>7 id:3..20", 8),
      ("-id:>7", 0), ("pri:>7 size:9", 0)],
 )  # fmt: skip
-def test_no_smaller_id_can_match(query: str, least: int) -> None:
+def test_least_id(query: str, least: int) -> None:
     assert parse(query).least_id == least
     assert not any(matches(query, id=id) for id in range(least))
 
 
-def test_within_narrows_and_repeats_nothing() -> None:
+def test_within_restricts_without_duplicates() -> None:
     assert str(parse("pri:1").within("mail", "buried")) == "tube:mail state:buried pri:1"
     assert str(parse("pri:1 tube:mail").within("mail")) == "pri:1 tube:mail"
     assert str(parse("tube:x").within("mail")) == "tube:mail tube:x"
 
 
-# How they read
+# Text
 
 
 @pytest.mark.parametrize(
@@ -189,10 +189,10 @@ def test_canonical_text(given: str, canonical: str) -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ("http://x", ["“http://x”", "there is no “http:”", "buries:", "quotes"]),
+        ("http://x", ["“http://x”", "“http:” is unknown", "buries:", "quotes"]),
         ("pri:many", ["“pri:many”", "5, >5, >=5"]),
         ("pri:-1", ["“pri:-1”"]),
-        ("pri:5..1", ["“pri:5..1”", "the smaller comes first"]),
+        ("pri:5..1", ["“pri:5..1”", "the smaller number must come first"]),
         ("pri:5k", ["“pri:5k”"]),
         ("age:>2weeks", ["“age:>2weeks”", ">5min"]),
         ("age:1h..", ["“age:1h..”"]),
@@ -203,15 +203,15 @@ def test_canonical_text(given: str, canonical: str) -> None:
         ("tube:" + "x" * 201, ["1 to 200"]),
         ("body:", ["“body:”", "lacks"]),
         ('body:""', ["lacks"]),
-        ("tube:~mail", ["“tube:~mail”", "body: alone"]),
+        ("tube:~mail", ["“tube:~mail”", "only with body:"]),
         ('x "open', ['“"open”', "not closed"]),
-        ('a"b"', ["not closed, or stands in the middle"]),
+        ('a"b"', ["not closed, or is inside"]),
         ("x" * (MAX_LENGTH + 1), [str(MAX_LENGTH)]),
         ("x " * (MAX_TERMS + 1), [str(MAX_TERMS)]),
-        ("id:" + "9" * 21, ["must compare"]),
+        ("id:" + "9" * 21, ["must be a comparison"]),
     ],
 )
-def test_refusals_name_the_word_and_what_would_do(given: str, said: list[str]) -> None:
+def test_errors_quote_the_word_and_the_alternatives(given: str, said: list[str]) -> None:
     with pytest.raises(QueryError) as refusal:
         parse(given)
     assert [part for part in said if part not in str(refusal.value)] == []
@@ -240,21 +240,21 @@ TERM_TEXTS = st.one_of(
 
 
 @given(st.lists(st.tuples(st.sampled_from(["", "-"]), TERM_TEXTS).map("".join), max_size=6))
-def test_canonical_text_reads_back_as_the_same_query(terms: list[str]) -> None:
+def test_canonical_text_parses_to_the_same_query(terms: list[str]) -> None:
     query = parse(" ".join(terms))
     assert len(query.terms) == len(terms)
     assert parse(str(query)) == query and str(parse(str(query))) == str(query)
 
 
 @given(BODIES, st.booleans(), st.booleans())
-def test_any_text_can_be_looked_for(text: str, is_loose: bool, is_negated: bool) -> None:
+def test_any_text_can_be_searched(text: str, is_loose: bool, is_negated: bool) -> None:
     query = Query((Term("body", Text(text, is_loose), is_negated),))
     assert parse(str(query)) == query
     assert holds(query, job(body=b"<" + text.encode() + b">")) is not is_negated
 
 
 @given(st.text(max_size=40) | st.text('abody:"~\\-> <.1h', max_size=20))
-def test_any_text_is_read_or_refused(given: str) -> None:
+def test_any_text_is_parsed_or_refused(given: str) -> None:
     try:
         query = parse(given)
     except QueryError:
@@ -263,7 +263,7 @@ def test_any_text_is_read_or_refused(given: str) -> None:
     assert all(term.name in NAMES for term in query.terms)
 
 
-def test_a_number_beyond_all_measure_compares() -> None:
+def test_huge_numbers_can_be_compared() -> None:
     query = parse("size:<99999999999999999999g")
     assert holds(query, job())
     assert parse(str(query)) == query == Query((Term("size", Numbers("<", n := 99999999999999999999 * 1024**3, n)),))

@@ -1,4 +1,4 @@
-"""Search: every match counted, the newest state shown, one task for the same query, and no worker kept waiting."""
+"""Search: it counts every match, shows the current state, shares tasks, and does not delay workers."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from tests.support.daemon import PATIENCE
 from .conftest import Queue
 from .table import Page
 from .test_actions import refused
-from .turns import Turns, until
+from .turns import LoopIterations, until
 
 HOSTILE = '</td><script>document.title="gone"</script>&amp;'
 
 
 @pytest.fixture(autouse=True)
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have each page wait for its search, however slow the machine is."""
-    monkeypatch.setattr(search, "FIRST_WAIT", PATIENCE)
+def _long_initial_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make each page wait until its search is done, on a machine of any speed."""
+    monkeypatch.setattr(search, "INITIAL_WAIT", PATIENCE)
 
 
 def put(queue: Queue, tube: str, *bodies: bytes, pri: int = 2000) -> list[int]:
@@ -51,7 +51,7 @@ def task_id(page: Page) -> str:
     return str(next(attributes["data-live-args"] for _, attributes in page.elements if "data-live-args" in attributes))
 
 
-def test_finds_what_matches_in_the_order_of_ids(queue: Queue, client: FlaskClient) -> None:
+def test_matches_are_listed_by_id(queue: Queue, client: FlaskClient) -> None:
     one, two, three = put(queue, "mail", b"no route", b"fine", b"no route to host")
     put(queue, "other", b"no route", pri=1)
     queue.broker.bury_job(one, queue.now)
@@ -61,7 +61,7 @@ def test_finds_what_matches_in_the_order_of_ids(queue: Queue, client: FlaskClien
     assert two not in ids(find(client, "state:buried")) == [one]
 
 
-def test_tube_and_state_may_be_fields_of_their_own(queue: Queue, client: FlaskClient) -> None:
+def test_tube_and_state_can_be_separate_fields(queue: Queue, client: FlaskClient) -> None:
     for tube in ("mail", "//x", "a+b;c"):
         [id] = put(queue, tube, b"x")
         page = find(client, "", tube=tube)
@@ -70,13 +70,13 @@ def test_tube_and_state_may_be_fields_of_their_own(queue: Queue, client: FlaskCl
     assert "“state” must be" in refused(client.get("/search?q=x&state=done"), 400)
 
 
-def test_without_a_query_there_is_the_form_and_the_help(client: FlaskClient) -> None:
+def test_without_a_query_the_page_shows_form_and_help(client: FlaskClient) -> None:
     page = find(client, "")
     assert "Search syntax" in page.text and "Matches" not in page.text
 
 
 @pytest.mark.parametrize("q", ["pri:x", 'body:"', "nope:1", HOSTILE + '"'])
-def test_a_query_that_cannot_be_read_stays_to_be_corrected(client: FlaskClient, q: str) -> None:
+def test_malformed_query_stays_in_the_form(client: FlaskClient, q: str) -> None:
     response = client.get("/search", query_string={"q": q})
     page = Page(response.text)
     assert response.status_code == 400
@@ -84,7 +84,7 @@ def test_a_query_that_cannot_be_read_stays_to_be_corrected(client: FlaskClient, 
     assert "<script>document" not in response.text
 
 
-def test_hostile_bodies_and_queries_stay_text(queue: Queue, client: FlaskClient) -> None:
+def test_hostile_bodies_and_queries_are_shown_as_text(queue: Queue, client: FlaskClient) -> None:
     [id] = put(queue, "mail", HOSTILE.encode())
     quoted = '"{}"'.format(HOSTILE.replace('"', '\\"'))
     response = client.get("/search", query_string={"q": quoted})
@@ -94,7 +94,7 @@ def test_hostile_bodies_and_queries_stay_text(queue: Queue, client: FlaskClient)
     assert page.attribute("q", "value") == f"body:{HOSTILE}" or page.attribute("q", "value") == f"body:{quoted}"
 
 
-def test_shows_jobs_as_they_are_now_and_leaves_out_those_gone(queue: Queue, client: FlaskClient) -> None:
+def test_matches_show_the_current_state_without_deleted_jobs(queue: Queue, client: FlaskClient) -> None:
     buried, deleted = put(queue, "mail", b"x", b"x")
     page = find(client, "tube:mail")
     args = task_id(page)
@@ -105,7 +105,7 @@ def test_shows_jobs_as_they_are_now_and_leaves_out_those_gone(queue: Queue, clie
     assert ids(Page(client.get(f"/search?{args}").text)) == [buried]
 
 
-def test_counts_all_and_lists_the_first(queue: Queue, client: FlaskClient) -> None:
+def test_all_matches_are_counted_and_the_first_listed(queue: Queue, client: FlaskClient) -> None:
     found = queue.put("mail", count=MAX_MATCHES + 50)
     page = find(client, "tube:mail")
     assert "1,050 match" in page.text and ids(page) == found[:PAGE_SIZE]
@@ -115,7 +115,7 @@ def test_counts_all_and_lists_the_first(queue: Queue, client: FlaskClient) -> No
     assert ids(Page(last)) == found[MAX_MATCHES - PAGE_SIZE : MAX_MATCHES] and f"from={MAX_MATCHES}" not in last
 
 
-def test_the_same_query_joins_the_search_that_runs(queue: Queue, app: Flask, client: FlaskClient) -> None:
+def test_same_query_joins_the_running_search(queue: Queue, app: Flask, client: FlaskClient) -> None:
     queue.put("mail", count=20_000)
     pages: list[Page] = []
     asked = [gevent.spawn(lambda q=q: pages.append(find(client, q))) for q in ("pri:7", "pri:7", " pri:7 ", "pri:8")]
@@ -123,10 +123,12 @@ def test_the_same_query_joins_the_search_that_runs(queue: Queue, app: Flask, cli
     assert len({task_id(page) for page in pages}) == 2
     while (running := app.extensions["dashboard"].tasks.running(lambda _: True)) is not None:
         running.wait(PATIENCE)
-    assert task_id(find(client, "pri:7")) not in {task_id(page) for page in pages}  # it had ended: this one is new
+    assert task_id(find(client, "pri:7")) not in {
+        task_id(page) for page in pages
+    }  # the previous task had ended, so this is a new one
 
 
-def test_search_changes_nothing_and_takes_no_post(queue: Queue, client: FlaskClient) -> None:
+def test_search_changes_nothing_and_refuses_post(queue: Queue, client: FlaskClient) -> None:
     queue.put("mail", count=3)
     before = [(job.id, job.state) for job in queue.broker.jobs.values()]
     find(client, "tube:mail")
@@ -134,7 +136,7 @@ def test_search_changes_nothing_and_takes_no_post(queue: Queue, client: FlaskCli
     assert client.post("/search?q=x", headers={"Sec-Fetch-Site": "same-origin"}).status_code == 405
 
 
-def test_a_task_that_is_no_search_is_none(queue: Queue, app: Flask, client: FlaskClient) -> None:
+def test_task_of_another_kind_is_not_a_search(queue: Queue, app: Flask, client: FlaskClient) -> None:
     queue.put("mail")
     preview = client.post(
         "/bulk/preview",
@@ -142,14 +144,14 @@ def test_a_task_that_is_no_search_is_none(queue: Queue, app: Flask, client: Flas
         headers={"Sec-Fetch-Site": "same-origin"},
     )
     task = preview.headers["Location"].partition("task=")[2]
-    assert "no search" in refused(client.get(f"/search?task={task}"), 404)
+    assert "not a search" in refused(client.get(f"/search?task={task}"), 404)
     assert "no such task" in refused(client.get("/search?task=0"), 404)
 
 
-# Bodies that are hidden
+# Hidden bodies
 
 
-def test_bodies_that_are_hidden_are_not_searched(queue: Queue, visit: Callable[..., FlaskClient]) -> None:
+def test_hidden_bodies_are_not_searched(queue: Queue, visit: Callable[..., FlaskClient]) -> None:
     [id] = put(queue, "mail", b"hunter2")
     client = visit(hides_bodies=True)
     for path in (
@@ -158,17 +160,17 @@ def test_bodies_that_are_hidden_are_not_searched(queue: Queue, visit: Callable[.
         "/tube?tube=mail&q=body:hunter2",
         "/export?format=csv&q=~x",
     ):
-        assert "cannot be searched" in refused(client.get(path), 403)
+        assert "cannot search them" in refused(client.get(path), 403)
     for path in ("/search?q=size:7", "/tube?tube=mail&q=size:7", "/tube?tube=mail"):
         response = client.get(path)
         assert ids(Page(response.text)) == [id]
         assert "hunter2" not in response.text and 'class="body"' not in response.text
 
 
-# A tube's own list
+# The job list of a tube
 
 
-def test_list_of_a_tube_is_filtered(queue: Queue, client: FlaskClient) -> None:
+def test_job_list_can_be_filtered(queue: Queue, client: FlaskClient) -> None:
     low, high = put(queue, "mail", b"x", b"needle", pri=5)
     [first] = put(queue, "mail", b"needle", pri=1)
     page = Page(client.get("/tube?tube=mail&q=needle").text)
@@ -176,10 +178,10 @@ def test_list_of_a_tube_is_filtered(queue: Queue, client: FlaskClient) -> None:
     assert "2 that match among all 3" in page.text and low not in ids(page)
     live = client.get("/live?page=tube&tube=mail&state=ready&q=needle").json
     assert [row[0] for row in live["rows"]["jobs"]] == [str(first), str(high)]
-    assert "Of the jobs looked at, none matches" in Page(client.get("/tube?tube=mail&q=nothing").text).text
+    assert "No match among the jobs scanned" in Page(client.get("/tube?tube=mail&q=nothing").text).text
 
 
-def test_list_of_a_tube_is_looked_through_so_far_and_says_so(queue: Queue, client: FlaskClient) -> None:
+def test_filtered_list_says_how_many_jobs_it_scanned(queue: Queue, client: FlaskClient) -> None:
     queue.put("mail", count=MAX_LISTED + 200)
     put(queue, "mail", b"needle", pri=9999)
     response = client.get("/tube?tube=mail&q=needle")
@@ -193,10 +195,10 @@ def test_list_of_a_tube_is_looked_through_so_far_and_says_so(queue: Queue, clien
     assert len(ids(Page(client.get(link).text))) == 1
 
 
-def test_list_of_a_tube_tells_what_is_wrong_with_the_filter(queue: Queue, client: FlaskClient) -> None:
+def test_malformed_filter_of_a_list_is_explained(queue: Queue, client: FlaskClient) -> None:
     [id] = queue.put("mail")
     page = Page(client.get("/tube?tube=mail&q=pri:x").text)
-    assert ids(page) == [id] and "“pri:x” must compare" in page.text and page.attribute("q", "value") == "pri:x"
+    assert ids(page) == [id] and "“pri:x” must be a comparison" in page.text and page.attribute("q", "value") == "pri:x"
 
 
 def test_filtered_list_of_reserved_jobs(queue: Queue, client: FlaskClient) -> None:
@@ -207,7 +209,7 @@ def test_filtered_list_of_reserved_jobs(queue: Queue, client: FlaskClient) -> No
     assert ids(Page(client.get("/tube?tube=mail&state=reserved&q=b").text)) == [other]
 
 
-# What is looked through
+# Candidates
 
 
 def places(broker: Broker, q: str) -> list[int]:
@@ -217,7 +219,7 @@ def places(broker: Broker, q: str) -> list[int]:
     return found
 
 
-def test_candidates_are_each_job_once_wherever_it_has_been(queue: Queue) -> None:
+def test_candidates_contain_each_job_once(queue: Queue) -> None:
     broker = queue.broker
     queue.put("other", count=3)
     found = queue.put("mail", count=40) + queue.put("mail", count=10, delay=60)
@@ -230,13 +232,13 @@ def test_candidates_are_each_job_once_wherever_it_has_been(queue: Queue) -> None
         broker.reserve_job(worker, id, queue.now)
     broker.edit_job(found[2], queue.now, tube=b"other")
     here = [id for id in found if id != found[2]]
-    told = places(broker, "tube:mail")
-    assert set(told) >= set(here) and len(told) == len(set(told)) and told == sorted(told)
+    found_ids = places(broker, "tube:mail")
+    assert set(found_ids) >= set(here) and len(found_ids) == len(set(found_ids)) and found_ids == sorted(found_ids)
     is_match = parse("tube:mail").test()
-    assert [id for id in told if is_match(broker.jobs[id], queue.now)] == here
+    assert [id for id in found_ids if is_match(broker.jobs[id], queue.now)] == here
 
 
-def test_candidates_of_one_id_of_no_tube_and_of_a_large_tube(queue: Queue) -> None:
+def test_candidates_of_one_id_of_a_missing_tube_and_of_a_large_tube(queue: Queue) -> None:
     queue.put("mail", count=SMALL_TUBE + 1)
     [small] = queue.put("small")
     assert places(queue.broker, f"id:{small} tube:mail") == [small]
@@ -246,7 +248,7 @@ def test_candidates_of_one_id_of_no_tube_and_of_a_large_tube(queue: Queue) -> No
     assert places(queue.broker, "tube:mail") == places(queue.broker, "pri:1") == list(queue.broker.jobs)
 
 
-def test_candidates_begin_where_the_ids_do_that_can_match(queue: Queue) -> None:
+def test_candidates_start_at_the_least_matching_id(queue: Queue) -> None:
     ids = queue.put("mail", count=SMALL_TUBE + 1)
     for query in (f"tube:mail id:>{ids[-3]}", f"id:{ids[-2]}..{MAX_ID}"):
         total, found = candidate_ids(queue.broker, parse(query))
@@ -254,50 +256,50 @@ def test_candidates_begin_where_the_ids_do_that_can_match(queue: Queue) -> None:
     assert list(candidate_ids(queue.broker, parse("id:>5"), above=ids[-2])[1]) == ids[-1:]
 
 
-# At size
+# Large queues
 
 
-def test_search_of_many_jobs_holds_no_worker_up(
+def test_search_of_many_jobs_does_not_delay_workers(
     queue: Queue, app: Flask, client: FlaskClient, short_steps: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(search, "FIRST_WAIT", 0)
+    monkeypatch.setattr(search, "INITIAL_WAIT", 0)
     found = queue.put("mail", count=SMALL_TUBE + 1000)
     rare = found[::300]
     for id in rare:
         queue.broker.bury_job(id, queue.now)
     page = find(client, "state:buried -body:x reserves:0")
     task = app.extensions["dashboard"].tasks.running(lambda _: True)
-    with Turns(lambda: task.scanned) as turns:
+    with LoopIterations(lambda: task.scanned) as turns:
         early = client.get(f"/live?page=search&{task_id(page)}").json
         until(lambda: not task.is_running)
     done = client.get(f"/live?page=search&{task_id(page)}").json
     assert done["fields"]["task-scanned"] == "scanned 6,000 of 6,000 jobs"
     assert [row[0] for row in done["rows"]["matches"]] == [str(id) for id in rare]
     assert early["rows"]["matches"] == done["rows"]["matches"][: len(early["rows"]["matches"])]
-    assert turns.longest <= 2
+    assert turns.max_progress <= 2
 
 
-def test_search_that_takes_long_shows_what_it_has_and_how_to_go_on(
+def test_long_search_shows_matches_so_far_and_a_refresh_link(
     queue: Queue, app: Flask, client: FlaskClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(search, "FIRST_WAIT", 0)
+    monkeypatch.setattr(search, "INITIAL_WAIT", 0)
     found = queue.put("mail", count=60_000)
     args = task_id(find(client, "tube:mail"))
     task = app.extensions["dashboard"].tasks.running(lambda _: True)
     until(lambda: task.matched >= PAGE_SIZE)
     page = Page(client.get(f"/search?{args}").text)
-    assert "running" in page.text and ids(page) == found[:PAGE_SIZE] and "Go on" in page.text
+    assert "running" in page.text and ids(page) == found[:PAGE_SIZE] and "Load new matches" in page.text
     until(lambda: not task.is_running)
     page = Page(client.get(f"/search?{args}").text)
-    assert "Go on" not in page.text
+    assert "Load new matches" not in page.text
     assert "scanned 60,000 of 60,000 jobs, 60,000 match" in " ".join(page.text.split()).replace(" ,", ",")
     assert urlencode({"task": args}) not in page.text
 
 
-def test_cancelled_search_keeps_what_it_has_found(
+def test_cancelled_search_keeps_its_matches(
     queue: Queue, app: Flask, client: FlaskClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(search, "FIRST_WAIT", 0)
+    monkeypatch.setattr(search, "INITIAL_WAIT", 0)
     found = queue.put("mail", count=60_000)
     args = task_id(find(client, "tube:mail"))
     task = app.extensions["dashboard"].tasks.running(lambda _: True)

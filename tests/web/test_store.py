@@ -297,8 +297,8 @@ def test_unknown_sample_leaves_the_form_as_it_is(queue: Queue, client: FlaskClie
     ("form", "status", "message"),
     [
         ({"name": ""}, 400, "“name” is missing"),
-        ({"name": "x" * 61}, 400, "“name” must have at most 60 characters, and has 61."),
-        ({"tube": "no tube"}, 400, "“tube” must be the name of a tube"),
+        ({"name": "x" * 61}, 400, "“name” must have at most 60 characters, but has 61."),
+        ({"tube": "no tube"}, 400, "“tube” must be a tube name"),
         ({"ttr": "0"}, 400, "“ttr” must be"),
         ({"pri": ""}, 400, "“pri” must be"),
         ({"body": "x" * (LARGEST_SAMPLE + 1)}, 409, "The template was not saved: its body has more than 65,536 bytes."),
@@ -337,7 +337,7 @@ def test_failing_disk_is_reported_next_to_the_samples(
         patch.setattr(store_module.os, "fsync", fail)
         response = post(client, "/sample/save", name="a", tube="mail", pri=1, delay=2, ttr=3, body="x")
         assert response.status_code == 303
-        assert "does not survive a restart now: dashboard.json cannot be written" in Page(
+        assert "Templates saved now are lost at a restart: dashboard.json cannot be written" in Page(
             client.get(response.headers["Location"]).text
         ).text.replace("\n", "")
         client.application.extensions["dashboard"].audit.flush()
@@ -399,5 +399,5 @@ def test_reason_that_is_too_long_is_refused(queue: Queue, client: FlaskClient) -
     queue.put("mail")
     response = post(client, "/tube/pause", tube="mail", seconds=90, reason="x" * 201)
     assert response.status_code == 400
-    assert "“reason” must have at most 200 characters, and has 201." in response.text
+    assert "“reason” must have at most 200 characters, but has 201." in response.text
     assert not queue.broker.tubes[b"mail"].paused_until

@@ -1,4 +1,4 @@
-"""The stylesheet: text on every ground it stands on has the contrast that WCAG asks for at AA."""
+"""The stylesheet: text has the contrast that WCAG AA requires on every background."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_every_color_is_defined_for_both_themes() -> None:
     assert set(re.findall(r"var\(--([\w-]+)\)", css)) <= set(re.findall(r"--([\w-]+):", css))
 
 
-def test_colors_of_the_browser_frame_are_the_canvas() -> None:
+def test_theme_color_is_the_canvas_color() -> None:
     html = Path(template_folder(), "base.html").read_text()
     found = re.findall(r'prefers-color-scheme: (\w+)\)".*? content="(#\w+)"', html)
     assert found == [(name, colors["canvas"]) for name, colors in themes().items()]

@@ -213,7 +213,7 @@ def test_unknown_task_is_not_found(client: FlaskClient) -> None:
 
 
 def test_list_of_tasks(tasks: Tasks, client: FlaskClient) -> None:
-    assert "Nothing has been searched" in Page(client.get("/task").text).text
+    assert "No search or bulk change has run" in Page(client.get("/task").text).text
     settle(tasks.start("Search for <b>", object(), nothing))
     assert "Search for <b>" in Page(client.get("/task").text).text
 

@@ -1,4 +1,4 @@
-"""The theme: a cookie, set by a form, that leads back to where one was and nowhere else."""
+"""The theme: a form sets a cookie, and redirects back to the page and nowhere else."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def root(client: FlaskClient) -> str:
     return client.get("/").text.split("<html", 1)[1].split(">", 1)[0]
 
 
-def test_the_choice_is_kept_until_auto(client: FlaskClient) -> None:
+def test_choice_is_kept_until_auto(client: FlaskClient) -> None:
     assert root(client) == ' lang="en"'
     for theme in ("dark", "light"):
         choose(client, theme)
@@ -35,7 +35,7 @@ def test_the_choice_is_kept_until_auto(client: FlaskClient) -> None:
     assert client.get_cookie("theme") is None
 
 
-def test_the_browsers_frame_goes_with_it(client: FlaskClient) -> None:
+def test_theme_color_follows_the_choice(client: FlaskClient) -> None:
     for theme, color, other in (("dark", "#0e1411", "#f5f7f4"), ("light", "#f5f7f4", "#0e1411")):
         choose(client, theme)
         text = client.get("/").text
@@ -45,12 +45,12 @@ def test_the_browsers_frame_goes_with_it(client: FlaskClient) -> None:
 
 
 @pytest.mark.parametrize("cookie", ["", "blue", 'dark" onload="x', "auto"])
-def test_another_cookie_is_none(client: FlaskClient, cookie: str) -> None:
+def test_invalid_cookie_is_ignored(client: FlaskClient, cookie: str) -> None:
     client.set_cookie("theme", cookie)
     assert root(client) == ' lang="en"'
 
 
-def test_the_cookie(queue: Queue) -> None:
+def test_cookie_attributes(queue: Queue) -> None:
     client = queue.app(url_prefix="/queue").test_client()
     response = client.post("/queue/theme", data={"theme": "dark"}, headers=OURS)
     cookie = response.headers["Set-Cookie"]
@@ -63,14 +63,14 @@ def test_the_cookie(queue: Queue) -> None:
 
 
 @pytest.mark.parametrize("theme", ["", "blue", "Dark"])
-def test_another_theme_is_refused(client: FlaskClient, theme: str) -> None:
+def test_unknown_theme_is_refused(client: FlaskClient, theme: str) -> None:
     response = client.post("/theme", data={"theme": theme}, headers=OURS)
     assert response.status_code == 400
     assert "Set-Cookie" not in response.headers
 
 
 @pytest.mark.parametrize("back", ["/", "/tube?tube=//x&state=ready", "/job?id=5", "/tube?tube=%2Flead"])
-def test_it_leads_back(client: FlaskClient, back: str) -> None:
+def test_redirects_back(client: FlaskClient, back: str) -> None:
     assert choose(client, "dark", back) == back
 
 
@@ -79,18 +79,18 @@ def test_it_leads_back(client: FlaskClient, back: str) -> None:
     ["", "//evil.example", "/\\evil.example", "\\\\evil.example", "https://evil.example/", "javascript:alert(1)",
      "/\t/evil.example", "/\n/evil.example", "\t//evil.example", "/a\\b", "tube?tube=x", " /"],
 )  # fmt: skip
-def test_it_leads_nowhere_else(client: FlaskClient, back: str) -> None:
+def test_does_not_redirect_to_other_sites(client: FlaskClient, back: str) -> None:
     assert choose(client, "dark", back) == "/"
 
 
-def test_it_leads_nowhere_outside_of_the_prefix(queue: Queue) -> None:
+def test_does_not_redirect_outside_the_prefix(queue: Queue) -> None:
     client = queue.app(url_prefix="/queue").test_client()
     for back, target in (("/queue/audit", "/queue/audit"), ("/other", "/queue/"), ("/queuex/", "/queue/")):
         response = client.post("/queue/theme", data={"theme": "dark", "back": back}, headers=OURS)
         assert response.headers["Location"] == target
 
 
-def test_each_page_offers_the_way_back_to_itself(queue: Queue, client: FlaskClient) -> None:
+def test_each_page_sends_its_own_path(queue: Queue, client: FlaskClient) -> None:
     queue.put("a+b")
     assert 'name="back" value="/tube?tube=a%2Bb&amp;state=ready"' in client.get("/tube?tube=a%2Bb&state=ready").text
     assert 'name="back" value="/"' in client.get("/nowhere").text
@@ -111,7 +111,7 @@ def prefixed() -> Iterator[Daemon]:
 
 @pytest.mark.parametrize(("preferred", "auto"), [("light", LIGHT), ("dark", DARK)])
 @pytest.mark.parametrize("has_script", [True, False])
-def test_three_ways_in_a_browser(
+def test_each_theme_in_a_browser(
     chromium: Browser, prefixed: Daemon, preferred: str, auto: str, has_script: bool
 ) -> None:
     with chromium.tab(prefixed.dashboard, color_scheme=preferred, java_script_enabled=has_script) as tab:

@@ -1,8 +1,7 @@
-"""Others, beside something long: they count the turns that are left to them, and no clock is asked.
+"""A counter of event-loop iterations, which shows that long work lets others run, without a clock.
 
-Long work rests when a step of time is over (`cooperative`), so how much is done between two turns depends on how
-fast the machine is. A test that counts turns has each rest be one (the fixture `short_steps`): then it depends on
-nothing.
+Long work yields when its time slice is used up (`cooperative`), so the work between two iterations depends on the
+machine's speed. With the fixture `short_steps` every possible yield is made, and the count is the same on any machine.
 """
 
 from __future__ import annotations
@@ -17,22 +16,22 @@ from gevent import socket
 from tests.support.daemon import PATIENCE
 
 
-class Turns:
-    """A greenlet whose socket always has something to read: it has a turn whenever the loop looks at its sockets.
+class LoopIterations:
+    """A greenlet whose socket is always readable: it runs whenever the event loop checks its sockets.
 
-    count    how many it has had.
-    longest  how much *progress* went on between two at most.
+    count           iterations so far.
+    max_progress    largest growth of *progress* between two iterations.
     """
 
     def __init__(self, progress: Callable[[], int] = lambda: 0) -> None:
         self.count = 0
-        self.longest = 0
+        self.max_progress = 0
         self._progress = progress
         self._ours, self._peer = socket.socketpair()
 
     def __enter__(self) -> Self:
         self._peer.sendall(b"x")
-        self._greenlet = gevent.spawn(self._take)
+        self._greenlet = gevent.spawn(self._run)
         while not self.count:
             gevent.sleep(0)
         return self
@@ -44,16 +43,16 @@ class Turns:
         self._ours.close()
         self._peer.close()
 
-    def _take(self) -> None:
+    def _run(self) -> None:
         before = self._progress()
         while True:
             socket.wait_read(self._ours.fileno())
             now = self._progress()
-            self.count, self.longest, before = self.count + 1, max(self.longest, now - before), now
+            self.count, self.max_progress, before = self.count + 1, max(self.max_progress, now - before), now
 
 
-def until(is_so: Callable[[], object]) -> None:
-    """Let all others run, and return as soon as *is_so*; fail if it does not come about."""
+def until(condition: Callable[[], object]) -> None:
+    """Let others run until *condition* returns a true value; fail after PATIENCE seconds."""
     with gevent.Timeout(PATIENCE):
-        while not is_so():
+        while not condition():
             gevent.sleep(0.001)

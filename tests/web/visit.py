@@ -1,4 +1,4 @@
-"""What tests with a real browser and a real daemon share: clients of the queue, and words for what people do."""
+"""Helpers for tests with a real browser and daemon: clients of the queue, and actions in a tab."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from .browser import Tab
 FLAGS = ("-l", "127.0.0.1", "-p", "0", "--web-port", "0")
 
 AXE = Path(__file__).with_name("vendor").joinpath("axe.min.js").read_text()
-FOUND = """axe.run().then(({ violations }) => violations.map(({ id, nodes }) => [id, nodes.map(node => node.html)]))"""
+AXE_VIOLATIONS = (
+    """axe.run().then(({ violations }) => violations.map(({ id, nodes }) => [id, nodes.map(node => node.html)]))"""
+)
 
 
 class Clients:
@@ -46,12 +48,12 @@ class Clients:
 
 
 def press(tab: Tab, name: str) -> None:
-    """Press a button that leads to another page, and wait until that is there whole."""
+    """Press a button, and wait until the page that it opens has loaded."""
     with tab.page.expect_navigation():
         tab.page.get_by_role("button", name=name, exact=True).click()
 
 
-def said(tab: Tab) -> str:
+def notice_text(tab: Tab) -> str:
     return tab.page.inner_text(".banner.done")
 
 

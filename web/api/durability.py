@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 from werkzeug.exceptions import ServiceUnavailable
 
-from greenstalk_server.web.pages.notices import LATE
+from greenstalk_server.web.pages.notices import NOT_DURABLE
 
 
 class Late(ServiceUnavailable):
     """A change was made but is not on disk yet; after a put, *ids* are those of the jobs."""
 
     def __init__(self, ids: list[int] | None = None) -> None:
-        super().__init__(f"The change was made, so do not repeat the request. {LATE}")
+        super().__init__(f"The change was made, so do not repeat the request. {NOT_DURABLE}")
         self.ids: list[int] | None = ids
 
 

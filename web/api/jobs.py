@@ -439,7 +439,7 @@ def parse_selector(selector: JobSelector) -> Query:
     try:
         return read_query(fields)
     except QueryError as error:
-        refuse("q", f"cannot be read. {error}".rstrip("."))
+        refuse("q", f"is not a valid query. {error}".rstrip("."))
 
 
 def job_rows(limit: int, now: int, *, has_bodies: bool) -> Rows[Job]:

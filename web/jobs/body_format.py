@@ -1,7 +1,6 @@
-"""What a job's body is, told from its bytes: JSON, text, gzip, zlib, base64, or binary, which is shown in hexadecimal.
+"""Detection and display of a body's format: JSON, text, gzip, zlib, base64, or binary, shown as a hex dump.
 
-Nothing is ever unpickled or run. All work is bounded by PREVIEW and LAYOUT_AT_MOST, whatever the body, so that a
-look at one takes a few milliseconds at most.
+Nothing is ever unpickled or executed. PREVIEW and MAX_JSON_TOKENS bound the work for any body to a few milliseconds.
 """
 
 from __future__ import annotations
@@ -19,26 +18,26 @@ from typing import Final
 from greenstalk_server.web import text
 
 PREVIEW: Final = 64 * 1024
-"""Bytes of a body, or of what is packed in it, that are shown."""
+"""Bytes shown of a body, or of its unpacked content."""
 
 PREVIEW_PACKED: Final = 4096
-"""Bytes of a packed body that are shown as they came, after what is packed in it."""
+"""Bytes shown of a packed body in its raw form, after its content."""
 
 ROW_PREVIEW: Final = 120
-"""Bytes of a body in a list."""
+"""Bytes of a body shown in a list."""
 
 MAX_JSON_TOKENS: Final = 8000
-"""Values of a JSON text that are laid out, in about 4 ms; with more of them it is shown as it came."""
+"""Separators of a JSON text that is indented, in about 4 ms; a text with more of them is shown unchanged."""
 
 MAX_INDENT: Final = 16
-"""Levels that are indented; what is deeper stands no further right. A body of brackets would fill memory else."""
+"""Levels of indentation. Deeper levels get no more: a body of nothing but brackets would exhaust memory."""
 
 MAX_UNPACKED: Final = 3
-"""Wrappings looked through, as JSON in gzip in base64."""
+"""Nested encodings that are unpacked, such as JSON in gzip in base64."""
 
 GZIP: Final = b"\x1f\x8b\x08"
 ZLIB_FIRST: Final = 0x78
-"""The first byte of zlib's format, for deflate with a window of 32 KiB; with the second it makes a multiple of 31."""
+"""First byte of zlib data with a 32 KiB window. The first two bytes as a number are a multiple of 31."""
 
 _BASE64: Final = re.compile(rb"[A-Za-z0-9+/\r\n]{8,}+={0,2}\s*")
 _CONTROL: Final = bytes([*range(9), 11, *range(14, 27), *range(28, 32), 127])
@@ -51,7 +50,7 @@ SPELLED: Final = "Characters that change the direction of text are spelled out, 
 
 @dataclass(frozen=True, slots=True)
 class Pane:
-    """One way to show a body: what it is called, the text, and what to know about it."""
+    """One way to show a body: a title, the text, and a note."""
 
     title: str
     text: str
@@ -60,18 +59,18 @@ class Pane:
 
 @dataclass(frozen=True, slots=True)
 class BodyView:
-    """A body as it is shown: *kind* for people, such as `gzip, holding JSON`; the best pane comes first."""
+    """A body for display: *kind* in words, such as `gzip, holding JSON`, and panes, the most useful first."""
 
     kind: str
     panes: tuple[Pane, ...]
 
 
 def describe_body(body: bytes) -> BodyView:
-    """Tell what *body* is."""
+    """Return how to show *body*."""
     if not body:
         return BodyView("empty", ())
-    kinds, panes = _look(body, MAX_UNPACKED)
-    return BodyView(", holding ".join(kinds), tuple(map(_noted, panes)))
+    kinds, panes = _panes(body, MAX_UNPACKED)
+    return BodyView(", holding ".join(kinds), tuple(map(_with_note, panes)))
 
 
 def row_preview(body: bytes) -> str:
@@ -83,19 +82,19 @@ def row_preview(body: bytes) -> str:
     return text.spelled(" ".join(found.split())) + ("…" if len(part) < len(body) else "")
 
 
-def _noted(pane: Pane) -> Pane:
-    """Return *pane* with a note about what the page spells out in it (see text.spelled)."""
+def _with_note(pane: Pane) -> Pane:
+    """Return *pane*, with a note if the page spells out characters in it (see text.spelled)."""
     return replace(pane, note=f"{pane.note} {SPELLED}".strip()) if text.is_reordered(pane.text) else pane
 
 
-def _look(body: bytes, wrappings: int) -> tuple[list[str], list[Pane]]:
+def _panes(body: bytes, wrappings: int) -> tuple[list[str], list[Pane]]:
     part = body[:PREVIEW]
     is_cut = len(part) < len(body)
-    note = f"The first {text.size(PREVIEW)} are shown; the download has all of it." if is_cut else ""
+    note = f"The first {text.size(PREVIEW)} are shown. Download the body to get all of it." if is_cut else ""
     unpacked = _unpacked(body) if wrappings else None
     if unpacked is not None:
         kind, inner = unpacked
-        kinds, panes = _look(inner, wrappings - 1)
+        kinds, panes = _panes(inner, wrappings - 1)
         found = decode_text(body[:PREVIEW_PACKED], is_cut=True)
         as_it_came = found if found is not None else _hex(body[:PREVIEW_PACKED])
         is_packed_cut = len(body) > PREVIEW_PACKED
@@ -107,14 +106,14 @@ def _look(body: bytes, wrappings: int) -> tuple[list[str], list[Pane]]:
     if not found.lstrip().startswith(("{", "[")) or is_cut:
         return ["text"], [Pane("Text", found, note)]
     if sum([found.count(mark) for mark in ",:[{"]) > MAX_JSON_TOKENS:
-        return ["text"], [Pane("Text", found, "It looks like JSON, with too many values to be laid out.")]
+        return ["text"], [Pane("Text", found, "It looks like JSON, but has too many values to indent.")]
     if not _is_json(found):
         return ["text"], [Pane("Text", found)]
     return ["JSON"], [Pane("JSON", indent_json(found)), Pane("Raw", found)]
 
 
 def _unpacked(body: bytes) -> tuple[str, bytes] | None:
-    """Return what *body* is packed with and the beginning of what is in it, or None."""
+    """Return the encoding of *body* and the beginning of its content, or None if it is not packed."""
     inflated = _inflated(body)
     if inflated is not None:
         return inflated
@@ -124,14 +123,14 @@ def _unpacked(body: bytes) -> tuple[str, bytes] | None:
         inner = base64.b64decode(b"".join(body.split()), validate=True)
     except binascii.Error:
         return None
-    # Many a word is base64 as well. So it counts only if it holds what people pack, or nothing else looks like it.
+    # Many plain words are valid base64. Accept it only if the content is packed or text, or if padding makes it likely.
     if _inflated(inner) or decode_text(inner, is_cut=False) is not None or (b"=" in body and len(body) >= 64):
         return "base64", inner
     return None
 
 
 def _inflated(body: bytes) -> tuple[str, bytes] | None:
-    """Return `gzip` or `zlib` and the beginning of what is in *body*, or None."""
+    """Return `gzip` or `zlib` and the beginning of the content of *body*, or None."""
     for kind, is_so, window in (("gzip", body.startswith(GZIP), 31), ("zlib", _is_zlib(body), 15)):
         if is_so:
             try:
@@ -147,7 +146,7 @@ def _is_zlib(body: bytes) -> bool:
 
 
 def decode_text(part: bytes, is_cut: bool) -> str | None:
-    """Return *part* as UTF-8 text that a page can show, or None. If it *is_cut*, its last character may be too."""
+    """Return *part* as printable UTF-8 text, or None. If *is_cut*, its last character may be incomplete."""
     if len(part.translate(None, _CONTROL)) < len(part):
         return None
     try:
@@ -165,7 +164,7 @@ def _is_json(source: str) -> bool:
 
 
 def indent_json(source: str) -> str:
-    """Return the JSON text *source*, each value on a line of its own. Its tokens stay as they are, so numbers do."""
+    """Return the JSON text *source* with each value on its own line. Tokens, such as numbers, are unchanged."""
     out: list[str] = []
     depth = 0
     for piece, following in pairwise([*_TOKEN.findall(source), ""]):
@@ -191,7 +190,7 @@ def _line(depth: int) -> str:
 
 
 def _hex(part: bytes) -> str:
-    """Return a dump of *part*: offset, 16 bytes, and the same in ASCII."""
+    """Return a hex dump of *part*: offset, 16 bytes, and the same in ASCII."""
     pairs, letters = part.hex(" "), part.translate(_ASCII).decode()
     lines = [f"{at:05x}  {pairs[3 * at : 3 * at + 47]:<47}  {letters[at : at + 16]}" for at in range(0, len(part), 16)]
     return "\n".join(lines)

@@ -1,8 +1,8 @@
-"""Lists of a tube's jobs: a page of those in one state, in the order that matters for it.
+"""Lists of a tube's jobs in one state, page by page, in the order in which the state ends.
 
-A page is found by a walk that stops when it is full, so the first of a million costs what the first of a hundred
-does. A later page begins after the last job of the one before, wherever that is by now; there is none beyond the
-first DEEPEST jobs, since the walk has to pass by all before.
+Iteration stops when the page is full, so the first page of a million jobs costs what that of a hundred does. A later
+page begins after the last job of the previous page, wherever that job would be now. Pages end at the first MAX_LISTED
+jobs, since each iteration starts at the first job.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from greenstalk_server.web.jobs.bodies import ON_DISK
 from greenstalk_server.web.jobs.body_format import row_preview
 
 PAGE_SIZE: Final = 100
-"""Jobs on a page, about 4 ms."""
+"""Jobs per page: about 4 ms of rendering."""
 
 MAX_LISTED: Final = 1000
-"""Jobs that are listed of one state, on all pages together."""
+"""Jobs listed of one state, on all pages together."""
 
 MAX_SCANNED: Final = 20_000
-"""Clients and jobs that they hold looked at for the reserved jobs of a tube, about 2 ms."""
+"""Clients and held jobs scanned for the reserved jobs of a tube: about 2 ms."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobColumn:
-    """One column of a list, after the id; *key* is its name in styles."""
+    """A column of a list, after the id; *key* is its CSS class."""
 
     label: str
     key: str
@@ -42,23 +42,30 @@ class JobColumn:
     text: Callable[[JobStats, Job], str]
 
 
-_PRI: Final = JobColumn("Priority", "pri", "The smallest is reserved first", lambda stats, _: str(stats.pri))
-_AGE: Final = JobColumn("Age", "age", "Since it was put", lambda stats, _: text.duration(stats.age))
-_TTR: Final = JobColumn("TTR", "ttr", "Time a worker has for it", lambda stats, _: text.duration(stats.ttr))
+_PRI: Final = JobColumn(
+    "Priority", "pri", "Jobs with the smallest value are reserved first", lambda stats, _: str(stats.pri)
+)
+_AGE: Final = JobColumn("Age", "age", "Time since the job was put", lambda stats, _: text.duration(stats.age))
+_TTR: Final = JobColumn(
+    "TTR", "ttr", "Time to run: how long a worker may hold the job", lambda stats, _: text.duration(stats.ttr)
+)
 _RESERVES: Final = JobColumn(
-    "Reserves", "reserves", "How often a worker took it", lambda stats, _: text.number(stats.reserves)
+    "Reserves", "reserves", "How often the job was reserved", lambda stats, _: text.number(stats.reserves)
 )
 _SIZE: Final = JobColumn("Bytes", "size", "Size of the body", lambda _, job: text.number(job.size))
-_BODY: Final = JobColumn("Body", "body", "How the body begins", lambda _, job: body_preview(job))
-_HOLDER: Final = JobColumn("Held by", "holder", "The client that reserved it", lambda _, job: _holder(job))
+_BODY: Final = JobColumn("Body", "body", "The first bytes of the body", lambda _, job: body_preview(job))
+_HOLDER: Final = JobColumn("Held by", "holder", "The client that reserved the job", lambda _, job: _holder(job))
 _TIMEOUTS: Final = JobColumn(
-    "Timeouts", "timeouts", "How often a worker's time ran out", lambda stats, _: text.number(stats.timeouts)
+    "Timeouts", "timeouts", "How often a reservation timed out", lambda stats, _: text.number(stats.timeouts)
 )
 _READY_IN: Final = JobColumn(
-    "Ready in", "left", "Until its delay ends", lambda stats, _: text.duration(stats.time_left)
+    "Ready in", "left", "Time until the delay ends", lambda stats, _: text.duration(stats.time_left)
 )
 _TTR_LEFT: Final = JobColumn(
-    "TTR left", "left", "Until it turns ready again", lambda stats, _: text.duration(stats.time_left)
+    "TTR left",
+    "left",
+    "Time until the reservation times out and the job is ready again",
+    lambda stats, _: text.duration(stats.time_left),
 )
 
 JOB_COLUMNS: Final = {
@@ -71,7 +78,7 @@ JOB_COLUMNS: Final = {
 _ORDER: Final = {
     READY: "in the order they will be reserved",
     RESERVED: "the next to time out first",
-    DELAYED: "the next to turn ready first",
+    DELAYED: "the next to become ready first",
     BURIED: "in the order they were buried",
 }
 
@@ -80,11 +87,11 @@ _ORDER: Final = {
 class JobList:
     """A page of jobs.
 
-    state           its name in the protocol.
-    rows            a row each: the id, then the columns in order.
-    summary         which of how many, in which order.
-    following       where the next page begins, as the field `after` has it; empty if there is none.
-    is_first        it begins with the first job.
+    state           the protocol's name of the state.
+    rows            a row per job: the id, then the columns in order.
+    summary         which jobs of how many, and in which order.
+    following       the field `after` of the next page; empty if there is none.
+    is_first        the page begins with the first job.
     is_deepest      there are more jobs, which no page shows.
     """
 
@@ -97,28 +104,28 @@ class JobList:
 
 
 def job_columns(state: int, sees_bodies: bool) -> tuple[JobColumn, ...]:
-    """The columns of a list of jobs in *state*, for who may see their bodies or not."""
+    """Return the columns of a list of jobs in *state*, with the body if the visitor *sees_bodies*."""
     return tuple(column for column in JOB_COLUMNS[state] if sees_bodies or column is not _BODY)
 
 
 def jobs_in_order(broker: Broker, tube: Tube, state: int) -> Iterable[Job]:
-    """The tube's jobs in *state*, lazily, in the order of a list: all of them, or of reserved ones the first."""
+    """Return the tube's jobs in *state*, lazily, in list order: all, or the first if they are reserved."""
     return _reserved(broker, tube) if state == RESERVED else tube.walk(state)
 
 
 def body_preview(job: Job) -> str:
-    """How the body of *job* begins, on one line; a list reads none back."""
+    """Return the beginning of the body of *job* on one line. A list reads no body back from the disk."""
     return ON_DISK if job.body is None else row_preview(job.body)
 
 
 def job_row(job: Job, columns: Iterable[JobColumn], now: int) -> list[str]:
-    """The id of *job*, then its *columns*."""
+    """Return the row of *job*: the id, then the *columns*."""
     stats = job_stats(job, now)
     return [str(job.id), *[column.text(stats, job) for column in columns]]
 
 
 def job_rows(jobs: Iterable[Job], columns: Iterable[JobColumn], now: int) -> list[list[str]]:
-    """Return a row for each of *jobs*, with rests between. May switch."""
+    """Return a row for each of *jobs*. May switch."""
     pace, rows = Pace(), []
     for job in jobs:
         rows.append(job_row(job, columns, now))
@@ -129,7 +136,7 @@ def job_rows(jobs: Iterable[Job], columns: Iterable[JobColumn], now: int) -> lis
 def list_jobs(
     broker: Broker, tube: Tube, state: int, after: tuple[int, int] | None, now: int, sees_bodies: bool
 ) -> JobList:
-    """Return the page of the tube's jobs in *state* that begins after the rank and id *after*. May switch."""
+    """Return the page of the tube's jobs in *state* that begins after the sort key *after*. May switch."""
     present = count_jobs(tube, state)
     listed = list(islice(jobs_in_order(broker, tube, state), PAGE_SIZE + 1 if after is None else MAX_LISTED + 1))
     begin = 0
@@ -150,19 +157,19 @@ def list_jobs(
 
 
 def count_jobs(tube: Tube, state: int) -> int:
-    """How many jobs of *tube* are in *state*."""
+    """Return how many jobs of *tube* are in *state*."""
     if state == RESERVED:
         return tube.reserved_count
     return tube.ready.count if state == READY else tube.delayed.count if state == DELAYED else len(tube.buried)
 
 
 def sort_key(job: Job, state: int) -> tuple[int, int]:
-    """By what *job* is ordered in *state*, which is its own."""
+    """Return the position of *job* among the jobs in *state*, its current state."""
     return job.pri if state == READY else job.deadline, job.id
 
 
 def _reserved(broker: Broker, tube: Tube) -> list[Job]:
-    """Return the first reserved jobs of *tube*, of as many as a bounded look at all clients finds."""
+    """Return the reserved jobs of *tube* that time out first, among those that a bounded scan of the clients finds."""
     found: list[Job] = []
     left = MAX_SCANNED
     for client in broker.clients:

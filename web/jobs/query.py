@@ -1,15 +1,15 @@
-r"""A predicate over jobs, written as text that lives in a page's address: `tube:mail state:buried age:>2h "no route"`.
+r"""The query language: predicates over jobs as text that fits in a URL: `tube:mail state:buried age:>2h "no route"`.
 
-    query   = [ term *( SPACE term ) ]              all of them must hold; an empty query matches every job
-    term    = [ "-" ] [ name ":" ] value            "-" turns it round; a value without a name is looked for in bodies
-    value   = [ "~" ] ( bare / quoted )             "~", for bodies alone: A-Z and a-z are the same
-    bare    = 1*( what is neither space nor quote )
+    query   = [ term *( SPACE term ) ]              a job must match all terms; an empty query matches every job
+    term    = [ "-" ] [ name ":" ] value            "-" negates; a value without a name is searched in bodies
+    value   = [ "~" ] ( bare / quoted )             "~" ignores the case of A-Z and a-z; for bodies only
+    bare    = 1*( any character except space and quote )
     quoted  = DQUOTE *( char / "\\" char ) DQUOTE
 
-Numbers are compared: `5`, `>5`, `>=5`, `<5`, `<=5`, `1..5`; durations in whole seconds, as pages show them. Reading is
-strict, so nothing is searched for that was not meant; and there are no regular expressions, which could take forever.
+Numbers are compared: `5`, `>5`, `>=5`, `<5`, `<=5`, `1..5`; durations in whole seconds, as pages show them. Parsing is
+strict, so that a typing error is not searched for as text. There are no regular expressions: their time is unbounded.
 
-Pure: knows jobs, and neither HTTP nor the broker.
+Pure: this module knows jobs, but neither HTTP nor the broker.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ MAX_LENGTH: Final = 1000
 """Characters of a query."""
 
 MAX_TERMS: Final = 32
-"""Terms of a query; each is asked of every job."""
+"""Terms of a query; each is tested on every job."""
 
 MAX_SEARCHED: Final = 1024 * 1024
-"""Bytes of a body that are looked through, from its beginning; it takes about a millisecond."""
+"""Bytes searched at the beginning of a body: about 1 ms."""
 
 Test: TypeAlias = Callable[[Job, int], bool]
-"""Whether a job matches at a time, nanoseconds, but for its body."""
+"""Returns whether a job matches at a time in nanoseconds, without regard to its body."""
 
 BodyTest: TypeAlias = Callable[[bytes], bool]
-"""Whether a body matches."""
+"""Returns whether a body matches."""
 
 _Get: TypeAlias = Callable[[Job, int], int]
 
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """A kind of number: its units, and how it may be written."""
+    """A kind of number: its units, and examples of how to write it."""
 
     units: Mapping[str, int]
     examples: str
@@ -71,7 +71,7 @@ _NUMBERS: Final[Mapping[str, tuple[_Kind, _Get]]] = {
 _STATES: Final = {STATE_NAMES[state]: state for state in (READY, RESERVED, DELAYED, BURIED)}
 
 NAMES: Final = ("id", "tube", "state", "body", *list(_NUMBERS)[1:])
-"""Every name that a term may have."""
+"""Names of terms."""
 
 _TERM: Final = re.compile(
     r'\s*+(?P<minus>-?)(?:(?P<name>[A-Za-z]+):)?(?P<tilde>~?)(?:"(?P<quoted>(?:[^"\\]|\\.)*)"|(?P<bare>[^\s"]*))(?=\s|$)',
@@ -83,12 +83,12 @@ _BETWEEN: Final = re.compile(r"([0-9]{1,20})([a-z]*)\.\.([0-9]{1,20})([a-z]*)")
 
 
 class QueryError(ValueError):
-    """A query that cannot be read; the message names the word, and what would do."""
+    """A malformed query; the message quotes the word and says what is allowed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """How a number must compare: *sign* is one of `=`, `<`, `<=`, `>`, `>=` with *low*, or `..` for *low* to *high*."""
+    """A comparison with a number: *sign* is `=`, `<`, `<=`, `>` or `>=` with *low*, or `..` for *low* to *high*."""
 
     sign: str
     low: int
@@ -97,9 +97,9 @@ class Numbers:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """What must be there: the name of a state or a tube, or its beginning if *is_loose*; or a part of a body.
+    """A comparison with text: the name of a state or tube, or a substring of a body.
 
-    For a body *is_loose* means that A-Z and a-z are the same.
+    is_loose        for a tube, *text* is a prefix of the name; for a body, the case of A-Z and a-z is ignored.
     """
 
     text: str
@@ -118,19 +118,19 @@ class Term:
         return f"{'-' if self.is_negated else ''}{self.name}:{_written(self.name, self.value)}"
 
     def test(self) -> Test:
-        """Return it, which is not about bodies, as a function of a job and the time."""
+        """Return this term, which must not be about bodies, as a function."""
         test = _number_test(self.name, self.value) if isinstance(self.value, Numbers) else _text_test(self)
         return (lambda job, now: not test(job, now)) if self.is_negated else test
 
     def body_test(self) -> BodyTest:
-        """Return it, which is about bodies, as a function of one."""
+        """Return this term, which must be about bodies, as a function."""
         test = _body_test(self)
         return (lambda body: not test(body)) if self.is_negated else test
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """Conditions that must all hold; as a str it is the canonical text, which reads back as an equal query."""
+    """Terms that a job must all match. `str(query)` is the canonical text, which parses to an equal query."""
 
     terms: tuple[Term, ...] = ()
 
@@ -139,22 +139,22 @@ class Query:
 
     @property
     def needs_bodies(self) -> bool:
-        """Whether its answer tells of what is in bodies."""
+        """Whether the matches depend on bodies, and so reveal them."""
         return any(term.name == "body" for term in self.terms)
 
     @property
     def tube(self) -> str:
-        """The name of the one tube that it can match jobs of, or empty."""
+        """Name of the only tube whose jobs can match; empty if there is no such restriction."""
         return next((text for name, text in self._exactly() if name == "tube"), "")
 
     @property
     def state(self) -> str:
-        """The name of the one state that it can match jobs in, or empty."""
+        """Name of the only state in which jobs can match; empty if there is no such restriction."""
         return next((text for name, text in self._exactly() if name == "state"), "")
 
     @property
     def id(self) -> int | None:
-        """The id of the one job that it can match, or None."""
+        """Id of the only job that can match, or None."""
         for term in self.terms:
             if term.name == "id" and isinstance(term.value, Numbers) and term.value.sign == "=" and not term.is_negated:
                 return term.value.low
@@ -162,17 +162,17 @@ class Query:
 
     @property
     def least_id(self) -> int:
-        """No job with a smaller id can match it."""
+        """A lower bound of the ids that can match."""
         ids = [term.value for term in self.terms if term.name == "id" and not term.is_negated]
         return max([_least(value) for value in ids if isinstance(value, Numbers)], default=0)
 
     def within(self, tube: str, state: str = "") -> Query:
-        """This query, of *tube* and *state* alone; empty ones leave it as it is."""
+        """Return this query restricted to *tube* and *state*; an empty name adds no restriction."""
         added = [Term(name, Text(text)) for name, text in (("tube", tube), ("state", state)) if text]
         return Query((*[term for term in added if term not in self.terms], *self.terms))
 
     def test(self) -> Test:
-        """Return all but what is about bodies as a function, for a fraction of a microsecond a term."""
+        """Return the terms that are not about bodies as one function, which takes under a microsecond a term."""
         terms = [term for term in self.terms if term.name != "body"]
         tests = [term.test() for term in sorted(terms, key=lambda term: isinstance(term.value, Numbers))]
         if len(tests) == 1:
@@ -187,7 +187,7 @@ class Query:
         return all_hold
 
     def body_test(self) -> BodyTest | None:
-        """Return what is about bodies as a function; None if nothing is."""
+        """Return the terms about bodies as one function, or None if there are none."""
         tests = [term.body_test() for term in self.terms if term.name == "body"]
         if len(tests) < 2:
             return tests[0] if tests else None
@@ -209,20 +209,20 @@ class Query:
 
 
 def parse(given: str) -> Query:
-    """Read a query; raise QueryError if it is none."""
+    """Parse a query; raise QueryError if it is malformed."""
     if len(given) > MAX_LENGTH:
-        raise QueryError(f"The query has {len(given)} characters, and may have {MAX_LENGTH}.")
+        raise QueryError(f"The query has {len(given)} characters, but the limit is {MAX_LENGTH}.")
     terms: list[Term] = []
     at, end = 0, len(given.rstrip())
     while at < end:
         match = _TERM.match(given, at)
         if match is None:
             word = given[at:].strip()[:60]
-            raise QueryError(f"“{word}”: a quote is not closed, or stands in the middle of a word.")
+            raise QueryError(f"“{word}”: a quote is not closed, or is inside a word.")
         terms.append(_term(match))
         at = match.end()
     if len(terms) > MAX_TERMS:
-        raise QueryError(f"The query has {len(terms)} words, and may have {MAX_TERMS}.")
+        raise QueryError(f"The query has {len(terms)} terms, but the limit is {MAX_TERMS}.")
     return Query(tuple(terms))
 
 
@@ -233,13 +233,13 @@ def _term(match: re.Match[str]) -> Term:
     given = re.sub(r"\\(.)", r"\1", match["quoted"], flags=re.DOTALL) if is_quoted else match["bare"]
     if name not in NAMES:
         raise QueryError(
-            f"“{word}”: there is no “{name}:”, but {', '.join(f'{known}:' for known in NAMES)}. To look for these very"
-            f" characters in bodies, put them in quotes."
+            f"“{word}”: “{name}:” is unknown; use {', '.join(f'{known}:' for known in NAMES)}. To search bodies for"
+            f" these characters, put them in quotes."
         )
     if not given:
-        raise QueryError(f"“{word}” lacks what to look for.")
+        raise QueryError(f"“{word}” lacks a value.")
     if match["tilde"] and name != "body":
-        raise QueryError(f"“{word}”: “~”, for any case, goes with body: alone.")
+        raise QueryError(f"“{word}”: “~” (ignore case) works only with body:.")
     return Term(name, _value(word, name, given, bool(match["tilde"])), bool(match["minus"]))
 
 
@@ -248,13 +248,13 @@ def _value(word: str, name: str, given: str, is_loose: bool) -> Numbers | Text:
         return Text(given, is_loose)
     if name == "state":
         if given not in _STATES:
-            raise QueryError(f"“{word}”: a state is one of {', '.join(_STATES)}.")
+            raise QueryError(f"“{word}”: the state must be one of {', '.join(_STATES)}.")
         return Text(given)
     if name == "tube":
         beginning = given.removesuffix("*")
         if not is_tube_name(beginning.encode(errors="replace")):
-            allowed = "1 to 200 of A–Z, a–z, 0–9 and -+/;.$_()"
-            raise QueryError(f"“{word}”: a tube's name has {allowed}; or it is a beginning with * after it.")
+            allowed = "1 to 200 characters of A–Z, a–z, 0–9 and -+/;.$_()"
+            raise QueryError(f"“{word}”: a tube name has {allowed}; a prefix ends with *.")
         return Text(beginning, is_loose=beginning != given)
     return _numbers(word, given.lower(), _NUMBERS[name][0])
 
@@ -265,11 +265,11 @@ def _numbers(word: str, given: str, kind: _Kind) -> Numbers:
         low, high = int(match[1]) * units[match[2]], int(match[3]) * units[match[4]]
         if low <= high:
             return Numbers("..", low, high)
-        raise QueryError(f"“{word}”: the smaller comes first.")
+        raise QueryError(f"“{word}”: the smaller number must come first.")
     if (match := _COMPARED.fullmatch(given)) and match[3] in units:
         number = int(match[2]) * units[match[3]]
         return Numbers(match[1] or "=", number, number)
-    raise QueryError(f"“{word}” must compare with a number, as {kind.examples}.")
+    raise QueryError(f"“{word}” must be a comparison with a number, such as {kind.examples}.")
 
 
 def _written(name: str, value: Numbers | Text) -> str:
@@ -291,7 +291,7 @@ def _amount(number: int, units: Mapping[str, int]) -> str:
 
 
 def _least(value: Numbers) -> int:
-    """No smaller number compares as *value* asks."""
+    """Return a lower bound of the numbers that match *value*."""
     return {"<": 0, "<=": 0, ">": value.low + 1}.get(value.sign, value.low)
 
 

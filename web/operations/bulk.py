@@ -276,7 +276,7 @@ class Bulk:
         try:
             query = read_query(request.form)
         except QueryError as error:
-            raise BadRequest(f"“q” cannot be read. {error}") from error
+            raise BadRequest(f"“q” is not a valid query. {error}") from error
         task = self.dry_run(self.plan(_change(request.form), query, _ticked(request)))
         task.wait(INITIAL_WAIT)
         return redirect(url_for("bulk", task=task.id), 303)

@@ -1,8 +1,7 @@
-"""The changes: each by POST, as a form without a script sends it, and answered by a redirect to a page that says so.
+"""Actions: POST requests that change something, sent by plain forms and answered by a redirect.
 
-An action reads its form, calls its operation (operations.operations), waits until the journal has made it safe, and
-then redirects.
-So each may switch greenlets; what one knew of a tube or a job before is looked up anew after.
+An action reads its form, calls its operation (operations.operations), waits until the journal has made the change
+durable, and redirects to a page with a notice. So each action may switch, and must look up tubes and jobs again after.
 """
 
 from __future__ import annotations
@@ -44,11 +43,11 @@ ACTIONS: Final = (
     "job/copy",
     "connection/close",
 )
-"""Each the address, and with `_` for `/` the endpoint and the method."""
+"""The actions: each is a path, and with `_` for `/` an endpoint and a method of Actions."""
 
 
 class Unconfirmed(BadRequest):
-    """A refused confirmation: *typed* is not the name of *tube*, whose jobs in *state* were to be deleted."""
+    """A refused request to delete the jobs of *tube* in *state*: *typed* is not the name of the tube."""
 
     def __init__(self, tube: Tube, state: int, typed: str) -> None:
         name = tube.name.decode()
@@ -59,9 +58,9 @@ class Unconfirmed(BadRequest):
 
 
 class Actions:
-    """The changes that the dashboard of *broker* makes.
+    """The actions of one broker's dashboard.
 
-    *commit* returns when what has been changed is as safe as an acknowledged command's; False if it takes too long.
+    *commit* returns True once every change is as durable as an acknowledged command's, or False if that takes too long.
     """
 
     def __init__(self, broker: Broker, clock: Clock, commit: Callable[[], bool], operations: Operations) -> None:
@@ -79,20 +78,20 @@ class Actions:
     # Tubes
 
     def tube_pause(self) -> Response:
-        """`tube`, `seconds`, `reason`: let no job of the tube be reserved for so long. May switch."""
+        """`tube`, `seconds`, `reason`: pause the tube: no job of it is reserved for `seconds`. May switch."""
         tube = self._tube()
         seconds = fields.number(request.form, "seconds", 1, MAX_NUMBER)
         self._operations.pause(tube, seconds, fields.line(request.form, "reason", LONGEST_REASON))
         return self._to_tube(tube.name, "", "paused", seconds)
 
     def tube_resume(self) -> Response:
-        """`tube`: end its pause. May switch."""
+        """`tube`: end the pause of the tube. May switch."""
         tube = self._tube()
         self._operations.resume(tube)
         return self._to_tube(tube.name, "", "resumed", 0)
 
     def tube_kick(self) -> Response:
-        """`tube`, `state`, and `count` or `all`: make that many of its buried or delayed jobs ready. May switch."""
+        """`tube`, `state`, and `count` or `all`: kick that many buried or delayed jobs of the tube. May switch."""
         tube = self._tube()
         state = fields.state(request.form, (BURIED, DELAYED))
         bound = count_jobs(tube, state)
@@ -102,7 +101,7 @@ class Actions:
         return self._to_tube(tube.name, STATE_NAMES[state], *_bulk_notice("kicked", kicked, tube, state, bound))
 
     def tube_clear(self) -> Response:
-        """`tube`, `state`, `confirm`: delete its ready, delayed or buried jobs, those there are now. May switch."""
+        """`tube`, `state`, `confirm`: delete the current ready, delayed or buried jobs of the tube. May switch."""
         tube = self._tube()
         state = fields.state(request.form, (READY, DELAYED, BURIED))
         typed = request.form.get("confirm", "").strip()
@@ -113,7 +112,7 @@ class Actions:
         return self._to_tube(tube.name, STATE_NAMES[state], *_bulk_notice("cleared", cleared, tube, state, bound))
 
     def tube_put(self) -> Response:
-        """`tube`, `pri`, `delay`, `ttr`, `body`: put a job. A browser sends line ends as CRLF; the job gets LF."""
+        """`tube`, `pri`, `delay`, `ttr`, `body`: put a job. CRLF, which browsers send, becomes LF in the body."""
         new = Put(
             fields.tube_name(request.form),
             fields.number(request.form, "pri", 0, MAX_NUMBER),
@@ -123,60 +122,60 @@ class Actions:
         )
         if len(new.body) > self._broker.max_job_size:
             allowed = text.size(self._broker.max_job_size)
-            raise BadRequest(f"“body” must be at most {allowed}, and has {text.number(len(new.body))}.")
+            raise BadRequest(f"“body” must be at most {allowed}, but has {text.number(len(new.body))}.")
         job = self._operations.put(new)
         return self._to_tube(new.tube, "delayed" if new.delay else "ready", "put", job.id)
 
     # Jobs
 
     def job_kick(self) -> Response:
-        """`id`: make it ready."""
+        """`id`: kick the job."""
         job = self._job()
         self._operations.kick_job(job)
         return self._to_job(job, "kicked-job")
 
     def job_bury(self) -> Response:
-        """`id`, and `confirm` if it is reserved: set it aside."""
+        """`id`, and `confirm` if the job is reserved: bury the job."""
         job = self._job()
         self._operations.bury_job(job, self._is_forced(job, "buried"))
         return self._to_job(job, "buried-job")
 
     def job_release(self) -> Response:
-        """`id`, `confirm`: take it from the client that holds it, and make it ready."""
+        """`id`, `confirm`: take the job from its client and make it ready."""
         job = self._job()
         self._operations.release_job(job, self._is_forced(job, "released"))
         return self._to_job(job, "released-job")
 
     def job_delete(self) -> Response:
-        """`id`, and `confirm` if it is reserved: remove it for good."""
+        """`id`, and `confirm` if the job is reserved: delete the job."""
         job = self._job()
         name, state = job.tube.name, STATE_NAMES[job.state]
         self._operations.delete_job(job, self._is_forced(job, "deleted"))
         return self._to_tube(name, state, "deleted-job", job.id)
 
     def job_move(self) -> Response:
-        """`id`, `tube`, and `confirm` if it is reserved: have it in that tube, in the state that it is in."""
+        """`id`, `tube`, and `confirm` if the job is reserved: move the job to `tube`, in its current state."""
         job, body = load_job_with_body(self._broker, self._job)
         name = fields.tube_name(request.form)
-        # What is there already is told first: no box would help.
+        # A job that is in this tube already is refused whether confirmed or not, so report that first.
         is_forced = name != job.tube.name and self._is_forced(job, "moved")
         self._operations.move_job(job, body, name, is_forced)
         return self._to_job(job, "moved-job")
 
     def job_edit(self) -> Response:
-        """`id`, `version`, `pri`, `ttr`, `delay`, `encoding`, `body`, and `confirm` if it is reserved: change those.
+        """`id`, `version`, `pri`, `ttr`, `delay`, `encoding`, `body`, and `confirm` if reserved: edit the job.
 
-        If it cannot be, the form comes back as it was sent, so that nothing that was typed is lost.
+        A refused form comes back as it was sent, so that no input is lost.
         """
         job, body = load_job_with_body(self._broker, self._job)
         try:
             changes = self._changes(job, body)
         except (BadRequest, Conflict) as error:
-            return make_response(self._form_again(job, body, error), error.code)
+            return make_response(self._refused_form(job, body, error), error.code)
         return self._to_job(job, "edited-job" if changes.names() else "unchanged-job")
 
     def job_copy(self) -> Response:
-        """`id`, `delay`: put a job like it into its tube, with an id of its own."""
+        """`id`, `delay`: put a copy of the job, with an id of its own, into the same tube."""
         job, body = load_job_with_body(self._broker, self._job)
         copy = self._operations.copy_job(job, body, fields.number(request.form, "delay", 0, MAX_NUMBER))
         return self._to_job(copy, "copied-job")
@@ -184,16 +183,16 @@ class Actions:
     # Connections
 
     def connection_close(self) -> Response:
-        """`number`, `confirm`: end that connection; the jobs that it holds turn ready. Switches."""
+        """`number`, `confirm`: close the connection; the jobs that it holds become ready. Switches."""
         client = find_client(self._broker, request.form)
         if request.form.get("confirm") != str(client.number):
             raise BadRequest(
-                f"“confirm” is missing: tick the box on the page of connection {client.number} to close it."
+                f"“confirm” is missing. Tick the box on the page of connection {client.number} to close it."
             )
         self._operations.close(client)
-        return _see("connections", self._query("closed", client.number))
+        return _redirect("connections", self._query("closed", client.number))
 
-    # What they share
+    # Helpers
 
     def _tube(self) -> Tube:
         return find_tube(self._broker, request.form)
@@ -202,83 +201,88 @@ class Actions:
         return find_job(self._broker, request.form)
 
     def _changes(self, job: Job, body: bytes) -> Changes:
-        """Make the changes that the form asks for; raise BadRequest or Conflict if they cannot be made."""
+        """Apply the changes in the form and return them; raise BadRequest or Conflict if they are refused."""
         form, sees_bodies = request.form, visitor().sees_bodies
         if form.get("version") != version(job, body, sees_bodies):
-            raise Conflict(f"Job {job.id} has changed since you began, or has been taken. See what it is now.")
+            raise Conflict(
+                f"Job {job.id} has changed since you opened the form, or was reserved. Compare with its current values."
+            )
         changes = read_changes(form, job, body, self._broker.max_job_size, sees_bodies)
         if changes.names():
             self._operations.edit_job(job, body, changes, self._is_forced(job, "changed"))
         return changes
 
-    def _form_again(self, job: Job, body: bytes, error: HTTPException) -> str:
+    def _refused_form(self, job: Job, body: bytes, error: HTTPException) -> str:
         return edit_page(
             job, body, submitted_form(job, body, request.form, visitor().sees_bodies), self._clock(), error
         )
 
     def _is_forced(self, job: Job, done: str) -> bool:
-        """Whether *job* is held, and to be changed all the same; raise Conflict if it is held and not.
+        """Return whether *job* is reserved and the visitor confirmed the change; raise Conflict if unconfirmed.
 
-        What confirms it names the reservation that was seen: the job may be another worker's by now.
+        The confirmation names the reservation that the visitor saw: another worker may hold the job by now.
         """
         if job.state != RESERVED:
             return False
         if request.form.get("confirm") == reservation(job):
             return True
         left = text.duration(max(0, job.deadline - self._clock()) // SECOND)
-        since = "another client has reserved it since, and has it" if request.form.get("confirm") else (
-            "a client holds it,"
-        )  # fmt: skip
+        holder = "another client has since reserved it" if request.form.get("confirm") else "a client holds it"
         raise Conflict(
-            f"Job {job.id} was not {done}: {since} for {left} more at most. It can be once that client is done with"
-            " it, or its time is up; or at once, if you tick the box that says so, though its worker may be at it."
+            f"Job {job.id} was not {done}: {holder}, for {left} more at most. Wait until the client is done or its time"
+            " is up, or tick the box to confirm that you want it now, although its worker may be processing it."
         )
 
     def _to_tube(self, name: bytes, state: str, notice: str, number: int) -> Response:
-        """Redirect to the tube's page; to the overview if the tube is gone with its last job. May switch."""
+        """Redirect to the tube's page, or to the overview if the tube no longer exists. May switch."""
         query = self._query(notice, number)
         if name not in self._broker.tubes:
-            return _see("overview", query)
-        return _see("tube", {"tube": name.decode()} | ({"state": state} if state else {}) | query)
+            return _redirect("overview", query)
+        return _redirect("tube", {"tube": name.decode()} | ({"state": state} if state else {}) | query)
 
     def _to_job(self, job: Job, notice: str) -> Response:
-        """Redirect to the job's page; to that of its tube if a worker is done with the job already. May switch."""
+        """Redirect to the job's page, or to its tube's if the job has been deleted meanwhile. May switch."""
         query = self._query(notice, job.id)
         if job.id in self._broker.jobs:
-            return _see("job", {"id": str(job.id)} | query)
+            return _redirect("job", {"id": str(job.id)} | query)
         name = job.tube.name
-        return _see("tube", {"tube": name.decode()} | query) if name in self._broker.tubes else _see("overview", query)
+        return (
+            _redirect("tube", {"tube": name.decode()} | query)
+            if name in self._broker.tubes
+            else _redirect("overview", query)
+        )
 
     def _query(self, notice: str, number: int) -> dict[str, str]:
         is_late = not self._commit()
         return {"notice": notice, "n": str(number)} | ({"late": "1"} if is_late else {})
 
 
-def _see(endpoint: str, query: Mapping[str, str]) -> Response:
+def _redirect(endpoint: str, query: Mapping[str, str]) -> Response:
     return redirect(f"{url_for(endpoint)}?{urlencode(query)}", 303)
 
 
 def find_tube(broker: Broker, given: fields.Fields) -> Tube:
-    """The tube that the field `tube` names; raise NotFound if there is none."""
+    """Return the tube that the field `tube` names; raise NotFound if it does not exist."""
     tube = broker.tubes.get(given.get("tube", "").encode(errors="replace"))
     if tube is None:
         name = fields.tube_name(given)
         raise NotFound(
-            f"There is no tube “{name.decode()}” now. A tube exists while it holds jobs or a client uses or watches it;"
-            " it comes back with the next put."
+            f"Tube “{name.decode()}” does not exist now. A tube exists while it has jobs or a client uses or watches"
+            " it; the next put creates it again."
         )
     return tube
 
 
 def find_job(broker: Broker, given: fields.Fields) -> Job:
-    """The job that the field `id` names; raise NotFound if there is none."""
+    """Return the job that the field `id` names; raise NotFound if it does not exist."""
     id = fields.job_id(given)
     job = broker.jobs.get(id)
     if job is None:
-        said = "it was deleted, most likely because a worker is done with it" if id < broker.next_id else (
-            f"no job has had this id yet; the next gets {broker.next_id}"
-        )  # fmt: skip
-        raise NotFound(f"There is no job {id}: {said}.")
+        if id < broker.next_id:
+            reason = "it was deleted, most likely by a worker that finished it"
+        else:
+            reason = f"no job has had this id yet; the next put gets {broker.next_id}"
+        raise NotFound(f"Job {id} does not exist: {reason}.")
     return job
 
 

@@ -1,4 +1,4 @@
-"""The audit log as a page and as files, for admins: newest first, and what the visitor asked for only."""
+"""The audit log as a page and as files, for admins: filtered, newest first."""
 
 from __future__ import annotations
 
@@ -24,35 +24,36 @@ PAGE: Final = 100
 """Entries on a page."""
 
 MAX_SCANNED: Final = 50_000
-"""Entries looked at for one page, about half a second; the page then says how far it has come."""
+"""Entries scanned for one page: about half a second. A page that hits the limit says so."""
 
 MAX_FILTER_LENGTH: Final = 200
 MAX_CURSOR: Final = 2**63 - 1
 
 CSV_HEAD: Final = ("at", "who", "address", "what", "tube", "id", "details")
 FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
-"""What a spreadsheet takes a cell for a formula by."""
+"""First characters of cells that a spreadsheet treats as a formula."""
 
 CHUNK: Final = 16384
-"""Characters of an export that are sent at once."""
+"""Characters of an export per chunk sent."""
 
 
 FIELDS: Final = ("who", "what", "tube", "id", "since", "until")
-"""The fields of the filter, as the address of the page has them."""
+"""The fields of the filter in the URL of the page."""
 
-MEANS: Final = {"tube/clear": "delete", "job/copy": "put"}
-"""The change that an action makes to jobs, where its address does not say so."""
+JOB_CHANGES: Final = {"tube/clear": "delete", "job/copy": "put"}
+"""The change that an action makes to jobs, for actions whose path does not name it."""
 
 END_OF_TIME: Final = 2**63
 
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """A filter of entries. Texts match anywhere and in any case; an empty one matches every entry.
+    """A filter of entries. A text matches as a substring in any case; an empty one matches every entry.
 
-    what            in the action's address, or in the change that it makes to one or to many jobs.
-    tube            in the name of the tube, or of the tube that jobs were moved to.
-    id              of the job, or 0 for any.
+    who             the user.
+    what            the action's path, or the change that it makes to one or more jobs.
+    tube            the tube, or the tube that jobs were moved to.
+    id              the job's id; 0 for any.
     since, until    in nanoseconds since the epoch; *until* is excluded.
     """
 
@@ -65,7 +66,7 @@ class Filter:
 
     def passes(self, entry: Entry) -> bool:
         details = entry.details
-        actions = (entry.what, MEANS.get(entry.what, ""), details.get("action", ""))
+        actions = (entry.what, JOB_CHANGES.get(entry.what, ""), details.get("action", ""))
         tubes = (details.get("tube", ""), details.get("to", ""))
         return (
             self.since <= entry.at < self.until
@@ -78,7 +79,7 @@ class Filter:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One entry as shown: *links* are labels and addresses of what it is about, *details* the rest by name."""
+    """An entry as text: *links* are label and URL of tube, job and task; *details* are name and value of the rest."""
 
     at: str
     who: str
@@ -90,7 +91,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A page of rows; *before* is the cursor of the next, or 0; *is_cut* if it has fewer since it took too long."""
+    """A page of rows; *before* is the cursor of the next page, or 0; *is_cut* if the scan hit its limit."""
 
     rows: list[Row]
     before: int
@@ -110,7 +111,7 @@ class AuditPages:
         app.add_url_rule("/audit/export", "audit_export", self.export)
 
     def audit(self) -> str:
-        """`/audit?before=` and the FIELDS: a page of entries. May switch."""
+        """Serve `/audit?before=` and the FIELDS: a page of entries. May switch."""
         require_audit_access()
         wanted, before = _filter(), 0
         if request.args.get("before"):
@@ -126,7 +127,7 @@ class AuditPages:
         )
 
     def export(self) -> Response:
-        """`/audit/export?format=` and the FIELDS: every such entry, as `jsonl` or `csv`. May switch."""
+        """Serve `/audit/export?format=` and the FIELDS: all matching entries, as `jsonl` or `csv`. May switch."""
         require_audit_access()
         kinds = {"jsonl": ("application/x-ndjson", _as_jsonl), "csv": ("text/csv", _as_csv)}
         format = request.args.get("format", "")
@@ -138,7 +139,7 @@ class AuditPages:
         return response
 
     def _page(self, wanted: Filter, before: int) -> Page:
-        """A page of the entries before *before*. May switch."""
+        """Return the page of the entries before *before*. May switch."""
         found, following, is_cut = find_entries(self._audit, wanted, before, PAGE)
         return Page([self._row(entry) for entry in merge_bulk_entries(found)], following, is_cut)
 
@@ -155,13 +156,13 @@ class AuditPages:
 
 
 def require_audit_access() -> None:
-    """Raise Forbidden for who may not see the audit log."""
+    """Raise Forbidden unless the visitor may see the audit log."""
     if not visitor().sees_audit:
         raise Forbidden("Only admins can see the audit log.")
 
 
 def _given(name: str) -> str:
-    """Return the field *name* as given, at most LONGEST_FILTER characters of it."""
+    """Return the first MAX_FILTER_LENGTH characters of the field *name*."""
     return request.args.get(name, "").strip()[:MAX_FILTER_LENGTH]
 
 
@@ -177,7 +178,7 @@ def _filter() -> Filter:
 
 
 def _instant(name: str) -> tuple[int, int]:
-    """Return the begin and the end of the minute, or of the second, in the field *name*."""
+    """Return the start and end of the minute or second that the field *name* gives, in nanoseconds."""
     given = _given(name)
     for shape, seconds in (("%Y-%m-%dT%H:%M", 60), ("%Y-%m-%dT%H:%M:%S", 1)):
         with suppress(ValueError):
@@ -186,14 +187,14 @@ def _instant(name: str) -> tuple[int, int]:
     raise BadRequest(f"“{name}” must be a time in UTC such as 2026-11-22T14:30, not “{given[:40]}”.")
 
 
-def find_entries(audit: Audit, wanted: Filter, before: int, at_most: int) -> tuple[list[Entry], int, bool]:
-    """The last entries that are wanted before *before*; the cursor of the next, or 0; and if it took too long for more.
+def find_entries(audit: Audit, wanted: Filter, before: int, limit: int) -> tuple[list[Entry], int, bool]:
+    """Return the last matching entries before *before*, the cursor of the next page or 0, and whether the scan was cut.
 
     May switch.
     """
     found: list[Entry] = []
     for scanned, entry in enumerate(audit.newest_first(before)):
-        if len(found) == at_most:
+        if len(found) == limit:
             return found, found[-1].number, False
         if scanned == MAX_SCANNED:
             return found, entry.number + 1, True
@@ -203,9 +204,9 @@ def find_entries(audit: Audit, wanted: Filter, before: int, at_most: int) -> tup
 
 
 def merge_bulk_entries(entries: list[Entry]) -> list[Entry]:
-    """Return *entries*, newest first, with one entry per change of many jobs that has both its start and its end there.
+    """Return *entries*, newest first, with the start and end of each bulk change merged into one entry.
 
-    That entry is the end, with the details of the start and its time.
+    The merged entry is the end, with the details and the time of the start.
     """
     starts = {entry.details["task"]: entry for entry in entries if entry.what == "bulk/run"}
     found = []
@@ -222,8 +223,8 @@ def merge_bulk_entries(entries: list[Entry]) -> list[Entry]:
 
 def _as_jsonl(entries: Iterator[Entry]) -> Iterator[str]:
     for entry in entries:
-        said = {"at": text.instant(entry.at), "who": entry.who, "address": entry.address, "what": entry.what}
-        yield json.dumps({**said, "details": entry.details}, ensure_ascii=False) + "\n"
+        base = {"at": text.instant(entry.at), "who": entry.who, "address": entry.address, "what": entry.what}
+        yield json.dumps({**base, "details": entry.details}, ensure_ascii=False) + "\n"
 
 
 def _as_csv(entries: Iterator[Entry]) -> Iterator[str]:
@@ -239,11 +240,11 @@ def _as_csv(entries: Iterator[Entry]) -> Iterator[str]:
         yield line.getvalue()
         line.seek(0)
         line.truncate()
-    yield line.getvalue()  # the head, if nothing has followed it
+    yield line.getvalue()  # the header, if there are no entries
 
 
 def _in_chunks(lines: Iterator[str]) -> Iterator[str]:
-    """Join *lines* to pieces worth sending."""
+    """Join *lines* into chunks of about CHUNK characters."""
     chunk: list[str] = []
     size = 0
     for line in lines:

@@ -1,7 +1,6 @@
-"""The charts: what they show, as text, as an SVG for pages without a script, and as JSON for those with one.
+"""Charts of the history: as SVG and text for pages without a script, and as JSON for static/charts.js.
 
-Reads the history; a chart of the whole server and one of a tube differ in nothing else than whose history it is. None
-of this switches.
+A chart of the whole server and one of a tube differ only in the history that they read. Nothing here switches.
 """
 
 from __future__ import annotations
@@ -26,21 +25,21 @@ from greenstalk_server.web.pages.sparkline import path
 
 WIDTH: Final = 720
 HEIGHT: Final = 160
-"""Units of the SVG, which is stretched to whatever room there is."""
+"""Units of the SVG, which scales to the space available."""
 
 SVG_POINTS: Final = 120
-"""Points of a line in the SVG; each stands for the largest of several. Three charts take 2.7 ms in all."""
+"""Points of a line in the SVG, each the maximum of several samples. Three charts take 2.7 ms."""
 
 TABLE_ROWS: Final = 12
-"""Points in the table of figures."""
+"""Rows in the table of figures."""
 
-DROPPED: Final = frozenset({"span", "notice", "n", "late", "live"})
-"""What the address of a page has that its links to another span do not keep."""
+DROPPED_ARGS: Final = frozenset({"span", "notice", "n", "late", "live"})
+"""Query arguments that the links to other spans leave out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line of a chart: the series, and what it is called."""
+    """One line of a chart: the series and its label."""
 
     key: str
     label: str
@@ -48,7 +47,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """What one chart shows; *unit* is `rate`, `count` or `seconds`."""
+    """The definition of a chart; *unit* is `rate`, `count` or `seconds`."""
 
     key: str
     title: str
@@ -104,7 +103,7 @@ SERVER_CHARTS: Final = (RATES, JOBS)
 
 @dataclass(frozen=True, slots=True)
 class DrawnLine:
-    """A line as it is drawn: its *path*, and the last value as text."""
+    """A line of a drawn chart: its SVG path, and the last value as text."""
 
     key: str
     label: str
@@ -114,7 +113,7 @@ class DrawnLine:
 
 @dataclass(frozen=True, slots=True)
 class DrawnChart:
-    """A chart as it is drawn; *rows* of the table are a time, the same as text, and a cell for each line."""
+    """A drawn chart. A row of its table is the time in ISO format, the time as text, and a cell per line."""
 
     chart: Chart
     label: str
@@ -127,8 +126,8 @@ class DrawnChart:
 class Panel:
     """All charts of a page.
 
-    source      where a script gets the figures.
-    spans       links to each span: its name, its label, the link, and whether it is the one that is shown.
+    source      URL of the figures as JSON.
+    spans       for each span: its name, its label, the link, and whether it is shown.
     """
 
     span: Span
@@ -147,38 +146,38 @@ class Charts:
         self._history: History = history
 
     def init_app(self, app: Flask) -> None:
-        """Add the JSON to *app*, and `tube_charts` and `server_charts` to its templates."""
+        """Add the JSON routes to *app*, and `tube_charts` and `server_charts` to its templates."""
         app.add_url_rule("/tube/history", "tube_history", self.tube_history)
         app.add_url_rule("/server/history", "server_history", self.server_history)
         app.jinja_env.globals["tube_charts"] = self.tube_charts
         app.jinja_env.globals["server_charts"] = self.server_charts
 
     def tube_history(self) -> Response:
-        """`/tube/history?tube=&span=`: the series of one tube, even if it exists no more."""
+        """Serve `/tube/history?tube=&span=`: the series of a tube, which need not exist any longer."""
         span, name = _span(strict=True), fields.tube_name(request.args)
         if not self._history.has(name):
             find_tube(self._broker, request.args)
         return jsonify(history_json(self._history.columns(name, span)))
 
     def server_history(self) -> Response:
-        """`/server/history?span=`: the series of the whole server."""
+        """Serve `/server/history?span=`: the series of the whole server."""
         return jsonify(history_json(self._history.columns(None, _span(strict=True))))
 
     def tube_charts(self, name: str) -> Panel:
-        """The charts of the tube *name*, for the page that is asked for."""
+        """Return the charts of the tube *name* for the current request."""
         span = _span()
         source = url_for("tube_history", tube=name, span=span.name)
         return _panel(TUBE_CHARTS, self._history.columns(name.encode(), span), span, source, url_for("tube", tube=name))
 
     def server_charts(self) -> Panel:
-        """The charts of the whole server, for the page that is asked for."""
+        """Return the charts of the whole server for the current request."""
         span = _span()
         source = url_for("server_history", span=span.name)
         return _panel(SERVER_CHARTS, self._history.columns(None, span), span, source, url_for("overview"))
 
 
 def _span(*, strict: bool = False) -> Span:
-    """The field `span`, by default the hour; of a wrong one a page shows the hour too, unless *strict*."""
+    """Return the field `span`, by default the hour. An invalid one is refused if *strict*, else it is the hour."""
     given = request.args.get("span", HOUR.name)
     if given not in SPANS and strict:
         raise BadRequest(f"“span” must be one of {', '.join(SPANS)}, not “{given[:40]}”.")
@@ -186,19 +185,19 @@ def _span(*, strict: bool = False) -> Span:
 
 
 def history_json(columns: Columns) -> dict[str, Any]:
-    """*columns* as JSON has them: `step`, `end`, and by `series` a list each, but for those with nothing in them."""
+    """Return *columns* as JSON: `step`, `end`, and `series` with a list each, without empty series."""
     some = {key: values for key, values in columns.series.items() if _has_any(key, values)}
     series = {key: [_rounded(value) for value in values] for key, values in some.items()}
     return {"step": columns.step, "end": columns.end, "series": series}
 
 
 def _has_any(key: str, values: Sequence[float]) -> bool:
-    """Whether one of *values* is known, and, unless it is a duration, not zero."""
+    """Return whether any of *values* is known, and not zero unless the series is a duration."""
     return any(not isnan(value) and (value or key in TIMED) for value in values)
 
 
 def _rounded(value: float) -> float | int | None:
-    """*value* with no more digits than it is worth: a float32 has seven, times are estimates."""
+    """Return *value* with its significant digits only: a float32 has seven, and times are estimates."""
     if isnan(value):
         return None
     return int(value) if value.is_integer() else round(value, 3) if value >= 1 else round(value, 6)
@@ -216,15 +215,15 @@ def _panel(charts: Sequence[Chart], columns: Columns, span: Span, source: str, p
 
 
 def _link(span: Span, page: str) -> str:
-    """The page that is asked for, with *span*; relative, unless it is the answer to a form: then *page*."""
-    kept = [(key, value) for key, value in request.args.items(multi=True) if key not in DROPPED]
+    """Return the URL of the current page with *span*: relative, or based on *page* in the answer to a form."""
+    kept = [(key, value) for key, value in request.args.items(multi=True) if key not in DROPPED_ARGS]
     query = urlencode([*kept, ("span", span.name)])
     return f"{page}&{query}" if request.method == "POST" else f"?{query}"
 
 
 def _draw(chart: Chart, columns: Columns, span: Span) -> DrawnChart:
     series = {line.key: columns.series[line.key] for line in chart.lines}
-    thin = {key: _thinned(values) for key, values in series.items() if _has_any(key, values)}
+    thin = {key: _downsample(values) for key, values in series.items() if _has_any(key, values)}
     top = max((value for values in thin.values() for value in values if not isnan(value)), default=0.0)
     lines = [
         DrawnLine(
@@ -241,13 +240,13 @@ def _draw(chart: Chart, columns: Columns, span: Span) -> DrawnChart:
 
 
 def _label(chart: Chart, span: Span, lines: Sequence[DrawnLine]) -> str:
-    """What the picture says, for who does not see it."""
+    """Return the text alternative of a chart."""
     last = ", ".join(f"{line.label} {line.last}" for line in lines)
     return f"{chart.title} in the last {span.name}, {chart.help}. Last: {last}."
 
 
 def _rows(chart: Chart, columns: Columns, series: dict[str, list[float]]) -> list[tuple[str, str, list[str]]]:
-    """The last points, newest first."""
+    """Return the last TABLE_ROWS points, newest first."""
     rows = []
     for back in range(1, TABLE_ROWS + 1):
         end = columns.end - (back - 1) * columns.step
@@ -256,8 +255,8 @@ def _rows(chart: Chart, columns: Columns, series: dict[str, list[float]]) -> lis
     return rows
 
 
-def _thinned(values: Sequence[float]) -> list[float]:
-    """DRAWN points at most, each the largest of those it stands for; NaN if none of them is known."""
+def _downsample(values: Sequence[float]) -> list[float]:
+    """Return at most SVG_POINTS points, each the maximum of its group; NaN if the whole group is unknown."""
     by = -(-len(values) // SVG_POINTS)
     groups = [values[at : at + by] for at in range(0, len(values), by)]
     return [max((value for value in group if not isnan(value)), default=nan) for group in groups]
@@ -268,7 +267,7 @@ def _time(seconds: int) -> str:
 
 
 def format_value(value: float, unit: str) -> str:
-    """Return *value* as the charts write it; static/charts.js does the same."""
+    """Return *value* as charts show it; static/charts.js does the same."""
     if isnan(value):
         return text.NONE
     if unit == "count":

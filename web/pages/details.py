@@ -1,4 +1,4 @@
-"""What the pages of one tube and of one job show besides lists and bodies, as text."""
+"""The contents of the pages of one tube and one job as text, without lists and bodies."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ EVENTS: Final[dict[int, tuple[str, str]]] = {
     job_history.RELEASED: ("Released", "ready"),
     job_history.BURIED: ("Buried", "buried"),
     job_history.KICKED: ("Kicked", "ready"),
-    job_history.TIMED_OUT: ("Timed out: its time to run was up", "ready"),
-    job_history.RETURNED: ("Given back: the connection ended", "ready"),
+    job_history.TIMED_OUT: ("Timed out while held", "ready"),
+    job_history.RETURNED: ("Returned on disconnect", "ready"),
     job_history.EDITED: ("Edited", ""),
     job_history.MOVED: ("Moved to another tube", ""),
 }
-"""What each kind of event is called, and the state that it led to, if to one."""
+"""The label of each kind of event, and the state that it led to, if any."""
 
-BY_HAND: Final = frozenset({job_history.RELEASED, job_history.BURIED, job_history.EDITED, job_history.MOVED})
-"""Kinds that tell of an admin where they tell of nobody."""
+ADMIN_EVENTS: Final = frozenset({job_history.RELEASED, job_history.BURIED, job_history.EDITED, job_history.MOVED})
+"""Kinds of events that come from the dashboard if they name no client."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tab:
-    """One state of a tube's jobs: its name, how many, and what else to know."""
+    """A state of a tube's jobs: its name, the number of jobs, and a note."""
 
     state: str
-    count_jobs: str
+    count: str
     note: str
 
 
 @dataclass(frozen=True, slots=True)
 class TubeDetails:
-    """A tube: *pause_left* is empty unless it is paused; *is_idle* if jobs are ready and nobody watches it."""
+    """A tube. *pause_left* is empty unless it is paused; *is_idle* means ready jobs but no client that watches it."""
 
     name: str
     tabs: list[Tab]
@@ -54,8 +54,8 @@ class TubeDetails:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """Who holds a job: what is known of the client."""
+class Holder:
+    """The client that holds a job."""
 
     by: ActorRef
     since: str
@@ -66,8 +66,8 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
-    """Something that happened to a job: *by* is None if no connection did it, and *note* says what else is known."""
+class HistoryItem:
+    """An event of a job. *by* is None if no connection caused it; *note* has anything else known."""
 
     at: str
     ago: str
@@ -81,23 +81,23 @@ class Moment:
 class JobDetails:
     """A job.
 
-    held            who holds it, or None.
-    last_held       who held it last, if nobody does; None if that is not known.
-    reservation     tells this reservation of it from all others: what a forced change of it has to confirm.
-    moments         its life, from the put to now.
-    forgotten       what its counts tell of besides; empty if the moments are all there were.
-    kept_events     how many of its last events are kept.
-    was_held        it has been reserved before.
-    edited          tells what its last edit has made of it from what was there before.
+    held            its holder, or None.
+    last_held       the last holder if it has none now; None if unknown.
+    reservation     identifies the current reservation: a forced change must confirm it. Empty without one.
+    history         its events, from the put to now.
+    forgotten       the events that its counters count but *history* lacks, in words; empty if there are none.
+    kept_events     how many of the last events are kept.
+    was_held        it has been reserved at least once.
+    edited          identifies its last edit, so that a live page notices a new one.
     """
 
     id: str
     tube: str
     state: str
-    held: Held | None
+    held: Holder | None
     last_held: ActorRef | None
     reservation: str
-    moments: list[Moment]
+    history: list[HistoryItem]
     forgotten: str
     kept_events: int
     was_held: bool
@@ -107,7 +107,7 @@ class JobDetails:
 
 
 def tube_details(tube: Tube, now: int) -> TubeDetails:
-    """Look at *tube*."""
+    """Return the details of *tube*."""
     stats = tube_stats(tube, now)
     urgent = f"{text.number(stats.current_jobs_urgent)} urgent" if stats.current_jobs_urgent else ""
     return TubeDetails(
@@ -124,19 +124,19 @@ def tube_details(tube: Tube, now: int) -> TubeDetails:
         ],
         entries=[
             ("Clients that watch it", text.number(stats.current_watching)),
-            ("waiting for a job", text.number(stats.current_waiting)),
+            ("of these, waiting for a job", text.number(stats.current_waiting)),
             ("Clients that use it", text.number(stats.current_using)),
             ("Jobs put", text.number(stats.total_jobs)),
             ("Jobs deleted", text.number(stats.cmd_delete)),
             ("Urgent jobs", text.number(stats.current_jobs_urgent)),
-            ("Times paused or resumed", text.number(stats.cmd_pause_tube)),
+            ("Pauses and resumes", text.number(stats.cmd_pause_tube)),
             ("Pause", text.duration(stats.pause) if stats.pause else text.NONE),
         ],
     )
 
 
 def job_details(broker: Broker, job: Job, now: int) -> JobDetails:
-    """Look at *job*."""
+    """Return the details of *job*."""
     stats = job_stats(job, now)
     events = events_of(job)
     known = resolve_actors(broker, {event.client for event in events})
@@ -147,7 +147,7 @@ def job_details(broker: Broker, job: Job, now: int) -> JobDetails:
         held=_held(broker, job, stats, now),
         last_held=_last_held(job, events, known),
         reservation=reservation(job),
-        moments=_moments(job, events, known, now),
+        history=_history(job, events, known, now),
         forgotten=_forgotten(job, events),
         kept_events=job_history.KEPT,
         was_held=job.reserves > 0,
@@ -176,7 +176,7 @@ def job_details(broker: Broker, job: Job, now: int) -> JobDetails:
 
 
 def reservation(job: Job) -> str:
-    """What tells the reservation of *job* that goes on from all others of it; empty if there is none."""
+    """Return what distinguishes the current reservation of *job* from its others; empty without one."""
     return str(job.reserves) if job.state == RESERVED else ""
 
 
@@ -185,7 +185,7 @@ def _pause_left(stats: TubeStats) -> str:
 
 
 def _state_time(job: Job, stats: JobStats, events: list[job_history.Event], now: int) -> tuple[str, str, str]:
-    """The figure that tells how long *job* is in its state, or will be."""
+    """Return the figure of how long *job* has been in its state, or will be."""
     if job.state == READY:
         return "Ready for", _since(job.deadline, now), f"ttr {text.duration(stats.ttr)}"
     if job.state == DELAYED:
@@ -200,11 +200,11 @@ def _since(at: int, now: int) -> str:
     return text.duration(max(0, now - at) // SECOND)
 
 
-def _held(broker: Broker, job: Job, stats: JobStats, now: int) -> Held | None:
+def _held(broker: Broker, job: Job, stats: JobStats, now: int) -> Holder | None:
     client = job.holder
     if client is None:
         return None
-    return Held(
+    return Holder(
         by=resolve_actors(broker, {client.number})[client.number],
         since=_since(job.reserved_at, now),
         time_left=text.duration(stats.time_left),
@@ -215,11 +215,11 @@ def _held(broker: Broker, job: Job, stats: JobStats, now: int) -> Held | None:
 
 
 def events_of(job: Job) -> list[job_history.Event]:
-    """The events of *job*, oldest first, with the reservation that goes on."""
+    """Return the events of *job*, oldest first, with the current reservation."""
     events = job_history.unpack(job.events)
     if job.holder is not None:
         events.append(job_history.Event(job.reserved_at, job_history.RESERVED, job.holder.number))
-    # A reservation is noted when it ends, with the time it began; what was done to the job meanwhile stands before.
+    # A reservation is recorded when it ends, with its start time, so events during the reservation precede it.
     return sorted(events, key=lambda event: event.at)
 
 
@@ -229,24 +229,24 @@ def _last_held(job: Job, events: list[job_history.Event], known: dict[int, Actor
     return next((known[event.client] for event in reversed(events) if event.kind == job_history.RESERVED), None)
 
 
-def _moments(job: Job, events: list[job_history.Event], known: dict[int, ActorRef], now: int) -> list[Moment]:
-    put = _moment(job.created_at, "Put", "", None, "", now)
-    return [put, *[_event_moment(event, known, now) for event in events]]
+def _history(job: Job, events: list[job_history.Event], known: dict[int, ActorRef], now: int) -> list[HistoryItem]:
+    put = _history_item(job.created_at, "Put", "", None, "", now)
+    return [put, *[_event_item(event, known, now) for event in events]]
 
 
-def _event_moment(event: job_history.Event, known: dict[int, ActorRef], now: int) -> Moment:
+def _event_item(event: job_history.Event, known: dict[int, ActorRef], now: int) -> HistoryItem:
     what, state = EVENTS[event.kind]
     if event.client != job_history.NOBODY:
-        return _moment(event.at, what, state, known[event.client], "", now)
-    return _moment(event.at, what, state, None, "from the dashboard" if event.kind in BY_HAND else "", now)
+        return _history_item(event.at, what, state, known[event.client], "", now)
+    return _history_item(event.at, what, state, None, "from the dashboard" if event.kind in ADMIN_EVENTS else "", now)
 
 
-def _moment(at: int, what: str, state: str, by: ActorRef | None, note: str, now: int) -> Moment:
-    return Moment(text.instant(at), f"{_since(at, now)} ago", what, state, by, note)
+def _history_item(at: int, what: str, state: str, by: ActorRef | None, note: str, now: int) -> HistoryItem:
+    return HistoryItem(text.instant(at), f"{_since(at, now)} ago", what, state, by, note)
 
 
 def _forgotten(job: Job, events: list[job_history.Event]) -> str:
-    """What the counts of *job* tell of and its *events* do not."""
+    """Return the events that the counters of *job* count but *events* lacks, in words."""
     kept = Counter(event.kind for event in events)
     counted = {
         job_history.RESERVED: job.reserves,

@@ -1,7 +1,7 @@
-"""The form that changes a job: what it begins with, what it brings back, and how it tells that the job has changed.
+"""The form that edits a job: its initial values, its submitted values, and the detection of concurrent changes.
 
-A text area cannot hold every body: browsers send each line's end as CRLF, and drop NULs. So a body stands there as text
-only if it comes back as it was, and in base64 else.
+A text area cannot return every body unchanged: browsers send line ends as CRLF, and drop NULs. So the form shows a
+body as text only if the text area returns the same bytes, and as base64 otherwise.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ LF: Final = "LF"
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What stands in the form.
+    """The values of the form.
 
-    version         what the job was when it was filled in.
-    delay           empty to leave it as it is.
-    body            None if it cannot be changed here; *why_no_body* says why.
-    encoding        what *body* is given in, TEXT or BASE64.
-    can_be_text     the job's body can stand there as text.
-    is_reordered    *body* has characters that change the order in which it is shown.
-    line_ends       what the ends of its lines become: CRLF or LF.
+    version         digest of the job when the form was filled in; see `version`.
+    delay           empty to keep the current delay.
+    body            None if it cannot be edited here; *why_no_body* gives the reason.
+    encoding        encoding of *body*: TEXT or BASE64.
+    can_be_text     the job's body can be edited as text.
+    is_reordered    *body* has characters that change the direction of text.
+    line_ends       line ends of the saved body: CRLF or LF.
     """
 
     version: str
@@ -55,7 +55,7 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What the form changes of a job: None for what it leaves; times in nanoseconds."""
+    """Changes to a job, in nanoseconds for times; None for values that do not change."""
 
     pri: int | None
     delay: int | None
@@ -63,12 +63,12 @@ class Changes:
     body: bytes | None
 
     def names(self) -> str:
-        """Which they are, as one text; empty if none."""
+        """Return the names of the changed values, separated by commas; empty if nothing changes."""
         return ", ".join(name for name in self.__slots__ if getattr(self, name) is not None)
 
 
 def version(job: Job, body: bytes, sees_bodies: bool) -> str:
-    """A digest of all that the form changes of *job* with its *body*, and of what decides how: its tube and state."""
+    """Return a digest of what the form can change of *job*, and of its tube and state."""
     seen = (job.tube.name, job.state, job.pri, job.delay, job.ttr, job.size)
     digest = blake2b(repr(seen).encode(), digest_size=16)
     if not _why_no_body(job, sees_bodies):
@@ -77,7 +77,7 @@ def version(job: Job, body: bytes, sees_bodies: bool) -> str:
 
 
 def initial_form(job: Job, body: bytes, sees_bodies: bool, encoding: str = "") -> Form:
-    """The form as it begins; the job's *body* in *encoding*, or in TEXT if that can hold it."""
+    """Return the form with the values of *job*; its *body* is in *encoding*, by default in TEXT if possible."""
     why_no_body = _why_no_body(job, sees_bodies)
     as_text = None if why_no_body else as_lines(body)
     is_text = as_text is not None and encoding != BASE64
@@ -97,7 +97,7 @@ def initial_form(job: Job, body: bytes, sees_bodies: bool, encoding: str = "") -
 
 
 def submitted_form(job: Job, body: bytes, form: Fields, sees_bodies: bool) -> Form:
-    """The form as it came back, to be shown again over *job* and its *body* as they are by now."""
+    """Return the submitted form, to show it again with the current *job* and *body*."""
     why_no_body = _why_no_body(job, sees_bodies)
     return Form(
         version=version(job, body, sees_bodies),
@@ -114,17 +114,17 @@ def submitted_form(job: Job, body: bytes, form: Fields, sees_bodies: bool) -> Fo
 
 
 def read_changes(form: Fields, job: Job, old: bytes, max_job_size: int, sees_bodies: bool) -> Changes:
-    """What *form* changes of *job*, whose body is *old*; raise BadRequest, which names the field, if that cannot be."""
+    """Return the changes that *form* makes to *job*, whose body is *old*; raise BadRequest for an invalid field."""
     pri = fields.number(form, "pri", 0, MAX_NUMBER)
     ttr = fields.number(form, "ttr", 1, MAX_NUMBER) * SECOND
     delay = None
     if form.get("delay", "").strip():
         delay = fields.number(form, "delay", 0, MAX_NUMBER) * SECOND
         if job.state not in (READY, DELAYED):
-            raise BadRequest("“delay” can be given only while the job is ready or delayed.")
+            raise BadRequest("“delay” can be changed only while the job is ready or delayed. Leave it empty.")
     body = read_body(form, job, old, sees_bodies) if "body" in form else old
     if body != old and len(body) > max_job_size:
-        raise BadRequest(f"“body” must be at most {text.size(max_job_size)}, and has {text.number(len(body))}.")
+        raise BadRequest(f"“body” must be at most {text.size(max_job_size)}, but has {text.number(len(body))}.")
     return Changes(
         pri=pri if pri != job.pri else None,
         delay=delay,
@@ -134,22 +134,22 @@ def read_changes(form: Fields, job: Job, old: bytes, max_job_size: int, sees_bod
 
 
 def read_body(form: Fields, job: Job, old: bytes, sees_bodies: bool) -> bytes:
-    """The body that *form* brings for *job*, in the place of *old*."""
+    """Return the new body of *job* from *form*; *old* is its current body."""
     why_not = _why_no_body(job, sees_bodies)
     if why_not:
-        raise Forbidden(f"The body cannot be changed here: {why_not}.")
+        raise Forbidden(f"The body cannot be edited here: {why_not}. Nothing was changed.")
     if form.get("encoding", TEXT) == TEXT:
         return from_lines(form["body"], line_ends(old))
     if form["encoding"] != BASE64:
         raise BadRequest(f"“encoding” must be {TEXT} or {BASE64}, not “{form['encoding'][:40]}”.")
     try:
         return base64.b64decode("".join(form["body"].split()), validate=True)
-    except ValueError as error:  # binascii.Error is one, and so is what it says of other than ASCII
-        raise BadRequest(f"“body” is not base64: {error}.") from error
+    except ValueError as error:  # binascii.Error, or non-ASCII characters
+        raise BadRequest(f"“body” is not valid base64: {error}.") from error
 
 
 def as_lines(body: bytes) -> str | None:
-    """*body* as text with LF between lines; None if a text area would not give the same back."""
+    """Return *body* as text with LF line ends; None if a text area would not return the same bytes."""
     found = decode_text(body, is_cut=False)
     if found is None:
         return None
@@ -158,18 +158,18 @@ def as_lines(body: bytes) -> str | None:
 
 
 def from_lines(lines: str, ends: str) -> bytes:
-    """The body of *lines* as a browser sends them, with CRLF or LF between."""
+    """Return the body for *lines* as a browser sends them, with the line ends *ends*."""
     found = lines.replace("\r\n", "\n")
     return (found.replace("\n", "\r\n") if ends == CRLF else found).encode(errors="replace")
 
 
 def line_ends(body: bytes) -> str:
-    """What ends the lines of *body*: CRLF if there is one in it, else LF."""
+    """Return the line ends of *body*: CRLF if it contains one, else LF."""
     return CRLF if b"\r\n" in body else LF
 
 
 def edit_page(job: Job, body: bytes, form: Form, now: int, refusal: HTTPException | None = None) -> str:
-    """The page with *form* over *job* and its *body*; *refusal* is why what was sent was refused."""
+    """Return the page with *form* for *job* and its *body*; *refusal* is the reason if the form was refused."""
     left = max(0, job.deadline - now) // SECOND if job.state in (DELAYED, RESERVED) else 0
     return render_template(
         "edit.html",

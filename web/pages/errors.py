@@ -1,4 +1,4 @@
-"""Error pages: which status, what happened, and what to do about it. The API's errors are api.framework.problems'."""
+"""Error pages: the status, what happened, and what to do. The API's errors are in api.framework.problems."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from greenstalk_server.web.auth.access import is_api_request
 
 ADVICE: Final = {
     400: "Nothing was changed.",
-    401: "Reload the page to be asked again.",
+    401: "Reload the page to log in.",
     403: "Nothing was changed.",
-    404: "There is no page at this address. Tubes and jobs are found from the overview.",
-    405: "This page cannot be asked for in that way. Nothing was changed.",
+    404: "There is no page at this address. Find tubes and jobs from the overview.",
+    405: "This page does not support the request method. Nothing was changed.",
     409: "Nothing was changed.",
-    413: "The request is larger than this dashboard accepts. Nothing was changed.",
-    429: "Nobody else is kept out. If this goes on, somebody or something there is trying wrong passwords.",
-    421: "Nothing was shown, so that no other site can read this page through a name of its own.",
-    503: "Nothing was changed. The overview tells how the server is.",
-    500: "The dashboard failed to make this page; the queue itself goes on. The server's log has the details.",
+    413: "The request exceeds the dashboard's size limit. Nothing was changed.",
+    429: "Other addresses can still log in. If this persists, a person or program there is trying wrong passwords.",
+    421: "Nothing was shown: otherwise another site could read this page through a host name of its own.",
+    503: "Nothing was changed. See the overview for the state of the server.",
+    500: "The dashboard failed to build this page. The queue is not affected. See the server's log for details.",
 }
 
-WAY_BACK_AT_MOST: Final = 64 * 1024
-"""Bytes of a request that is read to say where it came from."""
+MAX_PARSED_FORM: Final = 64 * 1024
+"""Bytes of a request whose form is parsed for the link back."""
 
 
 def init_app(app: Flask) -> None:
-    """Have *app* answer every error with a page; a view's own failure is logged by Flask, and becomes a 500."""
+    """Have *app* answer every error with a page. Flask logs an exception in a view and makes it a 500."""
     app.register_error_handler(HTTPException, error_page)
 
 
 def error_page(error: HTTPException) -> Response:
-    """Return *error* as a page, or as the API has it, with the headers that belong to it."""
+    """Return *error* as a page, or as a problem document for the API, with its headers."""
     if error.code is None:  # a ready-made response, such as a redirect
         return make_response(error.get_response())
     if is_api_request():
@@ -46,7 +46,7 @@ def error_page(error: HTTPException) -> Response:
         name=error.name,
         message=error.description if is_ours else "",
         advice=_advice(error.code, is_ours),
-        back=_way_back(error.code),
+        back=_back_link(error.code),
     )
     response = make_response(page, error.code)
     for key, value in error.get_headers():
@@ -57,19 +57,19 @@ def error_page(error: HTTPException) -> Response:
 
 def _advice(code: int, is_ours: bool) -> str:
     if code == 404 and is_ours:
-        return "Other tubes and jobs are found from the overview."
+        return "Find other tubes and jobs from the overview."
     if code == 500 and is_ours:
         return "Nothing was changed."
     return ADVICE.get(code, "")
 
 
-def _way_back(code: int) -> tuple[str, str] | None:
-    """Return the label and address of the confirmation, job or tube of a refused change, if it names one."""
-    if request.method != "POST" or request.content_length is None or request.content_length > WAY_BACK_AT_MOST:
+def _back_link(code: int) -> tuple[str, str] | None:
+    """Return label and URL of the confirmation, job or tube that a refused change names, or None."""
+    if request.method != "POST" or request.content_length is None or request.content_length > MAX_PARSED_FORM:
         return None
     try:
         form = request.form
-    except HTTPException:  # it broke off, or is no form
+    except HTTPException:  # truncated, or not a form
         return None
     if request.endpoint == "bulk_run" and code != 404 and (task := form.get("task")):
         return "Back to the confirmation", url_for("bulk", task=task[:64])

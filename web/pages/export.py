@@ -1,10 +1,10 @@
-"""Export: every job that a list would show, as CSV or JSON lines, streamed; in memory are the ids alone.
+"""Export of the jobs that match a query, streamed as CSV or JSON lines. Only the ids are held in memory.
 
-JSON lines have everything as it is. A spreadsheet takes a CSV's cell that begins with one of `=+-@`, a tab or a line's
-end for a formula, and runs it; so such a text gets an apostrophe before it, which spreadsheets take for "text". Some
-spreadsheets also split cells at semicolons and tabs, and then do not honour quotes; so a text in which one of `=+-@`
-follows a separator gets an apostrophe between the two, and a body with such a text is given in base64, as is a body
-that is not UTF-8, has a NUL in it, or is large.
+JSON lines contain every value unchanged. In CSV, text is protected against formula injection: a spreadsheet executes
+a cell that begins with one of `=+-@`, a tab or a line end. Such a text gets an apostrophe in front, which marks it as
+text. Some spreadsheets also split cells at semicolons and tabs, and then ignore quotes: where one of `=+-@` follows a
+separator, an apostrophe is inserted between the two. A body with such text is exported as base64, and so is a body
+that is not UTF-8, contains a NUL, or is large.
 """
 
 from __future__ import annotations
@@ -47,21 +47,21 @@ FIELDS: Final = (
     "kicks",
     "size",
 )
-"""Times in whole seconds. What follows, for who may see it, is `encoding` and `body`: null or empty if it is lost."""
+"""Columns; times in whole seconds. Visitors who see bodies also get `encoding` and `body`, null or empty if lost."""
 
 CHUNK: Final = 32 * 1024
-"""Bytes sent at a time, about."""
+"""Approximate bytes per chunk sent."""
 
 LARGE_BODY: Final = 192 * 1024
-"""Bytes of a body that are put into a row at once, in about a millisecond."""
+"""Largest body in bytes that is written in one piece: about 1 ms."""
 
 PIECE: Final = 3 * 32 * 1024
-"""Bytes of a larger one that are encoded at a time; base64 goes by threes."""
+"""Bytes of a larger body encoded per piece; a multiple of three, for base64."""
 
 MAX_EXPORTS: Final = 4
-"""At once: each has the ids of all jobs."""
+"""Concurrent exports; each holds the ids of all candidate jobs."""
 
-_FORMULA: Final = re.compile("[=+\\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")  # the last four are full-width ones
+_FORMULA: Final = re.compile("[=+\\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")  # the last four are full-width forms
 _SECOND_FORMULA: Final = re.compile("([;\t\r\n][ \"']*)(?=[=+\\-@\uff1d\uff0b\uff0d\uff20])")
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9._-]+")
 
@@ -81,20 +81,22 @@ class Exports:
         app.add_url_rule("/export", "export", self.export)
 
     def export(self) -> Response:
-        """`/export?tube=&state=&q=&format=`: the jobs that match, oldest first, to be saved. Its body switches."""
+        """Serve `/export?tube=&state=&q=&format=`: the matching jobs, oldest first. Its body switches."""
         try:
             query = read_query(request.args)
         except QueryError as error:
-            raise BadRequest(f"“q” cannot be read. {error}") from error
+            raise BadRequest(f"“q” is not a valid query. {error}") from error
         form = request.args.get("format", "")
         if form not in _FORMATS:
             raise BadRequest(f"“format” must be one of {', '.join(_FORMATS)}, not “{form[:40]}”.")
         return self.file(query, form)
 
     def file(self, query: Query, form: str) -> Response:
-        """The jobs that match *query*, oldest first, as a file of the format *form*. Its body switches."""
+        """Return the jobs that match *query*, oldest first, as a file of the format *form*. Its body switches."""
         if self._running >= MAX_EXPORTS:
-            raise ServiceUnavailable(f"{MAX_EXPORTS} exports are running, and no more do at once. Try again soon.")
+            raise ServiceUnavailable(
+                f"{MAX_EXPORTS} exports are running, which is the limit. Try again when one has finished."
+            )
         mimetype, make = _FORMATS[form]
         response = Response(self._stream(query, make(visitor().sees_bodies)), mimetype=mimetype)
         response.headers["Content-Disposition"] = f'attachment; filename="{_file_name(query)}.{form}"'
@@ -105,7 +107,7 @@ class Exports:
             yield from _chunks(self._pieces(query, writer))
 
     def _pieces(self, query: Query, writer: Writer) -> Iterator[bytes]:
-        """All of the file, in small pieces. Switches."""
+        """Yield the file in small pieces. Switches."""
         yield writer.head()
         pace = Pace()
         matcher = JobMatcher(self._broker, query, self._clock(), pace.yield_if_due, lambda job: writer.has_bodies)
@@ -125,7 +127,7 @@ class Exports:
 
 
 class JsonLines:
-    """Writes a JSON object a line."""
+    """Writes one JSON object per line."""
 
     def __init__(self, has_bodies: bool) -> None:
         self.has_bodies: bool = has_bodies
@@ -134,7 +136,7 @@ class JsonLines:
         return b""
 
     def row(self, job: Job, body: bytes | None, now: int) -> Iterator[bytes]:
-        """The line of *job*, in pieces; *body* is None if it is lost."""
+        """Yield the line of *job* in pieces; *body* is None if it is lost."""
         row = _row(job, now)
         is_large = self.has_bodies and body is not None and len(body) > LARGE_BODY
         if self.has_bodies and not is_large:
@@ -142,13 +144,13 @@ class JsonLines:
         line = json.dumps(row, ensure_ascii=False).encode(errors="replace")
         if is_large and body is not None:
             yield line[:-1] + b', "encoding": "base64", "body": "'
-            yield from _large(body)
+            yield from _base64_pieces(body)
             line = b'"}'
         yield line + b"\n"
 
 
 class Csv:
-    """Writes a line of a CSV file each, with a head."""
+    """Writes a CSV file with a header."""
 
     def __init__(self, has_bodies: bool) -> None:
         self.has_bodies: bool = has_bodies
@@ -157,7 +159,7 @@ class Csv:
         return _csv_line([*FIELDS, "encoding", "body"] if self.has_bodies else FIELDS)
 
     def row(self, job: Job, body: bytes | None, now: int) -> Iterator[bytes]:
-        """The line of *job*, in pieces; *body* is None if it is lost."""
+        """Yield the line of *job* in pieces; *body* is None if it is lost."""
         cells = [escape_formulas(value) for value in _row(job, now).values()]
         if not self.has_bodies:
             yield _csv_line(cells)
@@ -170,12 +172,12 @@ class Csv:
             yield _csv_line([*cells, encoding, escape_formulas(shown)])
         else:
             yield _csv_line([*cells, "base64"])[:-2] + (b",'" if body[0] >> 2 == PLUS else b",")
-            yield from _large(body)
+            yield from _base64_pieces(body)
             yield b"\r\n"
 
 
 PLUS: Final = 62
-"""What `+` stands for in base64: a body with these first six bits looks like a formula."""
+"""The six bits that base64 encodes as `+`: a body that begins with them would look like a formula."""
 
 Writer = JsonLines | Csv
 
@@ -186,9 +188,9 @@ _FORMATS: Final[Mapping[str, tuple[str, Callable[[bool], Writer]]]] = {
 
 
 def body_file(broker: Broker, find: Callable[[], Job]) -> Response:
-    """The body of the job that *find* returns, to be saved; raise Forbidden if bodies are hidden. May switch.
+    """Return the body of the job that *find* returns as a download; raise Forbidden if bodies are hidden. May switch.
 
-    It is never to be shown by the browser, whatever it is.
+    Its headers keep the browser from displaying it.
     """
     job = find()
     if not visitor().sees_bodies:
@@ -200,7 +202,7 @@ def body_file(broker: Broker, find: Callable[[], Job]) -> Response:
 
 
 def encode_body(body: bytes) -> tuple[str, str]:
-    """Return how *body* is given, `utf-8` or `base64`, and it."""
+    """Return the encoding of *body*, `utf-8` or `base64`, and the encoded body."""
     if b"\0" not in body:
         try:
             return "utf-8", body.decode()
@@ -210,7 +212,7 @@ def encode_body(body: bytes) -> tuple[str, str]:
 
 
 def escape_formulas(cell: str | int | None) -> str | int | None:
-    """Return *cell* so that no spreadsheet takes it, or a part of it, for a formula."""
+    """Return *cell* in a form of which a spreadsheet treats no part as a formula."""
     if not isinstance(cell, str):
         return cell
     cell = _SECOND_FORMULA.sub(r"\1'", cell)
@@ -229,14 +231,14 @@ def _csv_line(cells: Sequence[str | int | None]) -> bytes:
     return out.getvalue().encode()
 
 
-def _large(body: bytes) -> Iterator[bytes]:
-    """*body* in base64, in pieces."""
+def _base64_pieces(body: bytes) -> Iterator[bytes]:
+    """Yield *body* in base64, in pieces."""
     for at in range(0, len(body), PIECE):
         yield base64.b64encode(body[at : at + PIECE])
 
 
 def _chunks(pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """The same bytes, joined to about CHUNK each."""
+    """Join *pieces* into chunks of about CHUNK bytes."""
     held: list[bytes] = []
     size = 0
     for piece in pieces:
@@ -249,6 +251,6 @@ def _chunks(pieces: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _file_name(query: Query) -> str:
-    """What the file is called, in letters that any system takes."""
+    """Return the file name, in characters that every system accepts."""
     parts = [_UNSAFE.sub("-", part).strip("-.")[:100] for part in (query.tube, query.state) if part]
     return "-".join(["jobs", *[part for part in parts if part]])

@@ -1,7 +1,7 @@
 """Page templates whose rendering leaves no reference cycle.
 
-The macros of a page refer to the context that it is rendered with, and the context to the macros. So everything that a
-page shows, such as the rows of a thousand tubes, would stay in memory until the garbage collector finds it.
+The macros of a page refer to its context, and the context to the macros. Without this class everything that a page
+shows, such as the rows of a thousand tubes, would stay in memory until the garbage collector runs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from jinja2 import Template
 
 
 class PageTemplate(Template):
-    """A template that clears its context once it is rendered; for `Environment.template_class`."""
+    """A template that clears its context after rendering; for `Environment.template_class`."""
 
     def render(self, *args: Any, **values: Any) -> str:
         """Return the page as text, as Template.render does."""
@@ -24,7 +24,7 @@ class PageTemplate(Template):
         context = self.new_context(dict(*args, **values))
         try:
             yield from self.root_render_func(context)
-        except Exception:  # noqa: BLE001  it raises
+        except Exception:  # noqa: BLE001  handle_exception raises
             self.environment.handle_exception()
         finally:
             context.vars.clear()

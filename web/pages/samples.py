@@ -1,4 +1,4 @@
-"""Samples of jobs: saved from the form that puts one, loaded into it again, and deleted. For admins."""
+"""Job templates (“samples”): saved from the put form, loaded into it, and deleted. For admins."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ MAX_NAME_LENGTH: Final = 60
 
 DEFAULT_PRI: Final = 65536
 DEFAULT_TTR: Final = 60
-"""What the form for a new job starts from, as clients' libraries do."""
+"""Initial values of the put form, the defaults of client libraries."""
 
 
 @dataclass(frozen=True, slots=True)
 class SampleList:
-    """The samples there are, for the form that puts a job.
+    """The samples for the put form of a tube.
 
-    loaded          the one that was asked for, or None.
-    job             what the form starts from.
-    own, others     names of those of the tube, and of all other tubes.
-    trouble         why the file is not as this is; empty if it is.
+    loaded          the sample that the request names, or None.
+    job             the initial values of the form.
+    own, others     names of the tube's samples, and of those of other tubes.
+    trouble         why the file lacks the last changes; empty if it has them.
     """
 
     loaded: Sample | None
@@ -40,7 +40,7 @@ class SampleList:
 
 
 class Samples:
-    """What pages do with the samples of *store*."""
+    """Changes of the samples in *store*."""
 
     def __init__(self, store: Store, audit: Audit) -> None:
         self._store: Store = store
@@ -52,11 +52,11 @@ class Samples:
         app.add_url_rule("/sample/delete", "sample_delete", self.delete, methods=["POST"])
 
     def save(self) -> Response:
-        """`tube`, `name`, and what a job is put with: remember that under this name. Switches."""
+        """Serve `/sample/save`: save the put form's values under `name` for `tube`. Switches."""
         form = request.form
         name = fields.line(form, "name", MAX_NAME_LENGTH)
         if not name:
-            raise BadRequest("“name” is missing: it names the template.")
+            raise BadRequest("“name” is missing. Give the template a name.")
         sample = Sample(
             name,
             fields.tube_name(form).decode(),
@@ -66,16 +66,16 @@ class Samples:
             form.get("body", "").replace("\r\n", "\n"),
         )
         self.keep(sample)
-        return _see(sample.tube, "saved-sample", name)
+        return _redirect(sample.tube, "saved-sample", name)
 
     def delete(self) -> Response:
-        """`tube`, `name`: forget the sample, and show that tube. Switches."""
+        """Serve `/sample/delete`: delete the sample `name`, and redirect to `tube`. Switches."""
         tube = fields.tube_name(request.form).decode()
         self.forget(request.form.get("name", ""))
-        return _see(tube, "deleted-sample", None)
+        return _redirect(tube, "deleted-sample", None)
 
     def keep(self, sample: Sample) -> None:
-        """Remember *sample*, in place of one of its name; raise Conflict if there is no room. Switches."""
+        """Save *sample*, replacing one with its name; raise Conflict if the store is full. Switches."""
         try:
             self._store.add_sample(sample)
         except Full as full:
@@ -84,7 +84,7 @@ class Samples:
         self._store.save()
 
     def forget(self, name: str) -> None:
-        """Forget the sample *name*; raise NotFound if there is none. Switches."""
+        """Delete the sample *name*; raise NotFound if it does not exist. Switches."""
         if not self._store.remove_sample(name):
             raise NotFound(f"There is no template “{name[:MAX_NAME_LENGTH]}”.")
         self._audit.note("sample/delete", name=name)
@@ -92,7 +92,7 @@ class Samples:
 
 
 def samples_for(store: Store, given: Fields, tube: str) -> SampleList:
-    """What the form for a new job of *tube* starts from: the sample that the field `sample` names, if there is one."""
+    """Return the samples for the put form of *tube*; the field `sample` names the one to load, if any."""
     names = sorted(store.samples, key=str.casefold)
     own = [name for name in names if store.samples[name].tube == tube]
     others = [name for name in names if store.samples[name].tube != tube]
@@ -100,5 +100,5 @@ def samples_for(store: Store, given: Fields, tube: str) -> SampleList:
     return SampleList(loaded, loaded or Sample("", tube, DEFAULT_PRI, 0, DEFAULT_TTR, ""), own, others, store.trouble)
 
 
-def _see(tube: str, notice: str, sample: str | None) -> Response:
+def _redirect(tube: str, notice: str, sample: str | None) -> Response:
     return redirect(url_for("tube", tube=tube, sample=sample, notice=notice, n=0), 303)

@@ -1,4 +1,4 @@
-"""A series as the path of an SVG: what a page draws without a script. Pure."""
+"""Sparklines: a series of values as an SVG path, drawn without a script. Pure."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from math import isnan
 
 INSET = 1
-"""Units above and below that are left free, so that a line of that width is not cut."""
+"""Units of margin above and below, so that a line of this width is not clipped."""
 
 
 def path(values: Sequence[float], width: float, height: float, top: float | None = None) -> str:
     """Return the `d` of a path through *values*, oldest at the left, zero at the bottom, *top* at the top.
 
-    *top* is by default the largest of them. NaN is unknown: the line breaks there. Empty if nothing is known.
+    *top* defaults to the largest value. The line breaks at NaN, which means unknown. Empty if all values are unknown.
     """
     known = [value for value in values if not isnan(value)]
     scale = max(known, default=0.0) if top is None else top
@@ -23,7 +23,7 @@ def path(values: Sequence[float], width: float, height: float, top: float | None
         if isnan(value):
             pen = "M"
             continue
-        # A point between two breaks is a line of no length, which a round cap makes a dot.
+        # A point between two breaks becomes a line of length zero, which a round cap draws as a dot.
         is_alone = pen == "M" and (at + 1 == len(values) or isnan(values[at + 1]))
         parts.append(f"{pen}{at * across:.1f} {height - INSET - value * up:.1f}{'h0' if is_alone else ''}")
         pen = "L"

@@ -1,4 +1,4 @@
-"""What a standby shows instead of the dashboard: its role and how far it is behind, as metrics too; 503 to all else."""
+"""The app of a standby: a page and metrics about its role and lag, and 503 for everything else."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from greenstalk_server.web.operations.audit import Audit
 from greenstalk_server.web.options import WebOptions
 
 RETRY_AFTER = 2
-"""Seconds after which somebody who was refused may find another role here."""
+"""Seconds of the Retry-After header: by then the server may be active."""
 
 
 def create_standby_app(role: Callable[[], ClusterStatus], hostname: str, clock: Clock, options: WebOptions) -> Flask:
-    """Return what is served on the dashboard's port by a server whose *role* is to stand by."""
+    """Return the app that a standby with *role* serves on the dashboard's port."""
     app = Guarded("web", template_folder=template_folder(), static_folder=static_folder())
     app.jinja_env.finalize = text.finalize
     Guard(options, hostname, clock, Audit(clock, None)).init_app(app)
@@ -33,13 +33,13 @@ def create_standby_app(role: Callable[[], ClusterStatus], hostname: str, clock: 
         return _plain("ok", 200)
 
     def readyz() -> Response:
-        return _plain(said(role()), 503)
+        return _plain(status_line(role()), 503)
 
     def metrics() -> Response:
         return exposition(role_metrics(role()))
 
     def elsewhere(path: str) -> Response:
-        return _plain(said(role()), 503)
+        return _plain(status_line(role()), 503)
 
     app.add_url_rule("/", "overview", overview)
     app.add_url_rule("/healthz", "healthz", healthz)
@@ -53,15 +53,15 @@ def create_standby_app(role: Callable[[], ClusterStatus], hostname: str, clock: 
     return app
 
 
-def said(role: ClusterStatus) -> str:
-    """Return the line that tells a balancer, or an operator, why not to come here."""
+def status_line(role: ClusterStatus) -> str:
+    """Return one line for a load balancer or an operator: the active server, and the lag."""
     lag = behind(role) + ("" if role.behind is None else " behind")
     line = f"standby of the journal {role.journal}: {role.leader or 'nobody'} is active, {lag}"
     return f"{line}; {role.trouble}" if role.trouble else line
 
 
 def entries(role: ClusterStatus) -> list[tuple[str, str]]:
-    """Return how a standby stands, label and text."""
+    """Return the state of a standby: label and text."""
     return [
         ("Role", "standby"),
         ("This server", role.name),
@@ -73,7 +73,7 @@ def entries(role: ClusterStatus) -> list[tuple[str, str]]:
 
 
 def behind(role: ClusterStatus) -> str:
-    """Return the lag of a standby as text, or why it is not known yet."""
+    """Return the lag of a standby as text, or why it is unknown."""
     if role.behind is None:
         return "waiting for the database" if role.trouble else "still reading"
     return f"{role.behind:.1f} s"

@@ -1,4 +1,4 @@
-"""Light, dark, or as the browser prefers: a cookie of each visitor, set without a script."""
+"""The theme: light, dark, or the browser's preference. A cookie stores it; no script is needed."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ COOKIE: Final = "theme"
 THEMES: Final = ("light", "dark")
 AUTO: Final = "auto"
 
-KEPT_FOR: Final = 365 * 86400
+COOKIE_LIFETIME: Final = 365 * 86400
 """Seconds."""
 
-# What a browser takes for a path of the same site: no second slash, nor a backslash or control character, which
-# browsers read as one or leave out.
+# A path that a browser resolves to the same site: without a second slash at the start, and without backslashes and
+# control characters, which browsers treat as slashes or drop.
 _PATH: Final = re.compile(r"/(?![/\\])[^\\\x00-\x20\x7f]*")
 
 
 def init_app(app: Flask) -> None:
-    """Add `/theme` to *app*, and give every template `theme`, which is empty for auto, and `here_again`."""
+    """Add `/theme` to *app*, and give every template `theme` (empty for auto) and `here_again` (this page's path)."""
     app.add_url_rule("/theme", "theme", set_theme, methods=["POST"])
     app.context_processor(_values)
 
 
 def set_theme() -> Response:
-    """`theme`, `back`: remember light or dark, forget either for auto; then lead to the path *back*."""
+    """Serve `/theme`: set the cookie to `theme`, or delete it for auto, and redirect to the path `back`."""
     wanted = request.form.get("theme", "")
     if wanted not in (*THEMES, AUTO):
         raise BadRequest(f"“theme” must be one of {', '.join((*THEMES, AUTO))}, not “{wanted[:40]}”.")
@@ -39,12 +39,12 @@ def set_theme() -> Response:
         response.delete_cookie(COOKIE, path=path)
     else:
         is_secure = request.is_secure
-        response.set_cookie(COOKIE, wanted, KEPT_FOR, path=path, secure=is_secure, httponly=True, samesite="Lax")
+        response.set_cookie(COOKIE, wanted, COOKIE_LIFETIME, path=path, secure=is_secure, httponly=True, samesite="Lax")
     return response
 
 
 def _is_ours(back: str) -> bool:
-    """Whether *back* is a path of this dashboard, and of no other site."""
+    """Return whether *back* is a path of this dashboard, not of another site."""
     return _PATH.fullmatch(back) is not None and back.startswith(url_for("overview"))
 
 

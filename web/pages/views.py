@@ -1,4 +1,4 @@
-"""The pages: each reads the broker, and changes nothing. What changes is in actions. Only what says so may switch."""
+"""The pages of the overview, tubes and jobs. They only read. Only what says so may switch."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Views:
         broker: Broker,
         clock: Clock,
         history: History,
-        first_job: tuple[Example, ...],
+        examples: tuple[Example, ...],
         store: Store,
         role: Callable[[], ClusterStatus] | None,
     ) -> None:
@@ -68,11 +68,11 @@ class Views:
         self._clock: Clock = clock
         self._role: Callable[[], ClusterStatus] | None = role
         self._builder: OverviewBuilder = OverviewBuilder(broker, history, role)
-        self._first_job: tuple[Example, ...] = first_job
+        self._examples: tuple[Example, ...] = examples
         self._store: Store = store
 
     def init_app(self, app: Flask, live: LiveHub) -> None:
-        """Add the pages to *app*, and have *live* keep them live."""
+        """Add the pages to *app*, and register them with *live* for live updates."""
         app.add_url_rule("/", "overview", self.overview)
         app.add_url_rule("/tube", "tube", self.tube)
         app.add_url_rule("/job", "job", self.job)
@@ -87,39 +87,39 @@ class Views:
         live.register("job", self.job_state)
 
     def overview(self) -> str:
-        """`/?q=&sort=&desc=`: the tubes and the server. May switch."""
-        describe_body = self._look(request.args, self._clock())
+        """Serve `/?q=&sort=&desc=`: the tubes and the server. May switch."""
+        shown = self._overview(request.args, self._clock())
         return render_cooperatively(
             "overview.html",
-            overview=describe_body,
-            reasons=self._reasons(row[0] for row in describe_body.tubes),
+            overview=shown,
+            reasons=self._reasons(row[0] for row in shown.tubes),
             columns=COLUMNS,
-            heads=_heads(describe_body.query, describe_body.order),
-            kept=_order_args(describe_body.order),
-            live_args=urlencode(_overview_args(describe_body.query, describe_body.order)),
+            heads=_heads(shown.query, shown.order),
+            kept=_order_args(shown.order),
+            live_args=urlencode(_overview_args(shown.query, shown.order)),
             totals=TOTALS,
             groups=GROUPS,
             commands=COMMANDS,
             longest_filter=MAX_FILTER_LENGTH,
-            first_job=self._first_job,
+            first_job=self._examples,
         )
 
     def overview_state(self, args: Fields, now: int) -> State:
-        """The live state of `/`. May switch."""
-        return self._look(args, now).live_state()
+        """Return the live state of `/`. May switch."""
+        return self._overview(args, now).live_state()
 
     def tube(self) -> str:
-        """`/tube?tube=&state=&after=&q=`: one tube, and a page of its jobs in one state, or the first that match."""
+        """Serve `/tube?tube=&state=&after=&q=`: a tube, and a page of its jobs in one state. May switch."""
         return render_cooperatively("tube.html", **self._tube_values(request.args, self._clock()))
 
     def unconfirmed(self, error: Unconfirmed) -> Response:
-        """Return the page of the tube with the refused form as it was sent. May switch."""
+        """Return the page of the tube with the refused confirmation as it was typed. May switch."""
         args = {"tube": error.tube.name.decode(), "state": STATE_NAMES[error.state]}
         values = self._tube_values(args, self._clock()) | {"refused": error.description, "typed": error.typed}
         return make_response(render_cooperatively("tube.html", **values), error.code)
 
     def tube_state(self, args: Fields, now: int) -> State:
-        """The live state of `/tube`."""
+        """Return the live state of `/tube`. May switch."""
         values = self._tube_values(args, now)
         tube, jobs = values["tube"], values["jobs"]
         return {
@@ -132,7 +132,7 @@ class Views:
         }
 
     def job(self) -> str:
-        """`/job?id=`: one job and its body. May switch."""
+        """Serve `/job?id=`: a job and its body. May switch."""
         job, body, is_lost = self._job(), b"", False
         if visitor().sees_bodies:
             try:
@@ -149,7 +149,7 @@ class Views:
         )
 
     def job_state(self, args: Fields, now: int) -> State:
-        """The live state of `/job`, but for the body: of that it tells if it was edited since what `edited` says."""
+        """Return the live state of `/job`, without the body: only whether it was edited after the edit `edited`."""
         details = job_details(self._broker, find_job(self._broker, args), now)
         names = JOB_PARTS_OF_ADMINS if visitor().is_admin else JOB_PARTS
         return {
@@ -158,29 +158,29 @@ class Views:
         }
 
     def job_holder(self) -> Response:
-        """`/job/holder?id=`: to the connection that holds the job, or to the job if nobody does."""
+        """Serve `/job/holder?id=`: redirect to the connection that holds the job, or to the job if none does."""
         job = find_job(self._broker, request.args)
         where = url_for("connection", number=job.holder.number) if job.holder else url_for("job", id=job.id)
         return make_response(redirect(where))
 
     def job_form(self) -> str:
-        """`/job/form?id=&encoding=`: the form that changes a job, and its body as text or in base64. May switch."""
+        """Serve `/job/form?id=&encoding=`: the form that edits a job. May switch."""
         if not visitor().is_admin:
-            raise Forbidden("Only admins can change a job, where the dashboard lets them.")
+            raise Forbidden("You cannot edit jobs: this takes an admin, on a dashboard that is not read-only.")
         job, body = load_job_with_body(self._broker, self._job)
         form = initial_form(job, body, visitor().sees_bodies, request.args.get("encoding", ""))
         return edit_page(job, body, form, self._clock())
 
     def job_body(self) -> Response:
-        """`/job/body?id=`: the body, to be saved. May switch."""
+        """Serve `/job/body?id=`: the body as a download. May switch."""
         return body_file(self._broker, self._job)
 
     def healthz(self) -> Response:
-        """`/healthz`: `ok`, for whoever wants to know if the process answers."""
+        """Serve `/healthz`: `ok` while the process responds."""
         return _plain("ok", 200)
 
     def readyz(self) -> Response:
-        """`/readyz`: `ready`, or 503 and why puts are refused, for whoever wants to know if to send it work."""
+        """Serve `/readyz`: `ready`, or 503 and the reason why puts are refused."""
         trouble = self._broker.journal.trouble
         if trouble is None and self._role is not None:
             trouble = self._role().trouble or None
@@ -190,15 +190,13 @@ class Views:
         return find_job(self._broker, request.args)
 
     def _reasons(self, names: Iterable[str]) -> dict[str, str]:
-        """Why those of the tubes *names* are paused of which it was said."""
-        load_job_with_body = ((name, self._broker.tubes.get(name.encode())) for name in names)
-        reasons = {
-            name: self._store.reason(name, tube.paused_until) for name, tube in load_job_with_body if tube is not None
-        }
+        """Return the reasons for which tubes *names* are paused, by tube, where a reason was given."""
+        tubes = ((name, self._broker.tubes.get(name.encode())) for name in names)
+        reasons = {name: self._store.reason(name, tube.paused_until) for name, tube in tubes if tube is not None}
         return {name: reason for name, reason in reasons.items() if reason}
 
     def _tube_values(self, args: Fields, now: int) -> dict[str, Any]:
-        """What tube.html shows, for the page and for its live parts."""
+        """Return the values of tube.html, for the page and for its live parts. May switch."""
         tube = find_tube(self._broker, args)
         state = fields.state(args, default=READY)
         return {
@@ -219,15 +217,16 @@ class Views:
             "typed": "",
         }
 
-    def _look(self, args: Fields, now: int) -> Overview:
+    def _overview(self, args: Fields, now: int) -> Overview:
         return self._builder.build(args.get("q", ""), _order(args), now)
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The head of a column: *href* leads to the page sorted by it, or the other way round; empty if it cannot be.
+    """The header of a column.
 
-    sorted          `ascending` or `descending` if the page is sorted by it, else empty.
+    href            URL of the page sorted by this column, or in reverse; empty if it cannot be sorted by it.
+    sorted          `ascending` or `descending` if the page is sorted by this column, else empty.
     """
 
     column: Column
@@ -236,7 +235,7 @@ class Head:
 
 
 def _order(args: Fields) -> Order:
-    """The fields `sort` and `desc`."""
+    """Return the order in the fields `sort` and `desc`."""
     key = args.get("sort") or BY_NAME
     if key != BY_NAME and key not in SORTS:
         raise BadRequest(f"“sort” must be one of {BY_NAME}, {', '.join(SORTS)}, not “{key[:40]}”.")
@@ -244,7 +243,7 @@ def _order(args: Fields) -> Order:
 
 
 def _heads(query: str, order: Order) -> list[Head]:
-    """The heads of the table of tubes. Numbers are first sorted by the largest, names by the first."""
+    """Return the headers of the table of tubes. Numbers sort in descending order first, names in ascending order."""
     heads = []
     for column in (NAME, *COLUMNS):
         is_sorted = column.key == order.key
@@ -259,12 +258,12 @@ def _overview_args(query: str, order: Order) -> dict[str, Any]:
 
 
 def _order_args(order: Order) -> dict[str, str]:
-    """How *order* stands in an address, which leaves out what goes without saying."""
+    """Return the URL arguments of *order*, without defaults."""
     return ({"sort": order.key} if order.key != BY_NAME else {}) | ({"desc": "1"} if order.is_descending else {})
 
 
 def render_cooperatively(name: str, **values: Any) -> str:
-    """Render a long template a piece at a time: 100 rows take 5 ms. May switch."""
+    """Render a long template piece by piece: 100 rows take 5 ms. May switch."""
     current_app.update_template_context(values)
     pace, chunks = Pace(), []
     for chunk in current_app.jinja_env.get_template(name).generate(values):

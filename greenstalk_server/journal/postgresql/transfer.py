@@ -1,7 +1,7 @@
-"""`journal export` and `journal import` with the address of a database in the place of a directory.
+"""`journal export` and `journal import` with the address of a database instead of a directory.
 
-An export reads as a standby does, whoever leads. An import leads while it writes, so that no server can; one that
-stands by meanwhile finds all of the archive, or nothing.
+An export reads as a standby does, and may run while a server leads. An import leads while it writes, so that no server
+can lead meanwhile; a standby finds the whole archive afterwards, or nothing of it.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from typing import Final
 from greenstalk_server.config.text import without_password
 from greenstalk_server.core.job import Job
 from greenstalk_server.core.tube import Tube
-from greenstalk_server.journal.postgresql.database import Follower, LostTrack, Rows, Seat
-from greenstalk_server.journal.postgresql.link import conninfo_of
+from greenstalk_server.journal.postgresql.connection import conninfo_of
+from greenstalk_server.journal.postgresql.follower import Follower, LostTrack
+from greenstalk_server.journal.postgresql.lease import LeaderLease
+from greenstalk_server.journal.postgresql.rows import Rows
 from greenstalk_server.journal.recovery import Recovery
 from greenstalk_server.journal.transfer import read_archive, write_archive
 from greenstalk_server.runtime.exit_codes import EXIT_BINLOG, EXIT_OK, StartError
@@ -25,71 +27,71 @@ LEASE: Final = 600.0
 
 
 def export_shared(url: str, name: str, target: str | None, is_quiet: bool = False) -> int:
-    """Write what the journal *name* in the database at *url* holds, as backup.export_journal does."""
+    """Export the journal *name* in the database at *url*, as `export_journal` of journal/transfer.py does."""
     now = time.time_ns()
-    nothing = StartError(f"journal export: there is no journal {name} in {without_password(url)}", EXIT_BINLOG)
-    with _seat("export", url, name) as seat:
-        if not seat.find():
-            raise nothing
-        standing, recovery = seat.look(), _read(seat)
+    missing = StartError(f"journal export: there is no journal {name} in {without_password(url)}", EXIT_BINLOG)
+    with _opened_lease("export", url, name) as lease:
+        if not lease.find():
+            raise missing
+        standing, recovery = lease.look(), _read(lease)
     if not recovery.is_readable:
         raise StartError("journal export: a later version has written here; export with that one", EXIT_BINLOG)
     if not recovery.segments:
-        raise nothing
+        raise missing
     recovery.settle(now)
     in_use = "" if standing.is_free else f"the journal {name} is in use by {standing.leader}"
     return write_archive(recovery, now, target, in_use, is_quiet)
 
 
 def import_shared(url: str, name: str, source: str | None) -> int:
-    """Make the journal *name*, which is empty or not there, in the database at *url*, as backup.import_journal does."""
-    with _seat("import", url, name) as seat:
-        seat.open()
-        standing = seat.look()
-        epoch = seat.take(standing) if standing.is_free else None
+    """Import into the journal *name*, empty or missing, in the database at *url*, as `import_journal` does."""
+    with _opened_lease("import", url, name) as lease:
+        lease.open()
+        standing = lease.look()
+        epoch = lease.take(standing) if standing.is_free else None
         if epoch is None:
-            raise StartError(f"journal import: {seat.look().leader} is active on the journal {name}", EXIT_BINLOG)
-        rows = Rows(seat)
+            raise StartError(f"journal import: {lease.look().leader} is active on the journal {name}", EXIT_BINLOG)
+        rows = Rows(lease)
         try:
             rows.begin(epoch)
             if rows.list():
                 raise StartError(f"journal import: the journal {name} must be empty, and is not", EXIT_BINLOG)
             read_archive(rows, f"the journal {name}", source)
         finally:
-            seat.release()
+            lease.release()
             rows.shut()
     return EXIT_OK
 
 
 @contextmanager
-def _seat(verb: str, url: str, name: str) -> Iterator[Seat]:
-    """The lead of the journal, to be found, or made and asked for; an OSError meanwhile is a StartError."""
-    seat = Seat(conninfo_of(url, f"journal {verb}"), name, f"journal {verb}", LEASE)
+def _opened_lease(verb: str, url: str, name: str) -> Iterator[LeaderLease]:
+    """Provide the lease of the journal, for the caller to take if need be; turn an OSError into a StartError."""
+    lease = LeaderLease(conninfo_of(url, f"journal {verb}"), name, f"journal {verb}", LEASE)
     try:
-        yield seat
+        yield lease
     except OSError as error:
         reason = f"{error.filename}: {error.strerror}" if error.filename else error
         raise StartError(f"journal {verb}: {reason}", EXIT_BINLOG) from error
     finally:
-        seat.close()
+        lease.close()
 
 
-def _read(seat: Seat) -> Recovery:
-    """All that the journal holds now."""
+def _read(lease: LeaderLease) -> Recovery:
+    """Return the present contents of the journal."""
     while True:
-        follower = Follower(seat, _nothing())
+        follower = Follower(lease, _empty_recovery())
         try:
             while rows := follower.fetch():
                 follower.replay(rows)
         except LostTrack:
             continue
         finally:
-            follower.link.close()
+            follower.connection.close()
         return follower.recovery
 
 
-def _nothing() -> Recovery:
-    """What is to be filled with a journal."""
+def _empty_recovery() -> Recovery:
+    """Return a recovery to read a journal into."""
     jobs: dict[int, Job] = {}
     tubes: dict[bytes, Tube] = {}
 

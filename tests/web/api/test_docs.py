@@ -19,7 +19,7 @@ from tests.support.daemon import REPOSITORY
 from ..conftest import Queue
 from ..table import Page
 from ..test_guard import basic
-from ..turns import Turns
+from ..turns import LoopIterations
 from .conftest import ROOT, bearer
 
 TOKEN = "TOKEN"  # noqa: S105  as the examples have it
@@ -128,7 +128,7 @@ def test_document_names_the_accepted_credentials(queue: Queue, options: dict[str
 def test_first_request_for_it_leaves_turns_to_others_after_each_endpoint(queue: Queue) -> None:
     found = queue.app()
     endpoints = len(operations(queue.app()))
-    with Turns() as turns:
+    with LoopIterations() as turns:
         assert found.test_client().get(f"{ROOT}/openapi.json").status_code == 200
     assert turns.count >= 2 * endpoints, "one as the document is built, one as the page is"
 

@@ -15,7 +15,7 @@ from greenstalk_server.core.client import Client
 from greenstalk_server.core.job import SECOND, STATE_NAMES, Job
 from greenstalk_server.core.journal import NullJournal
 from greenstalk_server.web.api.values import MAX_JSON_BODY
-from greenstalk_server.web.pages.notices import LATE
+from greenstalk_server.web.pages.notices import NOT_DURABLE
 
 from ..conftest import Queue
 from .conftest import TOKEN, Program, problem
@@ -238,7 +238,7 @@ def test_every_change_waits_for_the_journal(queue: Queue, is_safe: bool) -> None
             assert response.status_code < 300, (path, response.text)
         else:
             found = problem(response, 503)
-            assert LATE in found["detail"]
+            assert NOT_DURABLE in found["detail"]
             assert ("put" in found) == (path == "/jobs" or path.endswith("/copy"))
         assert len(commits) == at, path
     assert len(what(program)) == len(CHANGES)

@@ -17,7 +17,7 @@ import pytest
 from tests.support.daemon import Daemon, environment
 
 from ..browser import Browser
-from ..visit import AXE, FLAGS, FOUND, is_too_wide
+from ..visit import AXE, AXE_VIOLATIONS, FLAGS, is_too_wide
 from .conftest import ROOT, TOKEN, bearer
 
 SENT = {**bearer(TOKEN), "Content-Type": "application/json"}
@@ -142,5 +142,5 @@ def test_page_of_the_api_in_a_browser(chromium: Browser, daemon: Daemon) -> None
             tab.screenshot(f"api-{scheme}")
             assert not is_too_wide(tab)
             tab.page.evaluate(AXE)
-            assert tab.page.evaluate(FOUND) == []
+            assert tab.page.evaluate(AXE_VIOLATIONS) == []
             assert (tab.console, tab.elsewhere) == ([], [])

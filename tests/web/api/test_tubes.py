@@ -107,7 +107,7 @@ def test_unknown_tube_is_not_found(queue: Queue, program: Program) -> None:
         ("POST", "/tube/clear", {"state": "ready"}),
     ):
         response = program.ask(method, path, query_string={"tube": "nowhere"}, json=body)
-        assert "There is no tube “nowhere” now" in problem(response, 404)["detail"]
+        assert "Tube “nowhere” does not exist now" in problem(response, 404)["detail"]
 
 
 def test_history(queue: Queue, program: Program) -> None:

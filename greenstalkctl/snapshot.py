@@ -1,4 +1,4 @@
-"""The tubes at one moment, and how fast they change from one moment to the next."""
+"""Snapshots of the server's statistics, and the rates between two of them."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from greenstalkctl.queue import Queue, Stats
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """All figures at one moment; `time` is monotonic seconds."""
+class Snapshot:
+    """The statistics of the server and of all tubes at one time; `time` is in monotonic seconds."""
 
     time: float
     server: Stats
     tubes: dict[str, Stats]
 
 
-def look(queue: Queue) -> Look:
-    """Ask for all figures."""
+def take_snapshot(queue: Queue) -> Snapshot:
+    """Request all statistics."""
     stats = queue.stats()
-    tubes = {str(figures["name"]): figures for figures in queue.figures()}
-    return Look(monotonic(), stats, tubes)
+    tubes = {str(tube["name"]): tube for tube in queue.all_tube_stats()}
+    return Snapshot(monotonic(), stats, tubes)
 
 
-def rows(before: Look, now: Look) -> list[dict[str, Any]]:
-    """One row for each tube there is now: its counts, and puts and deletes per second since *before*."""
+def rows(before: Snapshot, now: Snapshot) -> list[dict[str, Any]]:
+    """Return one row for each tube of *now*: its counts, and its puts and deletes per second since *before*."""
     return [_row(name, before.tubes.get(name, {}), stats, now.time - before.time) for name, stats in now.tubes.items()]
 
 
 def _row(name: str, before: Stats, now: Stats, seconds: float) -> dict[str, Any]:
-    """`oldest`, the age of the oldest ready job, is known by the API alone."""
+    """Return the row of a tube; only the API has `oldest`, the age of the oldest ready job in seconds."""
     row = {
         "tube": name,
         "ready": now["current-jobs-ready"],
@@ -47,6 +47,6 @@ def _row(name: str, before: Stats, now: Stats, seconds: float) -> dict[str, Any]
 
 
 def _rate(before: Stats, now: Stats, key: str, seconds: float) -> float:
-    """A tube that is new has begun at nothing; one that was gone between has begun anew."""
-    grown = int(now[key]) - int(before.get(key, 0))
-    return round(max(grown, 0) / max(seconds, 1e-9), 1)
+    """Return the rate of a counter; it starts at 0 in a new tube, and again in one that was deleted in between."""
+    growth = int(now[key]) - int(before.get(key, 0))
+    return round(max(growth, 0) / max(seconds, 1e-9), 1)

@@ -1,14 +1,15 @@
 """Connections to PostgreSQL: where the primary is, how a session is set up, and when an answer is overdue.
 
 Invariants:
-- A link has at most one connection with an unanswered statement. A new connection first terminates its predecessor's
-  backend, which PostgreSQL may keep for hours if the predecessor died silently, and is not used until that has ended.
-- All links of a server are connected to the same host: when one link moves to another host, or finds its connection
-  dead, the connections of all other links count as stale and are replaced.
+- A `DatabaseConnection` has at most one session with an unanswered statement. A new session first terminates the
+  backend of its predecessor, which PostgreSQL may keep for hours if the predecessor died silently, and is not used
+  until that backend has ended.
+- All connections of a server lead to the same host: when one of them moves to another host, or finds its session dead,
+  the sessions of all others count as stale and are replaced.
 - A commit whose wait for a synchronous standby was cancelled is not reported as done. PostgreSQL answers it with
   success and a warning.
 
-Everything here blocks, and may be called from any thread. Nothing here knows gevent, or what the statements mean.
+Everything here blocks, and may be called from any thread. Nothing here knows gevent, or the meaning of a statement.
 """
 
 from __future__ import annotations
@@ -35,56 +36,56 @@ from greenstalk_server.runtime.exit_codes import EXIT_USAGE, StartError
 APPLICATION: Final = "greenstalk-server"
 """The beginning of the application_name of every session."""
 
-RETRY_EVERY: Final = 0.1
+RETRY_INTERVAL: Final = 0.1
 """Seconds between attempts to reach the database, and between attempts at a host while another host is tried."""
 
 CONNECT_TIMEOUT: Final = 2
-"""Seconds that a connection may take to be made, unless the address has a connect_timeout."""
+"""Seconds until an attempt to connect fails, unless the address has a connect_timeout."""
 
-MAX_PATIENCE: Final = 20.0
-"""Seconds up to which the patience of a link grows while statement after statement is overdue."""
+MAX_TIMEOUT: Final = 20.0
+"""Maximum timeout in seconds of a statement, after several statements in a row were overdue."""
 
-MAX_CONNECT_PATIENCE: Final = 30.0
-"""The same for connections that PostgreSQL accepts and does not serve. It keeps a slot for each until its own
-authentication_timeout, a minute by default; few of these fit into that."""
+MAX_CONNECT_TIMEOUT: Final = 30.0
+"""Maximum timeout in seconds of a connection that PostgreSQL accepts and does not serve. PostgreSQL keeps a slot for
+each of these until its own authentication_timeout, a minute by default; few attempts fit into that."""
 
 SLOWEST_TRANSFER: Final = 4 * 2**20
-"""Bytes per second that are allowed for on top of the patience when a statement carries much data."""
+"""Bytes per second: each statement gets the time that its data takes at this rate, on top of its timeout."""
 
 HOST_STAGGER: Final = 0.1
-"""Seconds that a host has to answer before the next one is tried as well."""
+"""Seconds without an answer from a host after which the next one is tried as well."""
 
-STUCK_RETRY_EVERY: Final = 5.0
-"""Seconds between attempts while PostgreSQL cannot end the backend of the connection before."""
+STUCK_RETRY_INTERVAL: Final = 5.0
+"""Seconds between attempts while PostgreSQL cannot end the backend of the previous session."""
 
 STUCK_CHECKS: Final = 25
-STUCK_CHECK_EVERY: Final = 0.02
-"""A new connection checks up to 25 times, 20 ms apart, whether its predecessor's backend has ended."""
+STUCK_CHECK_INTERVAL: Final = 0.02
+"""A new session checks up to 25 times, 20 ms apart, whether its predecessor's backend has ended."""
 
 Row: TypeAlias = tuple[Any, ...]
 
 
-class Away(OSError):
-    """The database cannot be reached, or the connection broke. The statement may have been done, or may be done yet."""
+class DatabaseUnavailable(OSError):
+    """The database is unreachable, or the connection broke. The statement may have been executed, or may be later."""
 
 
-class Locked(Away):
-    """Another session kept a lock for too long. The statement was not done."""
+class Locked(DatabaseUnavailable):
+    """Another session held a lock for too long. The statement was not executed."""
 
 
 class NotLeader(OSError):
-    """Another server leads, or nobody does."""
+    """This server does not lead: another one does, or none."""
 
 
 class Refused(OSError):
-    """The database has answered with an error. The statement was not done."""
+    """The database has answered with an error. The statement was not executed."""
 
 
 def conninfo_of(url: str, named: str) -> str:
-    """Return *url*, which the option *named* has set, for libpq; raise StartError if it cannot be read.
+    """Return *url*, the value of the option *named*, as a conninfo for libpq; raise StartError if it is malformed.
 
-    Of several hosts the one that can be written to is used. libpq's message about a bad address is not passed on: it
-    may contain a part of the password. So may the host, the port or the database, if the password is not encoded.
+    Of several hosts, the one that accepts writes is used. libpq's message about a malformed address is not passed on,
+    since it may contain a part of the password. So may the host, port or database, if the password is not encoded.
     """
     try:
         parameters = conninfo_to_dict(url)
@@ -107,10 +108,10 @@ def conninfo_of(url: str, named: str) -> str:
 
 
 class Hosts:
-    """The hosts of an address, and which of them was the primary last; shared by all links of a server.
+    """The hosts of an address, and which of them was the last primary; shared by all connections of a server.
 
-    generation  raised when the primary moves to another host, or when a connection is found dead. A connection of an
-                earlier generation must not be used any more.
+    generation  incremented when the primary moves to another host, or when a session is found dead. A session of an
+                earlier generation must no longer be used.
     """
 
     def __init__(self, conninfo: str) -> None:
@@ -122,17 +123,17 @@ class Hosts:
         self._lock: threading.Lock = threading.Lock()
 
     def suspect(self, generation: int) -> None:
-        """Note that a connection of *generation* is dead: the next connections try the other hosts first."""
+        """Note that a session of *generation* is dead: the next attempts try the other hosts first."""
         with self._lock:
             if generation == self.generation:
                 self.generation += 1
                 self._first = (self._first + 1) % len(self._hosts)
 
     def connect(self, timeout: float, is_over: Callable[[], bool]) -> tuple[PGconn, int]:
-        """Return a connection to the primary, and its generation; raise Away, and TimeoutError if a host hangs.
+        """Return a connection to the primary, and its generation.
 
         The hosts are tried in parallel, the last primary first. A host that fails is tried again while another one has
-        not answered: it may have been promoted.
+        not answered: it may have been promoted. Raise DatabaseUnavailable, or TimeoutError if a host hangs.
         """
         with self._lock:
             first, count = self._first, len(self._hosts)
@@ -143,7 +144,7 @@ class Hosts:
             except (OSError, UnicodeError) as error:
                 reason = f"{self._hosts[place]['host']}: {getattr(error, 'strerror', error)}"
         if not attempts:
-            raise Away(f"PostgreSQL: {reason}")
+            raise DatabaseUnavailable(f"PostgreSQL: {reason}")
         number, connection = _Race([conninfo for _, conninfo in attempts], timeout).run(is_over)
         with self._lock:
             if attempts[number][0] != self._first:
@@ -153,12 +154,12 @@ class Hosts:
 
 
 def _timeout(text: str) -> float:
-    """Return the connect_timeout *text* in seconds. For libpq 0 is no limit."""
+    """Return the connect_timeout *text* in seconds. For libpq, 0 means no limit."""
     try:
         seconds = int(text)
     except ValueError:
         return CONNECT_TIMEOUT
-    return seconds if seconds > 0 else MAX_PATIENCE
+    return seconds if seconds > 0 else MAX_TIMEOUT
 
 
 def _split(parameters: dict[str, Any]) -> list[dict[str, str]]:
@@ -172,7 +173,7 @@ def _split(parameters: dict[str, Any]) -> list[dict[str, str]]:
 
 
 def _resolve(parameters: dict[str, str]) -> list[str]:
-    """Return one conninfo for each address of the host in *parameters*; raise OSError and UnicodeError."""
+    """Return a conninfo for each address of the host in *parameters*; raise OSError or UnicodeError."""
     host = parameters.get("host", "")
     if not host or host.startswith(("/", "@")) or parameters.get("hostaddr"):
         return [make_conninfo("", **parameters)]
@@ -182,7 +183,7 @@ def _resolve(parameters: dict[str, str]) -> list[str]:
 
 
 class _Race:
-    """Connections to several addresses, each begun HOST_STAGGER after the one before; the first that succeeds wins."""
+    """Attempts at several addresses, each begun HOST_STAGGER after the previous one; the first that succeeds wins."""
 
     def __init__(self, conninfos: Sequence[str], timeout: float) -> None:
         """*timeout* in seconds."""
@@ -197,7 +198,7 @@ class _Race:
     def run(self, is_over: Callable[[], bool]) -> tuple[int, PGconn]:
         """Return the number of the winner and its connection.
 
-        Raise Away if all fail, and TimeoutError if one was accepted and not served in time.
+        Raise DatabaseUnavailable if all fail, and TimeoutError if one was accepted and not served in time.
         """
         try:
             while True:
@@ -208,7 +209,7 @@ class _Race:
                     connection = pq.PGconn.connect_start(self._conninfos[number].encode())
                     self._started[number] = connection, select.POLLOUT
                 for number in self._ready():
-                    if self._go_on(number):
+                    if self._resume(number):
                         return number, self._started.pop(number)[0]
         finally:
             for connection, _ in self._started.values():
@@ -216,16 +217,16 @@ class _Race:
 
     def _refuse_end(self, now: float, is_over: Callable[[], bool]) -> None:
         if is_over():
-            raise Away("the server stops")
+            raise DatabaseUnavailable("the server stops")
         if not self._started and len(self._failures) == len(self._conninfos):
-            raise Away(f"PostgreSQL: {self._failures[0]}")
+            raise DatabaseUnavailable(f"PostgreSQL: {self._failures[0]}")
         if now > self._until:
             message = f"PostgreSQL: no answer to a new connection in {self._timeout:.0f} s"
             is_accepted = any(connection.status != ConnStatus.STARTED for connection, _ in self._started.values())
-            raise TimeoutError(message) if is_accepted else Away(message)
+            raise TimeoutError(message) if is_accepted else DatabaseUnavailable(message)
 
     def _ready(self) -> list[int]:
-        """Wait until some connections have news, or something else is due; return their numbers."""
+        """Wait until sockets are ready or the next attempt is due; return the numbers of the ready ones."""
         poll, numbers = select.poll(), {}
         for number, (connection, wanted) in self._started.items():
             if connection.status == ConnStatus.BAD:
@@ -233,10 +234,10 @@ class _Race:
             numbers[connection.socket] = number
             poll.register(connection.socket, wanted)
         pause = min([self._until, *self._due.values()]) - time.monotonic()
-        return [numbers[fd] for fd, _ in poll.poll(max(0.0, min(pause, RETRY_EVERY)) * 1000)]
+        return [numbers[fd] for fd, _ in poll.poll(max(0.0, min(pause, RETRY_INTERVAL)) * 1000)]
 
-    def _go_on(self, number: int) -> bool:
-        """Do the next step of a connection; return whether it is made."""
+    def _resume(self, number: int) -> bool:
+        """Perform the next step of an attempt; return whether it has succeeded."""
         connection = self._started[number][0]
         status = PollingStatus.FAILED if connection.status == ConnStatus.BAD else connection.connect_poll()
         if status == PollingStatus.FAILED:
@@ -246,27 +247,27 @@ class _Race:
         return status == PollingStatus.OK
 
     def _fail(self, number: int) -> None:
-        """Try the others at once, and this one again while another has not answered."""
+        """Begin all other attempts now, and this one again while another has not been answered."""
         connection, _ = self._started.pop(number)
         self._failures[number] = _one_line(connection.get_error_message())
         connection.finish()
         now = time.monotonic()
         self._due = {other: at if other in self._failures else now for other, at in self._due.items()}
-        self._due[number] = now + RETRY_EVERY
+        self._due[number] = now + RETRY_INTERVAL
         if not self._started:
             self._due = {other: at for other, at in self._due.items() if other not in self._failures}
 
 
-class Link:
-    """A connection to the database, made when it is needed and replaced after it broke. One statement at a time.
+class DatabaseConnection:
+    """A session of the database, opened on demand and replaced after it broke. One statement at a time.
 
-    patience    seconds without an answer after which `cut_if_late` breaks the connection. Doubled with each statement
-                in a row that was overdue, so that a slow database is not asked the same thing forever.
+    timeout     seconds without an answer after which `cut_if_late` breaks the connection. It doubles with each
+                consecutive overdue statement, so that a slow database does not get the same statement forever.
     """
 
-    def __init__(self, hosts: Hosts, name: str, patience: float, former: str = "") -> None:
-        """*name* becomes the application_name. *former* begins that of sessions of this process's life before."""
-        self.patience: float = patience
+    def __init__(self, hosts: Hosts, name: str, timeout: float, former: str = "") -> None:
+        """*name* is the application_name. *former* is the prefix of those before exec replaced this process."""
+        self.timeout: float = timeout
         self._hosts: Hosts = hosts
         self._name: str = name
         self._former: str = former
@@ -285,18 +286,18 @@ class Link:
 
     @property
     def waits(self) -> float:
-        """Seconds for which a statement, or a new connection, has been without an answer; 0.0 if there is none."""
+        """Seconds since the pending statement or connection attempt was sent; 0.0 if none is pending."""
         asked_at = self._asked_at
         return 0.0 if asked_at is None else time.monotonic() - asked_at
 
     def run(self, query: str, parameters: Sequence[Any] = (), size: int = 0) -> list[Row]:
-        """Execute one statement, which commits; return its rows; raise as `call` does."""
+        """Execute and commit one statement; return its rows; raise as `call` does."""
         return self.call(lambda connection: _rows(connection.execute(query.encode(), parameters, binary=True)), size)
 
     def call(self, function: Callable[[psycopg.Connection[Row]], list[Row]], size: int = 0) -> list[Row]:
-        """Return what *function* makes of the connection; raise Away, Locked, Refused or NotLeader.
+        """Return the result of *function*, called with the session, which sends *size* bytes.
 
-        *size*: bytes that it sends.
+        Raise DatabaseUnavailable, Locked, Refused or NotLeader.
         """
         with self._lock:
             try:
@@ -305,7 +306,7 @@ class Link:
                 found = function(connection)
             except errors.LockNotAvailable as error:
                 raise Locked("PostgreSQL: a lock that another session holds was waited for in vain") from error
-            except errors.NotNullViolation as error:  # see INSERT in postgresql: the epoch is another one
+            except errors.NotNullViolation as error:  # see _INSERT_AS_LEADER in rows.py: the epoch has changed
                 raise NotLeader("another server has taken over") from error
             except errors.UniqueViolation as error:
                 raise NotLeader("the journal has rows that this server has not read") from error
@@ -316,19 +317,19 @@ class Link:
                 if connection_is_sound and not isinstance(error, _SESSION_ENDED):
                     raise Refused(f"PostgreSQL: {_first_line(error)}") from error
                 self._drop()
-                raise Away(f"PostgreSQL: {_first_line(error)}") from error
+                raise DatabaseUnavailable(f"PostgreSQL: {_first_line(error)}") from error
             finally:
                 self._asked_at = None
             self._late_statements = 0
             if self._is_unreplicated:
                 self._drop()
-                raise Away("PostgreSQL: the wait for its synchronous standby was cancelled")
+                raise DatabaseUnavailable("PostgreSQL: the wait for its synchronous standby was cancelled")
             return found
 
     def cut_if_late(self, at_most: float = inf) -> None:
-        """Break the connection if an answer is overdue, or took *at_most* seconds so far. Never waits for long.
+        """Break the connection if an answer is overdue, or missing for *at_most* seconds. Never waits for long.
 
-        The caller that waits for the answer gets Away. A connection that other links know to be dead is overdue.
+        The caller that waits for the answer gets DatabaseUnavailable. A session whose generation is over is overdue.
         """
         asked_at = self._asked_at
         if asked_at is None:
@@ -338,7 +339,7 @@ class Link:
             self._is_closed = self._is_closed or now >= asked_at + at_most
             return
         is_late = now >= self._late_at
-        is_stale = self._generation != self._hosts.generation and now >= asked_at + RETRY_EVERY
+        is_stale = self._generation != self._hosts.generation and now >= asked_at + RETRY_INTERVAL
         if not (is_late or is_stale or now >= asked_at + at_most):
             return
         if is_late:
@@ -351,27 +352,27 @@ class Link:
                     sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Give the connection up for good; a statement that is under way is cut short."""
+        """Close the connection for good, and interrupt a pending statement."""
         self._is_closed = True
         self.cut_if_late(0.0)
         with self._lock:
             self._drop()
 
     def _begin(self, size: int = 0) -> None:
-        """Note that a statement of *size* bytes is sent now."""
-        patience = min(self.patience * 2**self._late_statements, max(self.patience, MAX_PATIENCE))
+        """Note that a statement of *size* bytes is about to be sent."""
+        timeout = min(self.timeout * 2**self._late_statements, max(self.timeout, MAX_TIMEOUT))
         self._is_unreplicated = False
         self._asked_at = time.monotonic()
-        self._late_at = self._asked_at + patience + size / SLOWEST_TRANSFER
+        self._late_at = self._asked_at + timeout + size / SLOWEST_TRANSFER
 
     def _connected(self) -> psycopg.Connection[Row]:
         if self._connection is not None and self._generation != self._hosts.generation:
             self._drop()
         if self._is_closed:
-            raise Away("the server stops")
+            raise DatabaseUnavailable("the server stops")
         if self._connection is None:
             if time.monotonic() < self._retry_at:
-                raise Away("PostgreSQL: it cannot end the backend of an earlier connection")
+                raise DatabaseUnavailable("PostgreSQL: it cannot end the backend of an earlier connection")
             self._connect()
         assert self._connection is not None
         return self._connection
@@ -381,11 +382,11 @@ class Link:
         self._is_connecting = True
         timeout = self._hosts.timeout * 2**self._late_connects
         try:
-            found, generation = self._hosts.connect(min(timeout, MAX_CONNECT_PATIENCE), lambda: self._is_closed)
+            found, generation = self._hosts.connect(min(timeout, MAX_CONNECT_TIMEOUT), lambda: self._is_closed)
             self._late_connects = 0
         except TimeoutError as error:
             self._late_connects = min(self._late_connects + 1, 5)
-            raise Away(str(error)) from error
+            raise DatabaseUnavailable(str(error)) from error
         finally:
             self._is_connecting = False
         found.nonblocking = 1
@@ -396,23 +397,23 @@ class Link:
             self._connection, self._generation = connection, generation
         try:
             self._begin()
-            connection.execute(_SESSION, (self._name, f"{int(self.patience * 500)}ms"))
+            connection.execute(_SESSION, (self._name, f"{int(self.timeout * 500)}ms"))
             self._end_predecessors(connection)
         except BaseException:
             self._drop()
             raise
 
     def _end_predecessors(self, connection: psycopg.Connection[Row]) -> None:
-        """Terminate the backends of earlier connections of this link; raise Away if one of them does not end."""
+        """Terminate the backends of earlier sessions; raise DatabaseUnavailable if one of them does not end."""
         parameters = (self._name, f"{self._former}%" if self._former else self._name)
         if not connection.execute(_TERMINATE_PREDECESSORS, parameters).fetchall():
             return
         for _ in range(STUCK_CHECKS):
             if not connection.execute(_PREDECESSORS, parameters).fetchall():
                 return
-            time.sleep(STUCK_CHECK_EVERY)
-        self._retry_at = time.monotonic() + STUCK_RETRY_EVERY
-        raise Away("PostgreSQL: it cannot end the backend of an earlier connection")
+            time.sleep(STUCK_CHECK_INTERVAL)
+        self._retry_at = time.monotonic() + STUCK_RETRY_INTERVAL
+        raise DatabaseUnavailable("PostgreSQL: it cannot end the backend of an earlier connection")
 
     def _note_warning(self, diagnostic: errors.Diagnostic) -> None:
         if diagnostic.source_function == "SyncRepWaitForLSN":
@@ -433,8 +434,9 @@ _SESSION: Final = b"""
                  ('tcp_keepalives_idle', '5'), ('tcp_keepalives_interval', '2'), ('tcp_keepalives_count', '3'),
                  ('tcp_user_timeout', '11000'), ('client_connection_check_interval', '1000')) AS wanted (name, value)
     WHERE current_setting(name, true) IS NOT NULL"""
-"""Set whatever the role or the database is set to. A statement_timeout could cut the wait for a synchronous standby,
-which PostgreSQL reports as success. By the last five PostgreSQL notices a lost client; versions before 14 lack some."""
+"""Overrides the settings of the role and the database. A statement_timeout could interrupt the wait for a synchronous
+standby, which PostgreSQL reports as success. By the last five settings PostgreSQL detects a lost client; versions
+before 14 lack some of them."""
 
 _PREDECESSORS: Final = b"""
     SELECT pid FROM pg_stat_activity
@@ -450,7 +452,7 @@ _SESSION_ENDED: Final = (
     errors.CrashShutdown,
     errors.ReadOnlySqlTransaction,
 )
-"""Errors after which another connection may do better: the server stops, or is no primary any more."""
+"""Errors after which another connection may succeed: PostgreSQL stops, or is no longer the primary."""
 
 
 def _rows(cursor: psycopg.Cursor[Row]) -> list[Row]:

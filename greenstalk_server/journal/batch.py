@@ -1,0 +1,367 @@
+"""Work on the files of a journal that blocks: batches, syncs, reads, and upkeep.
+
+The thread of the broker makes each of these objects with `Binlog`, runs it in any thread, and hands it back.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from bisect import bisect_left
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from typing import Final
+
+from greenstalk_server.core.job import Job
+from greenstalk_server.journal import record
+from greenstalk_server.journal.files import Files
+from greenstalk_server.journal.segment import LARGE_BODY, Segment, Unwritten, name_of
+
+PUTS_WILL_BE_REFUSED: Final = "puts return OUT_OF_MEMORY once the room in existing files is used"
+
+MAX_GAP: Final = 65536
+MAX_READ: Final = 4 * 2**20
+"""Maximum number of bytes between two records that are read with one call, and of one such read."""
+
+
+class Batch:
+    """Records to be written, and perhaps synced; made by `Binlog.take`, run anywhere, reported by `Binlog.done`.
+
+    sequence    of the last record it holds.
+    size        bytes it writes.
+    ids         the new jobs in it.
+    is_synced   whether its records are on disk once it has run.
+    next_id     above all ids set aside so far.
+    sync_times  nanoseconds that each completed sync took.
+    finished    segments that are full and on disk whole.
+    is_short    it stopped because a segment could not be allocated; what it has written is sound.
+    """
+
+    __slots__ = (
+        "_files",
+        "_is_never_synced",
+        "_kept",
+        "_parts",
+        "_room_ahead",
+        "finished",
+        "ids",
+        "is_short",
+        "is_synced",
+        "next_id",
+        "sequence",
+        "size",
+        "sync_times",
+    )
+
+    def __init__(
+        self,
+        files: Files,
+        parts: list[tuple[Segment, Unwritten, bool, int]],
+        sequence: int,
+        ids: set[int],
+        is_synced: bool,
+        is_never_synced: bool,
+        next_id: int,
+        kept: int,
+        room_ahead: int,
+        size: int,
+    ) -> None:
+        """*parts* are segments, the records to append, whether the segment is full then, and bytes of copies in them.
+
+        *kept* is how many bytes, less these copies, must remain to be written elsewhere when a segment is begun: free
+        ones of the disk, or the *room_ahead* in files that the batch does not use.
+        """
+        self._files: Files = files
+        self._parts: list[tuple[Segment, Unwritten, bool, int]] = parts
+        self._is_never_synced: bool = is_never_synced and not is_synced
+        self._kept: int = kept
+        self._room_ahead: int = room_ahead
+        self.is_synced: bool = is_synced
+        self.next_id: int = next_id
+        self.sequence: int = sequence
+        self.ids: set[int] = ids
+        self.size: int = size
+        self.sync_times: list[int] = []
+        self.finished: list[Segment] = []
+        self.is_short: bool = False
+
+    @property
+    def segments(self) -> list[Segment]:
+        """The segments it writes to."""
+        return [segment for segment, _, _, _ in self._parts]
+
+    def run(self) -> None:
+        """Write and sync. Raises OSError; unless `is_short`, the content of the first unfinished segment is unknown.
+
+        A segment is on disk whole before the next one gets its first byte: so only the newest can be torn.
+        """
+        kept = self._kept
+        for index, (segment, records, is_full, copies) in enumerate(self._parts):
+            kept -= copies
+            try:
+                if not segment.is_begun:
+                    self._allocate(segment, kept if index else 0)
+                self._write(segment, records.encode())
+                if is_full:
+                    self._finish(segment)
+                elif self.is_synced and segment.handle is not None:
+                    self.sync_times.append(_timed_sync(self._files, segment.handle))
+            except OSError as error:
+                if error.errno is not None:  # else it is one of the database's, and its text has no place for a file
+                    error.filename = error.filename or name_of(segment.number)
+                raise
+
+    def _allocate(self, segment: Segment, kept: int) -> None:
+        """Allocate all bytes of *segment*; if that fails or leaves less than *kept*, set `is_short`, raise OSError."""
+        self.is_short = True
+        lacking = segment.capacity - segment.allocated
+        if kept > 0 and self._files.free() - lacking + self._room_ahead < kept:
+            raise no_spare()
+        if segment.handle is None:
+            create(self._files, segment)
+        elif lacking > 0:
+            self._files.grow(segment.handle, segment.capacity)
+            segment.allocated = segment.capacity
+        self.is_short = False
+
+    def _write(self, segment: Segment, pieces: list[bytes]) -> None:
+        assert segment.handle is not None
+        if not segment.is_listed and not self._is_never_synced:
+            self._files.sync_directory()
+            segment.is_listed = True
+        if pieces:
+            segment.is_begun = True
+            self._files.write(segment.handle, segment.written, pieces)
+            segment.written += sum(map(len, pieces))
+
+    def _finish(self, segment: Segment) -> None:
+        assert segment.handle is not None
+        self._files.truncate(segment.handle, segment.written)
+        if not self._is_never_synced:
+            self.sync_times.append(_timed_sync(self._files, segment.handle))
+        self._files.close(segment.handle)
+        segment.handle = None
+        self.finished.append(segment)
+
+
+class Sync:
+    """A sync of what was written before it; made by `Binlog.take_sync`, run in a thread, reported by `synced`.
+
+    segment     number of the segment that it syncs.
+    next_id     above all ids set aside in what was written.
+    time        what it took, nanoseconds, once it has run.
+    """
+
+    __slots__ = ("_files", "_handle", "next_id", "segment", "sequence", "time")
+
+    def __init__(self, files: Files, handle: int, segment: int, sequence: int, next_id: int) -> None:
+        self._files: Files = files
+        self._handle: int = handle
+        self.segment: int = segment
+        self.sequence: int = sequence
+        self.next_id: int = next_id
+        self.time: int = 0
+
+    def run(self) -> None:
+        """Do it. Blocks; raises OSError, after which it is not known what is on disk."""
+        self.time = _timed_sync(self._files, self._handle)
+
+
+class Read:
+    """Bodies to be read back; made by `Binlog.read`, run in a thread, reported by `Binlog.have_read`.
+
+    jobs        whose they are, by id, each with the number of the segment that it is read from.
+    bodies      those that were read, by the ids of their jobs.
+    errors      why others were not.
+    """
+
+    __slots__ = ("_files", "_wanted", "bodies", "errors", "jobs")
+
+    def __init__(
+        self,
+        files: Files,
+        jobs: dict[int, tuple[Job, int]],
+        wanted: dict[int, tuple[Segment, dict[int, tuple[int, int]]]],
+    ) -> None:
+        """*wanted* is by number a segment, on disk whole, and by the ids of jobs the sizes of record and body."""
+        self._files: Files = files
+        self._wanted: dict[int, tuple[Segment, dict[int, tuple[int, int]]]] = wanted
+        self.jobs: dict[int, tuple[Job, int]] = jobs
+        self.bodies: dict[int, bytes] = {}
+        self.errors: dict[int, str] = {}
+
+    def run(self) -> None:
+        """Do it. Blocks; never raises OSError."""
+        for number, (segment, sizes) in self._wanted.items():
+            positions = _positions(segment, sizes)
+            records = [(segment.starts[at], *sizes[id], id) for id, at in positions.items()]
+            self.errors.update({id: f"{name_of(number)} has no record of it" for id in sizes if id not in positions})
+            try:
+                head = self._files.read_at(name_of(number), 0, record.SEGMENT_HEADER_SIZE)
+                seed = record.seed_of(record.decode_segment_header(head).salt)
+                for together in _neighbours(sorted(records)):
+                    self._read(number, together, seed)
+            except (OSError, record.BadSegment) as error:
+                for id in sizes:
+                    if id not in self.bodies:
+                        self.errors[id] = str(error)
+
+    def _read(self, number: int, records: list[tuple[int, int, int, int]], seed: int) -> None:
+        """Read *records*, which stand close together."""
+        name, begin = name_of(number), records[0][0]
+        _, size, body_size, id = records[0]
+        if body_size > LARGE_BODY and len(records) == 1:  # read without a copy, which would hold the GIL
+            start = self._files.read_at(name, begin, size - body_size)
+            body = self._files.read_at(name, begin + size - body_size, body_size)
+            self._take(start, body, size, id, seed, f"{name}: the record at offset {begin} is damaged")
+            return
+        data = self._files.read_at(name, begin, records[-1][0] + records[-1][1] - begin)
+        for at, size, body_size, id in records:
+            body_at, end = at + size - body_size - begin, at + size - begin
+            damage = f"{name}: the record at offset {at} is damaged"
+            self._take(data[at - begin : body_at], data[body_at:end], size, id, seed, damage)
+
+    def _take(self, start: bytes, body: bytes, size: int, id: int, seed: int, damage: str) -> None:
+        """Note *body* if it follows *start* in a sound record of *size*, else *damage*."""
+        if record.is_job(start, body, size, id, seed):
+            self.bodies[id] = body
+        else:
+            self.errors[id] = damage
+
+
+class Upkeep:
+    """Files to be made ahead and removed; made by `Binlog.upkeep`, run in a thread, reported by `Binlog.kept`.
+
+    made            segments that have their file now.
+    not_removed     segments that may still have their file.
+    free            bytes of the disk that are free after it.
+    doing           the operation that failed, and what follows from that.
+    error           why it failed, or None.
+    """
+
+    __slots__ = (
+        "_files",
+        "_has_ahead",
+        "_is_never_synced",
+        "_spare",
+        "_to_make",
+        "_to_remove",
+        "doing",
+        "error",
+        "free",
+        "made",
+        "not_removed",
+    )
+
+    def __init__(
+        self,
+        files: Files,
+        to_make: list[Segment],
+        to_remove: list[Segment],
+        is_never_synced: bool,
+        spare: int,
+        *,
+        has_ahead: bool,
+    ) -> None:
+        """*spare* bytes of the disk stay free beside what is made, but for the first one unless it *has_ahead* one."""
+        self._files: Files = files
+        self._is_never_synced: bool = is_never_synced
+        self._spare: int = spare
+        self._has_ahead: bool = has_ahead
+        self._to_make: list[Segment] = to_make
+        self._to_remove: list[Segment] = to_remove
+        self.made: list[Segment] = []
+        self.not_removed: list[Segment] = list(to_remove)
+        self.free: int = 0
+        self.doing: str = ""
+        self.error: OSError | None = None
+
+    def run(self) -> None:
+        """Remove, then make. Blocks; never raises OSError."""
+        try:
+            for segment in self._to_remove:
+                self.doing = f"cannot remove {name_of(segment.number)}: %s; its space stays in use"
+                self._remove(segment)
+                self._sync_directory()  # else a crash may bring a job back, and not the DELETE in the next one
+                self.not_removed.remove(segment)
+            for segment in self._to_make:
+                self.doing = f"cannot allocate {name_of(segment.number)}: %s; {PUTS_WILL_BE_REFUSED}"
+                self._make(segment)
+            self.doing = f"cannot sync the directory: %s; {PUTS_WILL_BE_REFUSED}"
+            self._sync_directory()
+            for segment in self.made:
+                segment.is_listed = not self._is_never_synced
+            self.free = self._files.free()
+        except OSError as error:
+            self.error = error
+
+    def _make(self, segment: Segment) -> None:
+        """Make *segment*; raise OSError if the disk keeps too little free beside it, or cannot hold it."""
+        is_roomy = has_spare(self._files, segment, self._spare)
+        if is_roomy or not (self._has_ahead or self.made):
+            create(self._files, segment)
+            self.made.append(segment)
+        if not is_roomy:
+            raise no_spare()
+
+    def _sync_directory(self) -> None:
+        if not self._is_never_synced:
+            self._files.sync_directory()
+
+    def _remove(self, segment: Segment) -> None:
+        handle, segment.handle = segment.handle, None
+        if handle is not None:
+            self._files.close(handle)
+        with suppress(FileNotFoundError):
+            self._files.remove(name_of(segment.number))
+
+
+def _positions(segment: Segment, wanted: Collection[int]) -> dict[int, int]:
+    """Where among the JOB records of *segment*, which gets no more, the newest of each of the jobs *wanted* stands."""
+    ids, found = segment.ids, dict[int, int]()
+    if not segment.has_repeats:
+        for id in wanted:
+            at = bisect_left(ids, id)
+            if at < len(ids) and ids[at] == id:
+                found[id] = at
+    if len(found) < len(wanted):  # copies, and what came in parts, stand out of order
+        missing = set(wanted).difference(found)
+        found |= {id: at for at, id in enumerate(ids) if id in missing}
+    return found
+
+
+def _neighbours(records: list[tuple[int, int, int, int]]) -> Iterator[list[tuple[int, int, int, int]]]:
+    """*records*, which rise, in lots to be read in one go."""
+    lot: list[tuple[int, int, int, int]] = []
+    for one in records:
+        if lot and (one[0] - lot[-1][0] - lot[-1][1] > MAX_GAP or one[0] + one[1] - lot[0][0] > MAX_READ):
+            yield lot
+            lot = []
+        lot.append(one)
+    if lot:
+        yield lot
+
+
+def has_spare(files: Files, segment: Segment, spare: int) -> bool:
+    """Whether the disk keeps *spare* bytes free beside a file for *segment*; raise OSError."""
+    return files.free() - segment.capacity >= spare
+
+
+def no_spare() -> OSError:
+    """The error of a segment that has no room beside what compaction needs."""
+    return OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} beside what compaction needs")
+
+
+def create(files: Files, segment: Segment) -> None:
+    """Create the file of *segment*, with room for all of its capacity; raise OSError."""
+    segment.has_file = True
+    segment.handle = files.create(name_of(segment.number), segment.capacity)
+    segment.allocated = segment.capacity
+
+
+def _timed_sync(files: Files, handle: int) -> int:
+    """Sync a file; return what that took, nanoseconds. Blocks; raises OSError."""
+    began = time.perf_counter_ns()
+    files.sync(handle)
+    return time.perf_counter_ns() - began

@@ -1,0 +1,140 @@
+"""Eviction of bodies from memory, and reading them back from their segments."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable
+from typing import Final
+
+from greenstalk_server.core.body_cache import SMALL, Bodies
+from greenstalk_server.core.job import Job
+from greenstalk_server.journal import record
+from greenstalk_server.journal.batch import Read
+from greenstalk_server.journal.files import Files
+from greenstalk_server.journal.segment import Segment
+from greenstalk_server.journal.segment_log import SegmentLog
+
+log = logging.getLogger(__name__)
+
+UNFINISHED_SEGMENTS: Final = 3
+"""Approximate number of segments whose bodies stay in memory until the segments are on disk whole."""
+
+
+class Eviction:
+    """Evicts bodies, and reads them back.
+
+    bodies  the broker's account of bodies in memory, or None if memory has no limit.
+    wanted  jobs whose bodies compaction or a rewrite waits for.
+    lost    ids of jobs whose bodies could not be read back.
+    """
+
+    __slots__ = ("_files", "_log", "_number", "_remaining", "bodies", "lost", "wanted")
+
+    def __init__(self, files: Files, segment_log: SegmentLog) -> None:
+        self.bodies: Bodies | None = None
+        self.wanted: list[Job] = []
+        self.lost: set[int] = set()
+        self._files: Files = files
+        self._log: SegmentLog = segment_log
+        self._number: int = 0
+        self._remaining: int = 0
+
+    def begin(self, bodies: Bodies | None) -> None:
+        """Evict the bodies that *bodies* accounts for, if there is a limit."""
+        self.bodies = bodies
+        self._log.keeps_positions = bodies is not None
+        if bodies is not None:
+            bodies.margin = max(bodies.margin, UNFINISHED_SEGMENTS * self._log.max_size)
+
+    def evict(self, at_most: int) -> bool:
+        """While memory is short, let go of bodies that are on disk too, the newest first; return if more are to go.
+
+        Only what a finished segment holds is, so that what is recorded anew after a failure is in memory. It looks at
+        *at_most* jobs.
+        """
+        bodies = self.bodies
+        if bodies is None:
+            return False
+        while at_most > 0 and bodies.are_short():
+            if bodies.back:
+                at_most -= 1
+                job, _ = bodies.back.popitem()
+                if self._log.is_finished(job.segment):
+                    bodies.let_go(job)
+                continue
+            segment = self._next_segment()
+            if segment is None:
+                bodies.is_exhausted = True
+                return False
+            at_most -= self._evict_from(segment, bodies, at_most)
+        return bodies.are_short()
+
+    def _evict_from(self, segment: Segment, bodies: Bodies, at_most: int) -> int:
+        """Let go of bodies of *segment* till memory is short no more; return how many jobs, of *at_most*, it looked at.
+
+        Those read ahead stay.
+        """
+        looked = 0
+        while self._remaining and looked < at_most and bodies.are_short():
+            self._remaining -= 1
+            looked += 1
+            job = self._log.jobs.get(segment.ids[self._remaining])
+            if job is None or job.segment != segment.number or job.body is None:
+                continue
+            if job.size > SMALL and job not in bodies.ahead:
+                bodies.let_go(job)
+        if not self._remaining:
+            self._log.evictable.pop()
+            self._number = 0
+        return looked
+
+    def _next_segment(self) -> Segment | None:
+        """The segment to go on with, `_let_go_before` jobs of it; None if there is none."""
+        while self._log.evictable:
+            segment = self._log.segments.get(self._log.evictable[-1])
+            if segment is not None and segment.ids:
+                if self._number != segment.number:
+                    self._number, self._remaining = segment.number, len(segment.ids)
+                return segment
+            self._log.evictable.pop()
+        return None
+
+    def read(self, jobs: Iterable[Job]) -> Read:
+        """What reads back the bodies of those of *jobs* that are on disk alone."""
+        read: dict[int, tuple[Job, int]] = {}
+        wanted: dict[int, tuple[Segment, dict[int, tuple[int, int]]]] = {}
+        for job in jobs:
+            segment = self._log.segments.get(job.segment)
+            if job.body is None and segment is not None:
+                read[job.id] = job, segment.number
+                of_segment = wanted.setdefault(segment.number, (segment, {}))
+                of_segment[1][job.id] = record.recorded_size(job), job.size
+        return Read(self._files, read, wanted)
+
+    def accept(self, read: Read, ahead: Collection[int] = ()) -> None:
+        """Take in what *read* has read; *ahead* are the ids of jobs that nobody waits for yet."""
+        assert self.bodies is not None
+        for id, body in read.bodies.items():
+            job, _ = read.jobs[id]
+            if self._log.jobs.get(id) is job:  # else another, with another body, stands in its place
+                self.bodies.take_back(job, body, is_ahead=id in ahead)
+        self.note_lost(read)
+
+    def note_lost(self, read: Read) -> None:
+        """Note what *read* could not read."""
+        if self.lost:
+            self.lost.difference_update(read.bodies)
+        for id, reason in read.errors.items():
+            job, number = read.jobs[id]
+            is_there = self._log.jobs.get(id) is job and job.body is None and job.segment == number
+            if is_there and id not in self.lost:  # else it has gone, or was copied, and its segment has gone since
+                log.error("journal: the body of job %d cannot be read back: %s", id, reason)
+                self.lost.add(id)
+
+    def read_wanted(self) -> Read | None:
+        """What reads back the bodies that compaction waits for; None if it waits for none.
+
+        Once that is reported, `compact` is to be called with READ_BATCH, before they are let go again.
+        """
+        wanted, self.wanted = self.wanted, []
+        return self.read(wanted) if wanted else None

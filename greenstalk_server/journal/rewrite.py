@@ -1,0 +1,365 @@
+"""Rewriting: after a failure, the state of each job whose records were discarded or are in doubt is recorded again.
+
+A rewrite records the present state of these jobs from memory. If that does not fit, it works in steps, each on disk
+before the next: it first copies the jobs that have no JOB record on disk, then evacuates the oldest segments one by
+one, each removed before the next is copied. A step never needs more room than `Space.compaction_room` keeps, and each
+evacuated segment takes its jobs off the list, so a rewrite ends.
+
+A step is planned and encoded in slices, and commands run between two slices. A `DiscardingSegment` notes the jobs that
+they change; a later step rewrites these.
+Invariant: the last step takes a single slice, so nothing changes during it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Generator, Iterator
+from typing import Final
+
+from greenstalk_server.core.job import Job
+from greenstalk_server.core.tube import Tube
+from greenstalk_server.journal import record
+from greenstalk_server.journal.batch import no_spare
+from greenstalk_server.journal.eviction import Eviction
+from greenstalk_server.journal.segment import DiscardingSegment, Segment
+from greenstalk_server.journal.segment_log import UNMEASURED, SegmentLog, enlarged
+from greenstalk_server.journal.space import Space
+
+REWRITE_BODIES: Final = 2**24
+"""Bytes of bodies of jobs on finished segments that a rewrite records whole; of further jobs it records the changes."""
+
+REWRITE_SLICE: Final = 2048
+GATHER_COST: Final = 64
+PLAN_COST: Final = 3
+ENCODE_COST: Final = 8
+BYTES_PER_COST: Final = 512
+"""Work after which a rewrite lets other greenlets run, about 1 ms, and its parts: GATHER_COST for each GATHERED ids,
+PLAN_COST for each time that a job is looked at, ENCODE_COST for a record and 1 for each BYTES_PER_COST of it."""
+
+GATHERED: Final = 1024
+"""Ids of jobs that a rewrite puts on its list at a time."""
+
+NEVER: Final = 2**63
+"""Above every sequence number."""
+
+
+class Step:
+    """One step of a rewrite.
+
+    copies      jobs to be recorded whole.
+    changes     jobs whose JOB record is on disk, of which the rest is recorded, and the last event.
+    deletes     ids of jobs that were deleted.
+    is_last     nothing remains to be rewritten after it, unless commands run meanwhile.
+    """
+
+    __slots__ = ("changes", "copies", "deletes", "is_last")
+
+    def __init__(self, copies: list[Job], changes: list[Job], deletes: list[int], *, is_last: bool) -> None:
+        self.copies: list[Job] = copies
+        self.changes: list[Job] = changes
+        self.deletes: list[int] = deletes
+        self.is_last: bool = is_last
+
+
+class Meter:
+    """Counts the work of one attempt at a step of a rewrite.
+
+    is_sliced   other greenlets have run since the attempt began.
+    """
+
+    __slots__ = ("_left", "is_sliced")
+
+    def __init__(self) -> None:
+        self._left: int = REWRITE_SLICE
+        self.is_sliced: bool = False
+
+    def is_due(self, cost: int) -> bool:
+        """Count *cost*; return whether the slice ends here, and the caller must yield."""
+        self._left -= cost
+        if self._left > 0:
+            return False
+        self._left = REWRITE_SLICE
+        self.is_sliced = True
+        return True
+
+
+class Rewrite:
+    """Rewrites what failed batches and syncs have left in doubt.
+
+    is_planning     an attempt at a step is under way, which has chosen jobs whose bodies are in memory.
+    first_sequence  number of the first record that is in doubt; 0 if none is.
+    """
+
+    def __init__(self, segment_log: SegmentLog, space: Space, eviction: Eviction) -> None:
+        self.is_planning: bool = False
+        self.first_sequence: int = 0
+        self._log: SegmentLog = segment_log
+        self._space: Space = space
+        self._eviction: Eviction = eviction
+        self._failed: deque[Segment] = deque()
+        self._ids: dict[int, None] = {}
+        self._tubes: set[bytes] = set()
+        self._steps_left: int = 0
+        self._superseded: list[Segment] = []
+        self._highest_begun: int = 0
+
+    def restart(self) -> None:
+        """Note that a batch, or a sync, has failed."""
+        log = self._log
+        if not log.wants_rewrite:
+            log.pending_removal = deque([(at if at <= log.on_disk else NEVER, one) for at, one in log.pending_removal])
+        log.wants_rewrite = True
+        self.first_sequence = min(self.first_sequence or NEVER, log.on_disk + 1)
+        self._steps_left = len(log.segments)
+        log.forget_outstanding()
+        for segment in log.unsafe:
+            if segment.is_begun:
+                self._highest_begun = segment.number
+            if segment.number:
+                self._abandon(segment)
+            self._failed.append(segment)
+        log.newest = max([self._highest_begun, *log.segments])
+        log.current = DiscardingSegment()
+        log.unsafe = [log.current]
+
+    def record_step(self) -> Generator[None, None, bool]:
+        """Record the next step of the rewrite, for the next batch to write; return False if no step has room.
+
+        It yields after each slice, and commands may run then; nothing else of the rewrite, and no batch. If
+        `wants_bodies` is set after it has returned False, the bodies are to be read back before another attempt.
+        """
+        self.is_planning = True
+        try:
+            meter = Meter()
+            yield from self._gather(meter)
+            self._log.free = self._space.measure_free()
+            step = yield from self._next_step(meter)
+            if step is not None:
+                self._steps_left -= 1
+                yield from self._record(step, meter)
+                return True
+            if not self._eviction.wanted:
+                self._steps_left = len(self._log.segments)
+            return False
+        finally:
+            self.is_planning = False
+
+    def _gather(self, meter: Meter) -> Generator[None, None, None]:
+        """List what is to be rewritten: all that the failed segments hold, and all that has changed since.
+
+        A failed segment without a byte in its file is used again.
+        """
+        while self._failed:
+            yield from self._gather_from(self._failed[0], meter)
+            segment = self._failed.popleft()
+            if not segment.is_proven and segment.handle is not None and not segment.is_begun:
+                yield from self._forget_number(segment, meter)
+                self._log.add_ahead([segment.unused()])
+        yield from self._gather_from(self._log.current, meter)
+
+    def _gather_from(self, segment: Segment, meter: Meter) -> Generator[None, None, None]:
+        """List what *segment* has records of."""
+        touched, segment.touched = segment.touched or (), array("Q")
+        self._tubes |= segment.touched_tubes
+        segment.touched_tubes = set()
+        for begin in range(0, len(touched), GATHERED):
+            self._ids.update(dict.fromkeys(touched[begin : begin + GATHERED]))
+            if meter.is_due(GATHER_COST):
+                yield
+
+    def _forget_number(self, segment: Segment, meter: Meter) -> Generator[None, None, None]:
+        """Note that *segment* holds no job: another one may get its number."""
+        for id in segment.ids:
+            job = self._log.jobs.get(id)
+            if job is not None and job.segment == segment.number:
+                job.segment = 0
+            if meter.is_due(PLAN_COST):
+                yield
+
+    def _next_step(self, meter: Meter) -> Generator[None, None, Step | None]:
+        """Choose what to rewrite next; None if there is no room, or if bodies have to be read back."""
+        kept = self._space.compaction_room()
+        homeless: list[Job] = []  # without a JOB record on disk
+        whole: list[Job] = []
+        changed: list[Job] = []
+        wanted: list[Job] = []  # as `whole`, but without a body in memory
+        deletes: list[int] = []
+        size = 0
+        for id in self._ids:
+            job = self._log.jobs.get(id)
+            if job is None:
+                deletes.append(id)
+            elif not self._log.is_finished(job.segment):
+                homeless.append(job)
+            else:
+                is_whole = size < REWRITE_BODIES and id not in self._eviction.lost
+                size += job.size if is_whole else 0
+                (changed if not is_whole else whole if job.body is not None else wanted).append(job)
+            if meter.is_due(PLAN_COST):
+                yield
+        if wanted:
+            self._eviction.wanted = wanted
+            return None
+        step = Step([*homeless, *whole], changed, deletes, is_last=True)
+        if (yield from self._fits(step, kept, meter)):
+            return step
+        self._space.note_full(no_spare())
+        smallest = Step(homeless, [*whole, *changed], deletes, is_last=True)
+        if (yield from self._fits(smallest, kept, meter)):
+            return smallest
+        if homeless:
+            return (yield from self._fitting(homeless, deletes, meter))
+        oldest = self._log.oldest_finished()
+        if oldest is not None and self._steps_left > 0:
+            live = yield from self._live_in(oldest, meter)
+            self._eviction.wanted = [job for job in live if job.body is None]
+            if not self._eviction.wanted:
+                return (yield from self._fitting(live, deletes, meter))
+            if self._eviction.lost.isdisjoint([job.id for job in self._eviction.wanted]):
+                return None
+            self._eviction.wanted = []
+        return smallest if (yield from self._fits(smallest, 0, meter)) else None
+
+    def _fitting(self, copies: list[Job], deletes: list[int], meter: Meter) -> Generator[None, None, Step | None]:
+        """A step that is not the last, of *copies* and, if they have room, *deletes*; None if it has no room."""
+        for some in (deletes, []):
+            step = Step(copies, [], some, is_last=False)
+            if (yield from self._fits(step, 0, meter)):
+                return step
+        return None
+
+    def _live_in(self, segment: Segment, meter: Meter) -> Generator[None, None, list[Job]]:
+        """The jobs that have their newest JOB record in *segment*."""
+        found: dict[int, Job] = {}
+        for id in segment.ids:
+            job = self._log.jobs.get(id)
+            if job is not None and job.segment == segment.number:
+                found[id] = job
+            if meter.is_due(PLAN_COST):
+                yield
+        return list(found.values())
+
+    def _fits(self, step: Step, kept: int, meter: Meter) -> Generator[None, None, bool]:
+        """Whether *step* has room, and *kept* bytes remain after it."""
+        ahead, free, left = [segment.capacity for segment in self._log.ahead], self._log.free, -1
+        header = self._log.header_size()
+        for size in self._sizes_of(step):
+            if size > left:
+                planned = ahead.pop(0) if ahead else 0
+                capacity = enlarged(planned or self._log.new_capacity(free), header, size)
+                free -= capacity - planned
+                left = capacity - header
+            left -= size
+            if meter.is_due(PLAN_COST):
+                yield
+        return free >= 0 and free + sum(ahead) >= kept
+
+    def _sizes_of(self, step: Step) -> Iterator[int]:
+        """The bytes of each record of *step*, after a 0 for the segment that it begins."""
+        yield 0
+        for tube in self._listed_tubes():
+            yield record.pause_size(tube)
+        for _ in step.deletes:
+            yield record.DELETE_SIZE
+        for job in step.copies:
+            yield record.job_size(job) + record.events_size(self._log.copied_events(job))
+        for _ in step.changes:
+            yield record.UPDATE_SIZE + record.RESERVE_SIZE
+
+    def _listed_tubes(self) -> list[Tube]:
+        """The tubes whose pause, or its end, is to be rewritten."""
+        return [self._log.tubes.get(name) or Tube(name, self._log.jobs) for name in sorted(self._tubes)]
+
+    def _record(self, step: Step, meter: Meter) -> Generator[None, None, None]:
+        """Record *step*. `current` is a DiscardingSegment between two slices, and commands have their own sequence."""
+        discarding, numbered = self._log.current, self._log.sequence
+        self._log.unsafe.clear()
+        self._log.begin_segment(0, self.first_sequence)
+        for cost in self._records_of(step):
+            if meter.is_due(cost):
+                segment, sequence = self._log.current, self._log.sequence
+                self._log.current, self._log.sequence = discarding, numbered
+                self._log.unsafe.append(discarding)
+                yield
+                self._log.unsafe.remove(discarding)
+                numbered = self._log.sequence
+                self._log.current, self._log.sequence = segment, sequence
+        if meter.is_sliced or not step.is_last:
+            self._log.current.last_sequence = self._log.sequence
+            self._log.sequence = max(self._log.sequence, numbered)
+            self._log.current = discarding
+            self._log.unsafe.append(discarding)
+
+    def _records_of(self, step: Step) -> Iterator[int]:
+        """Add the records of *step*, and take what they are about off the list; yield the cost of each.
+
+        Jobs that were deleted since it was planned are left to a later step.
+        """
+        for tube in self._listed_tubes():
+            self._log.add_pause(tube, self._log.room_for(record.pause_size(tube)))
+            self._tubes.discard(tube.name)
+            yield ENCODE_COST
+        for id in step.deletes:
+            self._log.add_delete(id)
+            self._ids.pop(id, None)
+            yield ENCODE_COST
+        for job in step.copies:
+            self._ids.pop(job.id, None)
+            if self._log.jobs.get(job.id) is job:
+                self._log.mark_dead(job)
+                yield ENCODE_COST + self._log.add_copy(job) // BYTES_PER_COST
+        for job in step.changes:
+            self._ids.pop(job.id, None)
+            if self._log.jobs.get(job.id) is job:
+                self.add_change(job)
+                yield ENCODE_COST
+
+    def add_change(self, job: Job) -> None:
+        """Record what is true of *job* but its body, and of its events the last ones."""
+        if job.events:
+            self._log.add_update(job)
+        if job.holder is not None:
+            self._log.add_reserve(job)
+
+    def _abandon(self, segment: Segment) -> None:
+        """Leave *segment* as it is. Nothing was promised on one that no batch has worked on, which is not kept."""
+        if segment.is_proven:
+            segment.take()
+            self.first_sequence = min(self.first_sequence, segment.first_sequence)
+            self._superseded.append(segment)
+            segment.used = max(segment.used, segment.allocated)  # bytes of the disk that it takes, as it is not cut
+            self._log.finished_bytes += segment.used
+            return
+        del self._log.segments[segment.number]
+        if segment.has_file and (segment.handle is None or segment.is_begun):
+            self._log.orphaned.append(segment)
+
+    def complete_step(self) -> None:
+        """Note that a step of the rewrite, not the last one, is on disk; what it replaces may go.
+
+        Invariant: each step copies all jobs that have no JOB record on disk, so every job has one after it.
+        """
+        self._restamp(self._log.on_disk)
+        while (
+            (oldest := self._log.oldest_finished()) is not None
+            and not oldest.live_bytes
+            and oldest.number != self._log.newest
+        ):
+            self._log.remove_after(oldest, self._log.on_disk)
+
+    def complete(self, sequence: int) -> None:
+        """Note that all that was to be rewritten is on disk; what it replaces may go."""
+        self._restamp(sequence)
+        for segment in self._superseded:
+            assert not segment.live_bytes
+            self._log.remove_after(segment, sequence)
+        self._superseded.clear()
+        self._log.free, self._space.margin, self.first_sequence = UNMEASURED, 0, 0
+        self._log.wants_rewrite = False
+
+    def _restamp(self, sequence: int) -> None:
+        """Let the segments go whose copies the failure has taken, and which are on disk again with *sequence*."""
+        self._log.pending_removal = deque(
+            [(min(at, sequence) if at == NEVER else at, one) for at, one in self._log.pending_removal]
+        )

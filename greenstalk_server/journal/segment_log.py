@@ -1,0 +1,342 @@
+"""The segments of a journal, and the records that are appended to the newest one.
+
+`SegmentLog` is the state that the chapters of the writer share. It does no I/O.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from greenstalk_server.core import job_history
+from greenstalk_server.core.body_cache import held_body
+from greenstalk_server.core.job import Job
+from greenstalk_server.core.tube import Tube
+from greenstalk_server.journal import record
+from greenstalk_server.journal.recovery import Recovery
+from greenstalk_server.journal.segment import LARGE_BODY, DiscardingSegment, Segment
+
+MIN_SEGMENT: Final = 4096
+"""Minimum capacity of a segment in bytes, whatever -s says: its header and some records."""
+
+BLOCK: Final = 4096
+"""Bytes that a file system allocates at a time."""
+
+UNMEASURED: Final = 2**62
+"""Value of `SegmentLog.free` outside a rewrite, when the free space of the disk does not matter."""
+
+ID_BLOCK: Final = 32768
+"""Ids that are reserved at a time, unless each put is synced. A start after a crash skips the unused ones.
+
+Half a block lasts for 0.2 s at 80,000 puts a second, so the record of the next block is on disk in time.
+"""
+
+
+class SegmentLog:
+    """The segments of one directory, and what they hold.
+
+    jobs            the broker's table of jobs.
+    tubes           the broker's table of tubes.
+    sequence        number of the last record.
+    first_sequence  number of the last record that the start found.
+    on_disk         number of the last record that is known to be on disk.
+    next_id         above every job id that was given.
+    ids_end         end of the reserved block of ids.
+    ids_wanted_at   id at which the next block is to be reserved.
+    segments        begun segments by number, rising.
+    current         the newest segment, which takes the next record.
+    unsafe          segments that are not known to be on disk whole, oldest first; `current` is the last one.
+    ahead           segments that have their file and no record yet.
+    pending_removal segments that nothing refers to, each with the number of the record that must be on disk before
+                    its file is removed.
+    orphaned        segments without records whose files are to be removed.
+    evictable       numbers of finished segments whose jobs may have bodies in memory, oldest first.
+    next_number     number of the next new segment.
+    newest          number of the newest segment that was begun.
+    newest_on_disk  number of the newest segment of which a part is known to be on disk.
+    max_size        bytes of a segment; a single large record may exceed it.
+    largest         bytes of the largest finished segment.
+    live_bytes      bytes of the newest JOB records of all jobs.
+    finished_bytes  bytes of all finished segments.
+    outstanding     bytes of copies by compaction whose originals are still on disk.
+    free            bytes of the disk that new segments may take during a rewrite.
+    is_full         the disk had no room for a segment ahead.
+    wants_rewrite   records were discarded or are in doubt; nothing is safe until a rewrite has restored them.
+    keeps_positions bodies may be read back, so the position of each JOB record is kept.
+    """
+
+    __slots__ = (
+        "_random_bytes",
+        "_reserves_ids",
+        "ahead",
+        "current",
+        "evictable",
+        "finished_bytes",
+        "first_sequence",
+        "free",
+        "ids_end",
+        "ids_wanted_at",
+        "is_full",
+        "jobs",
+        "keeps_positions",
+        "largest",
+        "live_bytes",
+        "max_size",
+        "newest",
+        "newest_on_disk",
+        "next_id",
+        "next_number",
+        "on_disk",
+        "orphaned",
+        "outstanding",
+        "pending_removal",
+        "segments",
+        "sequence",
+        "tubes",
+        "unsafe",
+        "wants_rewrite",
+    )
+
+    def __init__(self, max_size: int, random_bytes: Callable[[int], bytes], *, reserves_ids: bool) -> None:
+        """*max_size*: bytes of a segment. *reserves_ids*: replies may leave before their ids are on disk."""
+        self._random_bytes: Callable[[int], bytes] = random_bytes
+        self._reserves_ids: bool = reserves_ids
+        self.jobs: Mapping[int, Job] = {}
+        self.tubes: dict[bytes, Tube] = {}
+        self.sequence: int = 0
+        self.first_sequence: int = 0
+        self.on_disk: int = 0
+        self.next_id: int = 1
+        self.ids_end: int = 1
+        self.ids_wanted_at: int = 0 if reserves_ids else record.ID_LIMIT
+        self.segments: dict[int, Segment] = {}
+        self.current: Segment = DiscardingSegment()
+        self.unsafe: list[Segment] = [self.current]
+        self.ahead: deque[Segment] = deque()
+        self.pending_removal: deque[tuple[int, Segment]] = deque()
+        self.orphaned: list[Segment] = []
+        self.evictable: deque[int] = deque()
+        self.next_number: int = 1
+        self.newest: int = 0
+        self.newest_on_disk: int = 0
+        self.max_size: int = max(max_size, MIN_SEGMENT)
+        self.largest: int = 0
+        self.live_bytes: int = 0
+        self.finished_bytes: int = 0
+        self.outstanding: int = 0
+        self.free: int = UNMEASURED
+        self.is_full: bool = False
+        self.wants_rewrite: bool = False
+        self.keeps_positions: bool = False
+
+    def adopt(self, recovery: Recovery) -> None:
+        """Take over the segments that *recovery* has replayed into `jobs`."""
+        self.sequence = self.first_sequence = self.on_disk = recovery.sequence
+        self.next_id = recovery.next_id
+        for replayed in recovery.segments:
+            segment = Segment(replayed.header.number, replayed.end)
+            segment.used = segment.written = replayed.end
+            segment.ids, segment.starts, segment.has_repeats = replayed.ids, replayed.starts, replayed.has_repeats
+            segment.has_file = True
+            self.segments[segment.number] = segment
+            self._add_finished(segment)
+        for job in self.jobs.values():
+            size = record.recorded_size(job)
+            self.segments[job.segment].live_bytes += size
+            self.live_bytes += size
+        self.next_number = recovery.highest_number + 1
+        self.unsafe.clear()
+
+    def new_segment(self) -> Segment:
+        """Return a segment with the next number, and without a file."""
+        segment = Segment(self.next_number, self.max_size)
+        self.next_number += 1
+        return segment
+
+    def add_ahead(self, made: list[Segment]) -> None:
+        """Have *made*, which have their files, take records; those that a newer segment has overtaken are orphaned."""
+        ahead = sorted([*self.ahead, *made], key=lambda segment: segment.number)
+        self.ahead = deque([segment for segment in ahead if segment.number > self.newest])
+        self.orphaned += [segment for segment in ahead if segment.number <= self.newest]
+
+    def finish(self, segment: Segment) -> None:
+        """Note that *segment* is full, and on disk whole."""
+        self.unsafe.remove(segment)
+        self._add_finished(segment)
+        self.on_disk = max(self.on_disk, segment.last_sequence)
+
+    def _add_finished(self, segment: Segment) -> None:
+        segment.touched = None
+        self.finished_bytes += segment.used
+        self.largest = max(self.largest, segment.used)
+        if self.keeps_positions:
+            self.evictable.append(segment.number)
+
+    def room_for(self, size: int) -> Segment:
+        """The segment that a record of *size* goes to."""
+        if self.current.used + size > self.current.capacity:
+            self.begin_segment(size)
+        return self.current
+
+    def begin_segment(self, size: int, first_sequence: int = 0) -> None:
+        """Make the next segment the current one; it has room for *size* bytes, whatever it begins with.
+
+        *first_sequence* is that of the first record that it tells of, if not of its own first one.
+        """
+        if self.ahead:
+            segment = self.ahead.popleft()
+        else:
+            segment = Segment(self.next_number, self.new_capacity(self.free))
+            self.next_number += 1
+            self.free -= segment.capacity
+        self.current.last_sequence = self.sequence
+        if self.current.used == record.SEGMENT_HEADER_SIZE:  # it has stayed without records
+            first_sequence = self.current.first_sequence
+        if self.next_id >= self.ids_wanted_at:
+            self.reserve_ids(self.next_id)
+        next_id = max(self.next_id, self.ids_end)
+        segment.begin(self._random_bytes(4), first_sequence or self.sequence + 1, next_id)
+        self.segments[segment.number] = segment
+        self.unsafe.append(segment)
+        self.current = segment
+        self.newest = segment.number
+        for tube in [tube for tube in self.tubes.values() if tube.paused_until]:
+            self.add_pause(tube, segment)
+        segment.capacity = enlarged(segment.capacity, segment.used, size)
+
+    def header_size(self) -> int:
+        """Bytes that a segment begins with: its header, and the pauses of tubes."""
+        pauses = sum([record.pause_size(tube) for tube in self.tubes.values() if tube.paused_until])
+        return record.SEGMENT_HEADER_SIZE + pauses
+
+    def new_capacity(self, free: int) -> int:
+        """The capacity of a new segment where *free* bytes are left for it."""
+        return max(MIN_SEGMENT, min(self.max_size, free // BLOCK * BLOCK))
+
+    def add_job(self, job: Job, size: int, events: bytes = b"") -> None:
+        """Record *job* whole, with *events*, in *size* bytes."""
+        job.events_recorded = record.events_size(events)
+        segment = self.room_for(size)
+        self.sequence += 1
+        if self.keeps_positions:
+            segment.starts.append(segment.used)
+        if job.size > LARGE_BODY:
+            segment.add_large(segment.encoder.begin_job(job, self.sequence, events), held_body(job), job.id)
+        else:
+            segment.add(segment.encoder.job(job, self.sequence, events), job.id)
+        segment.ids.append(job.id)
+        segment.live_bytes += size
+        self.live_bytes += size
+        job.segment = segment.number
+
+    def add_copy(self, job: Job) -> int:
+        """Record *job* whole, as before; return how many bytes that takes: not more than before if the disk is full."""
+        events = self.copied_events(job)
+        size = record.job_size(job) + record.events_size(events)
+        self.add_job(job, size, events)
+        return size
+
+    def copied_events(self, job: Job) -> bytes:
+        """The events that a copy of *job* contains."""
+        events = record.events_of(job)
+        return job_history.newest(events, job.events_recorded) if self.is_full else events
+
+    def add_update(self, job: Job) -> None:
+        """Record the state of *job*, and its last event."""
+        segment = self.room_for(record.UPDATE_SIZE)
+        self.sequence += 1
+        segment.add(segment.encoder.update(job, self.sequence), job.id)
+
+    def add_reserve(self, job: Job) -> None:
+        """Record the reservation of *job*."""
+        segment = self.room_for(record.RESERVE_SIZE)
+        self.sequence += 1
+        segment.add(segment.encoder.reserve(job, self.sequence), job.id)
+
+    def add_delete(self, id: int) -> None:
+        """Record that the job *id* was deleted."""
+        segment = self.room_for(record.DELETE_SIZE)
+        self.sequence += 1
+        segment.add(segment.encoder.delete(id, self.sequence), id)
+
+    def add_pause(self, tube: Tube, segment: Segment) -> None:
+        self.sequence += 1
+        segment.add_pause(segment.encoder.pause(tube, self.sequence), tube.name)
+
+    def mark_dead(self, job: Job) -> int:
+        """Count the newest JOB record of *job* as dead; return its size in bytes."""
+        size = record.recorded_size(job)
+        self.live_bytes -= size
+        segment = self.segments.get(job.segment)
+        if segment is not None:
+            segment.live_bytes -= size
+        return size
+
+    def forget_outstanding(self) -> None:
+        """Count no bytes as copied by compaction: a failure may have taken the copies."""
+        self.outstanding = 0
+        for segment in [*self.segments.values(), *[segment for _, segment in self.pending_removal]]:
+            segment.copied = 0
+
+    def remove_after(self, segment: Segment, sequence: int) -> None:
+        """Have *segment*, the oldest or superseded, removed once the record *sequence* is on disk, and its copies."""
+        del self.segments[segment.number]
+        if self.evictable and self.evictable[0] == segment.number:
+            self.evictable.popleft()
+        self.finished_bytes -= segment.used
+        if segment.used >= self.largest > self.max_size:
+            self.largest = max([other.used for other in self.segments.values() if other.touched is None], default=0)
+        self.pending_removal.append((sequence, segment))
+
+    def oldest_finished(self) -> Segment | None:
+        """The oldest segment, if it is on disk whole."""
+        oldest = next(iter(self.segments.values()), None)
+        return oldest if oldest is not None and oldest.touched is None else None
+
+    def is_finished(self, number: int) -> bool:
+        """Whether the segment *number* is there, and on disk whole."""
+        segment = self.segments.get(number)
+        return segment is not None and segment.touched is None
+
+    def reserve_ids(self, first: int) -> None:
+        """Have a block of ids begin at *first*, if ids are set aside at all; the caller records its end."""
+        if self._reserves_ids:
+            self.ids_end = min(first + ID_BLOCK, record.ID_LIMIT)
+            self.ids_wanted_at = self.ids_end - ID_BLOCK // 2
+
+    def record_id_block(self, first: int) -> bool:
+        """Record a block of ids that begins at *first*; False if that is no id."""
+        if first >= record.ID_LIMIT:
+            return False
+        self.reserve_ids(first)
+        self.add_ids_end(self.ids_end)
+        return True
+
+    def add_ids_end(self, next_id: int) -> None:
+        """Record *next_id* as the end of the ids set aside."""
+        segment = self.room_for(record.IDS_SIZE)
+        self.sequence += 1
+        segment.add_bare(segment.encoder.ids(next_id, self.sequence))
+        self.ids_end = next_id
+
+    def bytes_recorded(self) -> int:
+        """Return the bytes of all records, written or not."""
+        return self.finished_bytes + sum([segment.used for segment in self.unsafe])
+
+    def bytes_on_disk(self) -> int:
+        """Return the bytes of all files. A file has its whole capacity until it is full and truncated."""
+        whole = [*self.ahead, *self.orphaned, *[segment for segment in self.unsafe if segment.handle is not None]]
+        removed_soon = [segment.used for _, segment in self.pending_removal]
+        return self.finished_bytes + sum([segment.capacity for segment in whole]) + sum(removed_soon)
+
+    def count_files(self) -> int:
+        """Return the number of files. Some segments get theirs only with the next batch."""
+        without_file = sum([segment.handle is None and segment.number > 0 for segment in self.unsafe])
+        others = len(self.ahead) + len(self.pending_removal) + len(self.orphaned)
+        return len(self.segments) - without_file + others
+
+
+def enlarged(capacity: int, header: int, size: int) -> int:
+    """The capacity of a segment that begins with *header* bytes and has room for *size* more, at least *capacity*."""
+    return max(capacity, header + max(size, capacity // 4))

@@ -1,0 +1,245 @@
+"""Room on the disk: segments are allocated before they are used, and files that nothing refers to are removed.
+
+There are enough segments ahead for a DELETE of every live job, and only while SPARE_SEGMENTS of the disk stay free
+beside them. So a full disk stops puts, and every other command continues.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import time
+from typing import Final
+
+from greenstalk_server.journal import record
+from greenstalk_server.journal.batch import Upkeep, create, has_spare, no_spare
+from greenstalk_server.journal.files import Files
+from greenstalk_server.journal.segment import name_of
+from greenstalk_server.journal.segment_log import BLOCK, MIN_SEGMENT, SegmentLog
+
+log = logging.getLogger(__name__)
+
+MIN_FIRST_SEGMENT: Final = 16384
+"""Minimum bytes of the first segment of a start on a full disk."""
+
+SEGMENT_OVERHEAD: Final = record.SEGMENT_HEADER_SIZE + record.UPDATE_SIZE
+"""Bytes of a segment that no record takes: its header, and what is left when the next record does not fit."""
+
+SPARE_SEGMENTS: Final = 1.5
+"""Segments of free space that puts leave on the disk: the copy of one segment, and releases meanwhile."""
+
+SEGMENTS_PER_DISK: Final = 8
+"""A disk holds at least this many segments; on a small disk they are smaller than -s."""
+
+FULL_LOG_INTERVAL: Final = 10.0
+"""Seconds for which a disk must have had space before the log says so."""
+
+MARGIN: Final = 4 * BLOCK
+"""Bytes that a rewrite counts as used, once more after each allocation that failed though the disk claimed room."""
+
+LACK_OF_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
+
+PUTS_ARE_REFUSED: Final = "puts return OUT_OF_MEMORY until it works"
+
+
+class Space:
+    """Allocates segments ahead, and decides whether a put has room.
+
+    refusal     why the last segment could not be allocated.
+    known_free  bytes of the disk that were free when last measured.
+    margin      bytes that `measure_free` counts as used.
+    """
+
+    def __init__(self, files: Files, segment_log: SegmentLog, shown_max_size: int, *, is_never_synced: bool) -> None:
+        """*shown_max_size*: bytes of a segment by -s."""
+        self.refusal: str = ""
+        self.known_free: int = 0
+        self.margin: int = 0
+        self._files: Files = files
+        self._log: SegmentLog = segment_log
+        self._shown_max_size: int = shown_max_size
+        self._is_never_synced: bool = is_never_synced
+        self._upkeep_error: str = ""
+        self._full_at: float | None = None
+
+    def fitting_size(self) -> int:
+        """The size of a segment: -s, or less where the disk would not hold SEGMENTS_PER_DISK of them; raise OSError."""
+        self.known_free = self._files.free()
+        share = (self.known_free + self._log.finished_bytes) // SEGMENTS_PER_DISK
+        return min(self._log.max_size, max(MIN_SEGMENT, share // BLOCK * BLOCK))
+
+    def make_first(self) -> None:
+        """Make the segment to begin in, a smaller one if a whole one has no room; raise OSError if none has."""
+        segment = self._log.new_segment()
+        free = self._files.free() - self.compaction_room()
+        smallest = min(max(self._shown_max_size, MIN_SEGMENT), MIN_FIRST_SEGMENT)
+        segment.capacity = max(smallest, min(self._log.max_size, free // BLOCK * BLOCK))
+        while segment.handle is None:
+            try:
+                create(self._files, segment)
+            except OSError:
+                if segment.capacity <= smallest:
+                    raise
+                segment.capacity = max(segment.capacity // 2, smallest)
+        self._log.ahead.append(segment)
+
+    def has_room(self, size: int) -> bool:
+        """Whether a record of *size* has room beside the DELETEs of all jobs; make a segment ahead if it lacks."""
+        log = self._log
+        if log.wants_rewrite:
+            return False
+        left, usable = log.current.capacity - log.current.used, log.max_size - SEGMENT_OVERHEAD
+        is_large = size > left and size > usable
+        needed = (len(log.jobs) + 1) * record.DELETE_SIZE + (0 if is_large else 2 * size)
+        if log.is_full:
+            needed += max(log.max_size, log.largest)
+        room = left + (len(log.ahead) - is_large) * usable
+        while room < needed or (is_large and not log.ahead):
+            if not self._make_ahead():
+                return False
+            room += usable
+        if size > left and not self._may_begin():
+            return False
+        return not is_large or self._grow_ahead(size)
+
+    def _may_begin(self) -> bool:
+        """Whether a batch may begin the next segment: room for compaction remains, unless another program took it."""
+        others = sum([segment.capacity for segment in list(self._log.ahead)[1:]])
+        try:
+            return self._files.free() + others >= self.compaction_room()
+        except OSError:
+            return False
+
+    def _make_ahead(self) -> bool:
+        """Make a segment ahead here and now; only if upkeep has been overtaken by a burst of puts."""
+        segment = self._log.new_segment()
+        try:
+            if not has_spare(self._files, segment, self._spare()):
+                raise no_spare()
+            create(self._files, segment)
+        except OSError as error:
+            if segment.has_file:
+                self._log.orphaned.append(segment)
+            self._note_upkeep_error(error, f"cannot allocate {name_of(segment.number)}: %s; {PUTS_ARE_REFUSED}")
+            return False
+        self._note_space()
+        self._log.ahead.append(segment)
+        return True
+
+    def _grow_ahead(self, size: int) -> bool:
+        """Give the next segment room for a record of *size*, larger than most."""
+        segment = self._log.ahead[0]
+        assert segment.handle is not None
+        size += SEGMENT_OVERHEAD
+        if segment.capacity < size:
+            try:
+                if self._files.free() - (size - segment.capacity) < self._spare(size):
+                    raise no_spare()
+                self._files.grow(segment.handle, size)
+            except OSError as error:
+                self._note_upkeep_error(error, f"cannot extend {name_of(segment.number)}: %s; the put is refused")
+                return False
+            segment.capacity = segment.allocated = size
+        return True
+
+    @property
+    def wants_upkeep(self) -> bool:
+        """Whether `upkeep` has something to do now; after an error it waits for a retry."""
+        wants_more = len(self._log.ahead) < self._wanted_ahead() and not self._log.is_full
+        return not self._upkeep_error and (wants_more or bool(self._log.orphaned) or self.can_remove())
+
+    def upkeep(self, is_retry: bool = True) -> Upkeep | None:
+        """Return what is to be made and removed now, or None. One at a time.
+
+        After an error nothing is tried unless *is_retry*; on a full disk making is tried then, or after a removal.
+        """
+        self._report_space()
+        if self._upkeep_error and not is_retry:
+            return None
+        to_remove, self._log.orphaned = self._log.orphaned, []
+        while self.can_remove():
+            segment = self._log.pending_removal.popleft()[1]
+            self._log.outstanding -= segment.copied
+            to_remove.append(segment)
+        makes = not self._log.wants_rewrite and (is_retry or not self._log.is_full or to_remove)
+        lacking = range(len(self._log.ahead), self._wanted_ahead() if makes else 0)
+        to_make = [self._log.new_segment() for _ in lacking]
+        if not to_make and not to_remove:
+            return None
+        return Upkeep(
+            self._files, to_make, to_remove, self._is_never_synced, self._spare(), has_ahead=bool(self._log.ahead)
+        )
+
+    def complete_upkeep(self, upkeep: Upkeep) -> None:
+        """Note what *upkeep* has done."""
+        self._log.add_ahead(upkeep.made)
+        self._log.orphaned += upkeep.not_removed
+        self.known_free = upkeep.free
+        if upkeep.error is not None:
+            self._note_upkeep_error(upkeep.error, upkeep.doing)
+            return
+        if self._upkeep_error:
+            log.warning("journal: files can be made and removed again")
+            self._upkeep_error = ""
+        if upkeep.made:
+            self._note_space()
+
+    def can_remove(self) -> bool:
+        """Whether the first condemned segment may be removed.
+
+        Copies of its jobs are on disk then, and a later segment, whose header has the next id.
+        """
+        if not self._log.pending_removal:
+            return False
+        sequence, segment = self._log.pending_removal[0]
+        return sequence <= self._log.on_disk and segment.number < self._log.newest_on_disk
+
+    def _wanted_ahead(self) -> int:
+        """So many that all DELETEs have room; and one more while the disk is full, to see if it still is."""
+        return 1 + len(self._log.jobs) * record.DELETE_SIZE // self._log.max_size + self._log.is_full
+
+    def _spare(self, size: int = 0) -> int:
+        """Bytes of the disk that stay free beside segments made ahead, of which one has *size* bytes."""
+        return int(SPARE_SEGMENTS * max(size, self._log.max_size, self._log.largest))
+
+    def compaction_room(self, pending: int = 0) -> int:
+        """Bytes that must remain to copy one segment, less what copies have taken, of which *pending* are unwritten."""
+        copied = self._log.outstanding - pending
+        return max(0, max(self._log.max_size, self._log.largest) + self._log.header_size() + BLOCK - copied)
+
+    def measure_free(self) -> int:
+        """The free bytes of the disk that a rewrite may use."""
+        try:
+            return max(0, self._files.free() - self.margin)
+        except OSError:
+            return 0
+
+    def widen_margin(self) -> None:
+        """Count more bytes as used: an allocation has failed though the disk claimed room for it."""
+        self.margin += MARGIN
+
+    def note_full(self, error: OSError) -> None:
+        self.refusal = str(error)
+        if self._full_at is None:
+            log.error("journal: disk full: %s; puts return OUT_OF_MEMORY until space is available", error)
+        self._full_at = time.monotonic()
+        self._log.is_full = True
+
+    def _note_space(self) -> None:
+        self._log.is_full = False
+
+    def _report_space(self) -> None:
+        """Log the end of a full disk once it has lasted: under load a disk is full and not full many times a second."""
+        if self._full_at is not None and not self._log.is_full and time.monotonic() - self._full_at > FULL_LOG_INTERVAL:
+            log.warning("journal: space is available again; puts are accepted")
+            self._full_at = None
+
+    def _note_upkeep_error(self, error: OSError, message: str) -> None:
+        """Log *message*, with the reason at its %s, unless upkeep has failed before and not worked since."""
+        if error.errno in LACK_OF_ROOM:
+            self.note_full(error)
+            return
+        self.refusal = message % error
+        if not self._upkeep_error:
+            log.error("journal: %s; retried every second", self.refusal)
+        self._upkeep_error = self.refusal

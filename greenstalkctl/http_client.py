@@ -1,0 +1,254 @@
+"""JSON requests to an API over one keep-alive HTTP connection, with errors translated for the user.
+
+A redirect is not followed, because it could send the token to another server. Every response is bounded in time (the
+deadline of its request) and in memory (MAX_JSON, MAX_BODY), whatever the server is. Not thread-safe.
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import socket
+import ssl
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection, IncompleteRead
+from time import monotonic
+from typing import Any, Final, NoReturn
+from urllib.parse import urlencode
+
+from greenstalkctl import bounded_socket, tls
+from greenstalkctl.address import Url
+from greenstalkctl.errors import CommandError, InvalidUsage, Refused, Unreachable
+from greenstalkctl.queue import MAX_BODY
+
+JSON: Final = "application/json"
+PROBLEM: Final = "application/problem+json"
+BYTES: Final = "application/octet-stream"
+
+TOKEN_VARIABLE: Final = "GREENSTALKCTL_API_TOKEN"  # noqa: S105  the variable's name, not a token
+_TOKEN_IS_FROM: Final = f"{TOKEN_VARIABLE} or --api-token-file"
+QUERY_FIELD: Final = "q"
+"""The only request field that is copied unchecked from the command line."""
+
+MAX_TARGET: Final = 2**16
+"""Maximum bytes of a request target. A server closes the connection before it has read a longer one, so that its
+414 is lost."""
+
+MAX_JSON: Final = 2**24
+"""Maximum bytes of a JSON response. The largest is a page of jobs with 2 MiB of bodies, each byte escaped."""
+
+MAX_HEAD: Final = 2**23
+"""Maximum bytes of a response's status line and headers; http.client accepts 100 lines of 64 KiB."""
+
+_TOO_LONG: Final = "the --query is too long"
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """The response to a request; `data` is its decoded JSON, or its bytes if it is not JSON."""
+
+    status: int
+    data: Any
+
+    @property
+    def is_success(self) -> bool:
+        return 200 <= self.status < 300
+
+
+class HttpClient:
+    """A connection to the API at *url*; each request, with its response, may take *timeout* seconds.
+
+    *token* is sent with each request unless it is empty. *context* is the TLS context of an https:// URL.
+    """
+
+    def __init__(self, url: Url, token: str, timeout: float, context: ssl.SSLContext | None = None) -> None:
+        self._url = url
+        self._token = token
+        self._timeout = timeout
+        self._context = context
+        self._deadline = 0.0
+        self._socket: bounded_socket.BoundedSocket | None = None
+        self._has_answered = False
+        self._http = (
+            HTTPConnection(url.host, url.port)
+            if context is None
+            else HTTPSConnection(
+                url.host, url.port, context=context
+            )  # the class determines the default port, which the Host header omits
+        )
+
+    def close(self) -> None:
+        self._http.close()
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, object] | None = None,
+        body: object = None,
+        *,
+        ordinary: Collection[int] = (),
+    ) -> Response:
+        """Send a request; return its response if it succeeded or its status is in *ordinary*.
+
+        Otherwise raise Refused, with the status as its `word`; InvalidUsage if the command line caused the error; or
+        Unreachable if the response does not come from the API.
+        """
+        target = f"{self._url.root}{path}" + (f"?{urlencode(query)}" if query else "")
+        if len(target) > MAX_TARGET:
+            raise InvalidUsage(_TOO_LONG)
+        self._deadline = monotonic() + self._timeout
+        with self._translated_errors(is_change=method != "GET"):
+            is_used = self._connect()
+            try:
+                response, content = self._exchange(method, target, body)
+            except ConnectionError:
+                if not is_used or method != "GET":
+                    raise
+                self._http.close()  # the server closed the idle connection while the request was being sent
+                self._connect()
+                response, content = self._exchange(method, target, body)
+        kind = response.headers.get_content_type()
+        if kind not in {JSON, PROBLEM, BYTES} and response.status != 204:
+            raise self._foreign_response(response)
+        answer = Response(response.status, content if kind == BYTES else self._parse_json(content))
+        if not answer.is_success and response.status not in ordinary:
+            self._raise_problem(answer, is_change=method != "GET")
+        return answer
+
+    def _exchange(self, method: str, target: str, body: object) -> tuple[HTTPResponse, bytes]:
+        self._http.request(method, target, None if body is None else json.dumps(body), self._headers())
+        response = self._http.getresponse()
+        self._has_answered = True
+        limit = MAX_BODY if response.headers.get_content_type() == BYTES else MAX_JSON
+        if response.length is not None and response.length > limit:
+            raise bounded_socket.TooLargeError(f"it announces a response of {response.length} bytes")
+        assert self._socket is not None
+        self._socket.budget = limit  # the length of a chunked response is unknown until its end
+        content = response.read(limit + 1) if response.length is None else response.read()
+        if len(content) > limit:
+            raise bounded_socket.TooLargeError(f"its response has more than {limit} bytes")
+        return response, content
+
+    def _headers(self) -> dict[str, str]:
+        headers = {"Accept": f"{JSON}, {PROBLEM}, {BYTES}", "Content-Type": JSON, "User-Agent": "greenstalkctl"}
+        return headers | ({"Authorization": f"Bearer {self._token}"} if self._token else {})
+
+    def _connect(self) -> bool:
+        """Connect unless a usable connection is open; return whether the connection has been used before.
+
+        A connection that the server has closed since the last request is not usable.
+        """
+        if self._socket is not None and self._http.sock is not None:
+            readable, _, _ = select.select([self._socket], [], [], 0)
+            if not readable:
+                self._socket.set_limits(self._deadline - monotonic(), MAX_HEAD)
+                return True
+            self._http.close()
+        left = max(self._deadline - monotonic(), 0.001)
+        try:
+            sock = socket.create_connection((self._url.host, self._url.port), left)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        except TimeoutError:
+            raise
+        except (OSError, UnicodeError) as error:
+            reason = getattr(error, "strerror", None) or str(error) or "no answer"
+            message = f"cannot connect to {self._url}: {reason}; check that the dashboard is running and --api is right"
+            raise Unreachable(message) from error
+        self._socket = (
+            self._secured(sock, self._context) if self._context is not None else bounded_socket.wrap_plain(sock)
+        )
+        self._socket.set_limits(self._deadline - monotonic(), MAX_HEAD)
+        self._http.sock = self._socket
+        return False
+
+    def _secured(self, sock: socket.socket, context: ssl.SSLContext) -> bounded_socket.BoundedSocket:
+        left = max(self._deadline - monotonic(), 0.001)
+        try:
+            return bounded_socket.wrap_tls(sock, left, context, self._url.host)
+        except OSError as error:
+            without = "check whether the URL should be http:// instead of https://"
+            raise Unreachable(tls.failed_handshake(self._url, error, self._timeout, without)) from error
+
+    @contextmanager
+    def _translated_errors(self, *, is_change: bool) -> Iterator[None]:
+        """Translate connection errors to Unreachable; if the request *is_change*, say that it may have been done."""
+        doubt = "; the change may have been made" if is_change else ""
+        try:
+            yield
+        except TimeoutError as error:
+            self._http.close()
+            message = f"{self._url} did not answer within {self._timeout:g} s{doubt}; raise --timeout to wait longer"
+            raise Unreachable(message) from error
+        except bounded_socket.TooLargeError as error:
+            self._http.close()
+            raise self.not_the_api(str(error)) from error
+        except (
+            ConnectionError,
+            IncompleteRead,
+            ssl.SSLError,
+        ) as error:  # RemoteDisconnected of http.client is a ConnectionError
+            self._http.close()
+            refusal = tls.refusal(self._url, error) if isinstance(error, ssl.SSLError) else None
+            message = f"{self._url} closed the connection{doubt}: {error}; {self._advice()}"
+            raise Unreachable(refusal or message) from error
+        except (HTTPException, OSError) as error:
+            self._http.close()
+            message = f"the server at {self._url} does not speak HTTP; check --api"
+            raise Unreachable(message) from error
+
+    def _advice(self) -> str:
+        """Return advice for a connection that was closed without a response."""
+        if self._has_answered:
+            return "check that it is still running"
+        if self._context is not None:
+            return "it may require a client certificate (--cert, --key), or refuse the one it got"
+        return "check that it is still running; if it expects TLS, write https://"
+
+    def _parse_json(self, content: bytes) -> Any:
+        try:
+            return json.loads(content) if content else None
+        except (ValueError, RecursionError) as error:
+            raise self.not_the_api("its response is not JSON") from error
+
+    def not_the_api(self, why: str) -> Unreachable:
+        """Return the error for a response that does not come from the API."""
+        return Unreachable(f"the server at {self._url} is not the API of Greenstalk Server ({why}); check --api")
+
+    def _foreign_response(self, response: HTTPResponse) -> CommandError:
+        """Return the error for a *response* of another server, such as a proxy in front of the API."""
+        status = f"{response.status} {response.reason}".strip()
+        if 300 <= response.status < 400:
+            return Unreachable(f"{self._url} redirects to {response.getheader('Location')}; use that URL as --api")
+        if response.status == 414:
+            return InvalidUsage(_TOO_LONG)
+        if response.status >= 500:
+            message = f"a proxy in front of {self._url} answered {status}; the server behind it may not be running"
+            return Unreachable(message)
+        return self.not_the_api(f"{status}, {response.headers.get_content_type()}")
+
+    def _raise_problem(self, answer: Response, *, is_change: bool) -> NoReturn:
+        """Raise the error that *answer*, an RFC 9457 problem, means for the user of the command."""
+        problem = answer.data if isinstance(answer.data, dict) else {}
+        detail = str(problem.get("detail", "no reason given")).rstrip(".")
+        raise self._error_for(answer.status, detail, _fields(problem), is_change=is_change)
+
+    def _error_for(self, status: int, detail: str, fields: Collection[str], *, is_change: bool) -> CommandError:
+        if status == 400 and QUERY_FIELD in fields:
+            return InvalidUsage(detail.replace(f"“{QUERY_FIELD}”", "--query"))
+        if status == 401 and self._token:
+            return Refused("401", f"{self._url} refused the token in {_TOKEN_IS_FROM}: {detail}")
+        if status == 401:
+            return Refused("401", f"{self._url} requires a token; set {_TOKEN_IS_FROM}: {detail}")
+        if status == 403 and is_change:
+            needs = "a change needs an admin token, and a server that is not read-only"
+            return Refused("403", f"{self._url} answered 403: {detail}; {needs}")
+        return Refused(str(status), f"{self._url} answered {status}: {detail}")
+
+
+def _fields(problem: Mapping[str, Any]) -> list[str]:
+    """Return the names of the request fields that *problem* names."""
+    errors = problem.get("errors")
+    return [str(error.get("field")) for error in errors if isinstance(error, dict)] if isinstance(errors, list) else []
