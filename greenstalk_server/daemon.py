@@ -148,9 +148,9 @@ def _serve_in_cluster(options: Options, environ: Mapping[str, str], resources: _
     pause_gc()
     with importing_psycopg():
         from greenstalk_server.cluster import leadership  # noqa: PLC0415  optional dependency
-    seat = leadership.make_seat(options, describe(resources.listeners[0].sock))
+    lease = leadership.make_lease(options, describe(resources.listeners[0].sock))
     make_queue = partial(_SharedQueue, options, resources.dashboard_factory)
-    candidate = leadership.Candidate(seat, make_queue, options.strict_recovery)
+    candidate = leadership.Candidate(lease, make_queue, options.strict_recovery)
     lifetime = leadership.ProcessLifetime(candidate)
     web_server: WebServer | None = None
     if (factory := resources.dashboard_factory) is not None:

@@ -81,7 +81,7 @@ def find_client(broker: Broker, given: Fields) -> Client:
     number = fields.number(given, "number", 1, MAX_ID)
     found = _by_number(broker, {number})
     if not found:
-        address = broker.parted.get(number)
+        address = broker.recent_workers.get(number)
         reason = f"it came from {address} and has ended" if address else "it has ended or never existed"
         raise NotFound(f"Connection {number} is not open: {reason}.")
     return found[number]
@@ -135,7 +135,7 @@ def _by_number(broker: Broker, numbers: set[int]) -> dict[int, Client]:
 
 def _actor(broker: Broker, number: int, client: Client | None) -> ActorRef:
     if client is None:
-        return ActorRef(str(number), broker.parted.get(number, ""), "", is_connected=False)
+        return ActorRef(str(number), broker.recent_workers.get(number, ""), "", is_connected=False)
     return ActorRef(str(number), client.address, client_name(client), is_connected=True)
 
 

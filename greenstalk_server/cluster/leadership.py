@@ -110,15 +110,15 @@ class Lead:
     wants_handover  whether an operator has requested a handover.
     """
 
-    def __init__(self, seat: LeaderLease, epoch: int, taken_at: float) -> None:
+    def __init__(self, lease: LeaderLease, epoch: int, taken_at: float) -> None:
         """*taken_at* is the time of the request for the lead, by `boot_time`."""
         self.epoch: int = epoch
         self.lost: str = ""
         self.trouble: str = ""
         self.wants_handover: bool = False
         self.standbys: tuple[tuple[str, float], ...] = ()
-        self.seat: LeaderLease = seat
-        self._expires_at: float = taken_at + seat.duration * (1 - CLOCK_DRIFT)
+        self.lease: LeaderLease = lease
+        self._expires_at: float = taken_at + lease.duration * (1 - CLOCK_DRIFT)
         self._checked_at: float = time.monotonic()
         self._stopped: threading.Event = threading.Event()
         for name, run in (("lease", self._renew_until_stopped), ("standbys", self._read_standbys_until_stopped)):
@@ -130,7 +130,7 @@ class Lead:
 
         One failed renewal is no reason: a load balancer that sees a warning closes all connections.
         """
-        return self.trouble if boot_time() > self._expires_at - self.seat.duration * WARNING_SHARE else ""
+        return self.trouble if boot_time() > self._expires_at - self.lease.duration * WARNING_SHARE else ""
 
     def why_lost(self) -> str:
         """Return why the lead is lost, empty if it is not. Must be called at least every HUNG_AFTER seconds."""
@@ -146,13 +146,13 @@ class Lead:
     def _renew_until_stopped(self) -> None:
         pause = 0.0
         while not self._stopped.wait(RETRY_INTERVAL if self.trouble else pause):
-            pause = self.seat.heartbeat_interval
+            pause = self.lease.heartbeat_interval
             if time.monotonic() > self._checked_at + HUNG_AFTER:
                 continue
             requested_at = boot_time()
             try:
-                self.wants_handover = self.seat.renew()
-                self._expires_at = requested_at + self.seat.duration * (1 - CLOCK_DRIFT)
+                self.wants_handover = self.lease.renew()
+                self._expires_at = requested_at + self.lease.duration * (1 - CLOCK_DRIFT)
                 self.trouble = ""
             except NotLeader as error:
                 self.lost = str(error)
@@ -161,9 +161,9 @@ class Lead:
                 self.trouble = str(error)
 
     def _read_standbys_until_stopped(self) -> None:
-        while not self._stopped.wait(self.seat.heartbeat_interval):
+        while not self._stopped.wait(self.lease.heartbeat_interval):
             with suppress(OSError):
-                self.standbys = tuple([(standby.name, standby.behind) for standby in self.seat.standbys()])
+                self.standbys = tuple([(standby.name, standby.behind) for standby in self.lease.standbys()])
 
 
 class Candidate(Generic[Q]):
@@ -174,12 +174,12 @@ class Candidate(Generic[Q]):
     lead        None while this server is a standby.
     """
 
-    def __init__(self, seat: LeaderLease, make: Callable[[Rows, Clock], Q], is_strict: bool) -> None:
+    def __init__(self, lease: LeaderLease, make: Callable[[Rows, Clock], Q], is_strict: bool) -> None:
         """*make* returns an empty queue."""
         self.queue: Q
         self.clock: Clock
         self.lead: Lead | None = None
-        self.seat: LeaderLease = seat
+        self.lease: LeaderLease = lease
         self._make: Callable[[Rows, Clock], Q] = make
         self._is_strict: bool = is_strict
         self._follower: Follower | None = None
@@ -189,7 +189,7 @@ class Candidate(Generic[Q]):
         self._reported_at: float = 0.0
         self._reporter: gevent.Greenlet | None = None
         self._is_stopping: Callable[[], bool] = bool
-        self._last_lease: tuple[int, int] | None = None
+        self._last_term: tuple[int, int] | None = None
         self._lease_ends_at: float = 0.0
         self._is_following: bool = False
         self._has_garbage: bool = False
@@ -197,22 +197,22 @@ class Candidate(Generic[Q]):
     @property
     def links(self) -> list[DatabaseConnection]:
         """Every connection to the database."""
-        links = [self.seat.connection, self.seat.background]
+        links = [self.lease.connection, self.lease.background]
         if self._follower is not None:
             links += [self._follower.connection, self.queue.rows.connection]
         return links
 
     def status(self) -> ClusterStatus:
         """Return the status of this server."""
-        seat, standing, lead = self.seat, self._standing, self.lead
+        lease, standing, lead = self.lease, self._standing, self.lead
         if lead is not None:
             return ClusterStatus(
-                True, seat.journal_name, seat.name, seat.name, lead.epoch, 0.0, lead.warning, lead.standbys
+                True, lease.journal_name, lease.name, lease.name, lead.epoch, 0.0, lead.warning, lead.standbys
             )
         return ClusterStatus(
             False,
-            seat.journal_name,
-            seat.name,
+            lease.journal_name,
+            lease.name,
             standing.leader if standing is not None and not standing.is_free else "",
             standing.epoch if standing is not None else 0,
             self._behind(),
@@ -221,7 +221,7 @@ class Candidate(Generic[Q]):
 
     def _unanswered(self) -> str:
         """Return for how long the database has not answered; empty if not longer than UNANSWERED_AFTER."""
-        waits = max([link.waits for link in self.links if link is not self.seat.background])
+        waits = max([link.waits for link in self.links if link is not self.lease.background])
         return f"PostgreSQL has not answered for {waits:.0f} s" if waits > UNANSWERED_AFTER else ""
 
     def run(self, stopping: Event) -> Lead | None:
@@ -247,29 +247,29 @@ class Candidate(Generic[Q]):
             stopping.wait(POLL_INTERVAL)
         if self._follower is not None:
             with suppress(OSError):
-                run_in_thread(self.seat.leave)
+                run_in_thread(self.lease.leave)
         return None
 
     def _step(self) -> Lead | None:
         """Read new batches, and take the lead if no server has it. Switches."""
         if self._follower is None:
-            self.clock = steady_clock(run_in_thread(self.seat.open))
-            if risk := run_in_thread(self.seat.risk):
+            self.clock = steady_clock(run_in_thread(self.lease.open))
+            if risk := run_in_thread(self.lease.risk):
                 log.warning("PostgreSQL: %s", risk)
             self._begin()
         self._read()
         assert self._follower is not None
         refuse_unfit(self._follower.recovery, is_strict=False)  # before it leads a journal that it cannot serve
-        self._standing = run_in_thread(self.seat.look)
+        self._standing = run_in_thread(self.lease.look)
         self._note_recovery()
         if not self.may_lead(self._standing):
             if not self._is_following:
                 log.info("standby: %s is active", self._standing.leader)
                 gc.enable()  # the first read is complete: see gc_tuning.pause_gc
             self._is_following = True
-            if time.monotonic() > self._reported_at + self.seat.heartbeat_interval and not self._reporter:
+            if time.monotonic() > self._reported_at + self.lease.heartbeat_interval and not self._reporter:
                 self._reported_at = time.monotonic()
-                self._reporter = gevent.spawn(self._report, lambda: self.seat.follow(self._behind() or 0.0))
+                self._reporter = gevent.spawn(self._report, lambda: self.lease.follow(self._behind() or 0.0))
             self.queue.prepare(self.status)
             return None
         return self._take_over(self._standing)
@@ -279,9 +279,9 @@ class Candidate(Generic[Q]):
 
         The length is measured by this machine's clock: the database's may have been set back, or be another machine's.
         """
-        lease = standing.epoch, standing.lease_until
-        if lease != self._last_lease:
-            self._last_lease, self._lease_ends_at = lease, time.monotonic() + standing.remaining + TAKEOVER_DELAY
+        term = standing.epoch, standing.lease_until
+        if term != self._last_term:
+            self._last_term, self._lease_ends_at = term, time.monotonic() + standing.remaining + TAKEOVER_DELAY
         return standing.is_free or standing.is_mine or time.monotonic() > self._lease_ends_at
 
     def _report(self, report: Callable[[], None]) -> None:
@@ -295,8 +295,8 @@ class Candidate(Generic[Q]):
             self._follower.connection.close()
             self.queue.broker.jobs.clear()  # jobs that refer to each other are not collected: see core.gc_untrack
             self._has_garbage = True
-        self.queue = self._make(Rows(self.seat), self.clock)
-        self._follower = Follower(self.seat, Recovery(self.queue.broker.tube, self.queue.broker.jobs))
+        self.queue = self._make(Rows(self.lease), self.clock)
+        self._follower = Follower(self.lease, Recovery(self.queue.broker.tube, self.queue.broker.jobs))
         self._read_at = None
 
     def _read(self) -> None:
@@ -328,11 +328,11 @@ class Candidate(Generic[Q]):
     def _take_over(self, standing: Standing) -> Lead | None:
         """Take the lead, and read what the previous leader has added; None if *standing* is outdated. Switches."""
         taken_at = boot_time()
-        epoch = run_in_thread(self.seat.take, standing)
+        epoch = run_in_thread(self.lease.take, standing)
         if epoch is None:
             return None
-        self.lead = Lead(self.seat, epoch, taken_at)
-        gevent.spawn(self._report, self.seat.leave)
+        self.lead = Lead(self.lease, epoch, taken_at)
+        gevent.spawn(self._report, self.lease.leave)
         while True:
             try:
                 self._read()
@@ -408,12 +408,12 @@ class ProcessLifetime:
 
     def release_lead(self) -> None:
         """Give up the lead, after all changes are committed and all clients are disconnected. Switches."""
-        lead, seat = self._candidate.lead, self._candidate.seat
+        lead, lease = self._candidate.lead, self._candidate.lease
         assert lead is not None
         lead.stop()
         self._candidate.lead = None
         try:
-            run_in_thread(seat.release)
+            run_in_thread(lease.release)
         except OSError as error:
             log.warning("cannot release the lead: %s; a standby takes over when the lease ends", error)
 
@@ -426,7 +426,7 @@ class ProcessLifetime:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # pending until the new program handles them
         # os.environ, since hide_secrets has overwritten the secrets in the process's own environment.
         try:
-            environ = dict(os.environ) | {PREVIOUS_HOLDER: str(self._candidate.seat.me)}
+            environ = dict(os.environ) | {PREVIOUS_HOLDER: str(self._candidate.lease.me)}
             os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environ)  # noqa: S606  the very command
         except OSError as error:
             log.critical("cannot execute %s again: %s; the server exits", sys.executable, error.strerror)
@@ -467,8 +467,8 @@ def _note_useless_drain() -> None:
     log.info("SIGUSR1 is ignored: a standby has nothing to drain")
 
 
-def make_seat(options: Options, where: str) -> LeaderLease:
-    """Return the seat of the journal in *options* for a server that listens at *where*; raise StartError."""
+def make_lease(options: Options, where: str) -> LeaderLease:
+    """Return the lease of the journal in *options* for a server that listens at *where*; raise StartError."""
     assert options.journal is not None
     conninfo = conninfo_of(options.journal, options.label_of("journal"))
     name = "".join([char if char.isprintable() else "?" for char in _server_name(where)])
@@ -494,22 +494,22 @@ def hand_over(options: Options) -> int:
 
     Raise StartError if there is no active server or no standby, or if the handover takes too long.
     """
-    seat = make_seat(options, "handover")
+    lease = make_lease(options, "handover")
     try:
-        if not seat.find() or (before := seat.look()).is_free:
+        if not lease.find() or (before := lease.look()).is_free:
             raise StartError(f"handover: no server is active on the journal {options.journal_name}", EXIT_BINLOG)
-        if not any(standby.behind < options.lease_ns / SECOND for standby in seat.standbys()):
+        if not any(standby.behind < options.lease_ns / SECOND for standby in lease.standbys()):
             raise StartError("handover: no standby is up to date, so none can take over", EXIT_BINLOG)
-        seat.ask_for_handover()
+        lease.ask_for_handover()
         until = time.monotonic() + HANDOVER_TIMEOUT
-        while (now := seat.look()).is_handing_over or now.is_free:
+        while (now := lease.look()).is_handing_over or now.is_free:
             if time.monotonic() > until:
                 raise StartError(f"handover: {before.leader} has not handed over in {HANDOVER_TIMEOUT} s", EXIT_BINLOG)
             time.sleep(RETRY_INTERVAL)
     except OSError as error:
         raise StartError(f"handover: {error}", EXIT_BINLOG) from error
     finally:
-        seat.close()
+        lease.close()
     print(f"{before.leader} has handed over to {now.leader}")
     return EXIT_OK
 

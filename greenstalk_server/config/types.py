@@ -78,13 +78,13 @@ class Type:
 
     @property
     def allowed(self) -> str:
-        """What a flag or a variable may be, for "must be ..."."""
+        """The allowed values of a flag or a variable, for "must be ..."."""
         units = f", {self.units.in_text}" if self.units is not None else ""
         return self.accepts + units + (f"; or {self.keyword}" if self.keyword else "")
 
     @property
     def allowed_in_toml(self) -> str:
-        """What a configuration file may have, for "must be ..."."""
+        """The allowed values in a configuration file, for "must be ..."."""
         if self.accepts_in_toml:
             return self.accepts_in_toml
         units = f", {self.units.in_toml}" if self.units is not None else ""

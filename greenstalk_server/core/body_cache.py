@@ -1,8 +1,8 @@
-"""Which bodies are in memory, and which on disk alone, when there is a limit to memory.
+"""Accounting of job bodies under a memory limit: which are in memory, and which are only on disk.
 
-A journal has every body on disk anyway. So once jobs take more memory than they may, bodies are let go (see
-Binlog.let_go), the newest first, since they are wanted last; and read back when their jobs are reserved, or looked at.
-This counts them, and says when memory is short. Pure.
+A journal has every body on disk anyway. So once jobs take more memory than the limit, bodies are evicted (see
+Binlog.let_go), the newest first, since they are needed last. They are read back when their jobs are reserved or shown.
+This module counts bodies, and reports when memory is short. Pure.
 """
 
 from __future__ import annotations
@@ -17,33 +17,36 @@ if TYPE_CHECKING:
     from greenstalk_server.core.tube import Tube
 
 JOB_COST: Final = 272
-"""Bytes that a job takes without its body: itself, its numbers, its places in the table, a queue and the journal."""
+"""Bytes that a job takes without its body: the object, its numbers, and entries in table, queue and journal."""
 
 BODY_COST: Final = 48
-"""Bytes that a body takes beside its own."""
+"""Overhead of a body in bytes."""
 
 SMALL: Final = 64
-"""Bytes; a smaller body is not worth letting go."""
+"""Size in bytes up to which a body is not worth evicting."""
 
 LEAST_LIMIT: Final = 64 * 2**20
-"""Bytes; the process alone takes half of it."""
+"""Minimum of --memory-limit in bytes. The process takes half of that without any job."""
 
 
 class Bodies:
     """The bodies of all jobs.
 
-    limit           bytes that jobs may take, their bodies included.
-    in_memory       bytes of the bodies in memory.
-    on_disk         bytes of those on disk alone.
-    jobs            how many jobs there are, and `held` of them have their body in memory.
-    can_let_go      whether there is a journal on disk that bodies can be read back from.
-    margin          bytes before the limit that bodies begin to be let go, as that takes its time.
-    is_exhausted    all was let go that could be, and memory is still short.
-    back            jobs whose bodies were read back, and may go first when memory is short.
-    ahead           those whose bodies were read ahead, and stay until reserved, or in the way; `ahead_bytes` in all.
-    marks           ids of jobs with whose reservation `read_ahead` is called, with their tube.
-    fetch           begins to read back the body of a job, and calls what it is given with that, or None if it is lost.
-    look            the bodies of jobs by id, which stay on disk alone if they are; without lost ones. Switches.
+    limit           maximum memory of all jobs and their bodies, bytes.
+    in_memory       size of the bodies in memory, bytes.
+    on_disk         size of the bodies that are only on disk, bytes.
+    jobs            number of jobs.
+    held            number of jobs whose body is in memory.
+    can_let_go      there is a journal on disk from which bodies can be read back, so they can be evicted.
+    margin          eviction begins this many bytes below the limit, since it takes time.
+    is_exhausted    all bodies that could be evicted are, and memory is still short.
+    back            jobs whose bodies were read back; these are evicted first.
+    ahead           jobs whose bodies were read ahead; these stay until the job is reserved, or `make_way` is called.
+    ahead_bytes     size of those bodies.
+    marks           ids of jobs whose reservation calls `read_ahead` with their tube.
+    fetch           starts to read back the body of a job; later calls the given function with the body, or with None
+                    if it is lost.
+    look            returns the bodies of jobs by id, without lost ones; bodies on disk stay there. Switches greenlets.
     """
 
     def __init__(self, limit: int, can_let_go: bool) -> None:
@@ -65,11 +68,11 @@ class Bodies:
 
     @property
     def taken(self) -> int:
-        """Bytes that jobs take, about."""
+        """Approximate memory that jobs take, bytes."""
         return self.in_memory + self.held * BODY_COST + self.jobs * JOB_COST
 
     def are_short(self) -> bool:
-        """Whether bodies are to be let go: some time before the limit."""
+        """Whether bodies have to be evicted: `margin` bytes before the limit."""
         return self.can_let_go and self.taken > self.limit - self.margin
 
     def has_room(self, size: int) -> bool:
@@ -86,8 +89,8 @@ class Bodies:
             return True
         return self.has_room(size)
 
-    def came(self, job: Job) -> None:
-        """Count *job*, new."""
+    def add(self, job: Job) -> None:
+        """Count the new *job*."""
         self.jobs += 1
         if job.body is None:
             self.on_disk += job.size
@@ -95,8 +98,8 @@ class Bodies:
             self.held += 1
             self.in_memory += job.size
 
-    def went(self, job: Job) -> None:
-        """Count *job* no more."""
+    def remove(self, job: Job) -> None:
+        """Uncount *job*."""
         self.marks.discard(job.id)
         self.back.pop(job, None)
         if job in self.ahead:
@@ -109,7 +112,7 @@ class Bodies:
             self.in_memory -= job.size
 
     def reserved(self, job: Job) -> None:
-        """Have more read ahead if *job*, which a client has got, is marked."""
+        """Note that *job* is reserved, and read ahead if it is marked."""
         if job in self.ahead:
             self._end_ahead(job)
             self.back[job] = None
@@ -118,14 +121,14 @@ class Bodies:
             self.read_ahead(job.tube)
 
     def let_go(self, job: Job) -> None:
-        """Let go of the body of *job*, which is in memory, and on disk too."""
+        """Evict the body of *job*, which is in memory and on disk."""
         job.body = None
         self.held -= 1
         self.in_memory -= job.size
         self.on_disk += job.size
 
     def take_back(self, job: Job, body: bytes, *, is_ahead: bool) -> None:
-        """Have *body*, read back, in memory, if *job* still lacks it; if *is_ahead*, till that is reserved."""
+        """Keep *body*, which was read back, if *job* still lacks it; if *is_ahead*, until the job is reserved."""
         if job.body is not None:
             return
         job.body = body
@@ -139,7 +142,7 @@ class Bodies:
             self.back[job] = None
 
     def make_way(self, size: int) -> None:
-        """Let some bodies that were read ahead, *size* bytes, go as all others may: those that stay for longest."""
+        """Allow *size* bytes of the bodies that were read ahead to be evicted, the oldest first."""
         going = []
         for job in self.ahead:
             if size <= 0:
@@ -156,13 +159,13 @@ class Bodies:
 
 
 def held_body(job: Job) -> bytes:
-    """The body of *job*, of which it is known that it is in memory."""
+    """Return the body of *job*, which must be in memory."""
     assert job.body is not None
     return job.body
 
 
 def held_bodies(jobs: Iterable[Job]) -> dict[int, bytes]:
-    """Those of *jobs* that are in memory, by id. Stands in for `Bodies.look` where there is no disk."""
+    """Return the bodies of *jobs* that are in memory, by id. Stands in for `Bodies.look` where there is no disk."""
     return {job.id: job.body for job in jobs if job.body is not None}
 
 

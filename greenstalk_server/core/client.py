@@ -1,7 +1,6 @@
-"""A client, as the broker sees one connection: its tubes, its reserved jobs, and whether it waits.
+"""A client: what the broker knows of one connection, its tubes, its reserved jobs, and its wait.
 
-Owns the order of its reserved jobs by deadline. Knows no socket: to end its wait the broker calls `wake`,
-which must not switch greenlets.
+Owns the order of its reserved jobs by deadline. Knows no socket: the broker calls `wake` to end a wait. Pure.
 """
 
 from __future__ import annotations
@@ -12,40 +11,41 @@ from typing import Final
 
 from greenstalk_server.core.job import ID_BITS, MAX_ID, Job, deadline_of
 from greenstalk_server.core.tube import Tube
-from greenstalk_server.core.tube_set import Watch
+from greenstalk_server.core.tube_set import TubeSet
 
-SCAN_AT_MOST: Final = 32
-"""Up to this many reserved jobs the soonest deadline is found by a scan; past it, by a heap."""
+MAX_SCANNED: Final = 32
+"""Maximum number of reserved jobs among which `soonest` scans; it keeps a heap of more."""
 
 
-def _nothing() -> None:
+def _ignore_hang_up() -> None:
     """Stand in for `Client.hang_up` where there is no connection."""
 
 
 class Client:
     """One client.
 
-    number          1 for the first that connected, and so on; after 2**32-1 from 1 again. After a restart it goes on
-                    above those that jobs still tell of.
-    address         where it connects from, as an operator writes it.
-    name            what is known of who it is; empty if nothing.
+    number          1 to 2**32-1, in the order of connecting, then from 1 again. After a restart the numbers continue
+                    above the highest one in the events of jobs.
+    address         peer address, as an operator writes it.
+    name            name of the client, such as that in its certificate; empty if unknown.
     connected_at    nanoseconds.
-    used            the tube its puts go to.
-    watched         the tubes its reserves take from, by name, in the order of watching.
-    watch           the same tubes, if they are many and it has reserved since it last watched or ignored one.
-    reserved        the jobs it holds, by id, in the order of reservation. One leaves by `del` and by nothing else, so
-                    that a subclass of dict can tell when (see greenstalk_server.web.operations.leases).
+    used            tube that its puts go to.
+    watched         tubes that its reserves take from, by name, in the order of watching.
+    tube_set        the set of those tubes, if they are many and it has reserved since it last watched or ignored one.
+    reserved        jobs that it holds by id, in the order of reservation. A job is removed by `del` only, so that a
+                    subclass of dict can notice it (see greenstalk_server.web.operations.leases).
     is_producer     it has sent a put whose size was allowed.
-    is_worker       it has sent a reserve, or reserved by id.
+    is_worker       it has sent a reserve, or reserved a job by id.
     is_waiting      it is parked in a reserve.
-    is_http         it is one request over HTTP, and the jobs that this got, rather than a connection.
-    waiting_since   nanoseconds; of its last wait.
-    wait_number     of that too: who has a lower one has waited longer.
-    wait_until      when that reserve times out, nanoseconds; None for never.
-    outcome         what ended its last wait: a job, or one of the broker's outcomes; None while it waits.
-    wake            called once when its wait ends.
-    hang_up         closes its connection; does not switch.
-    timer_at        when the broker's timers next call on it, 0 for never (see broker.Timers).
+    is_http         it stands for one HTTP request and the jobs that the request reserved, not for a connection.
+    is_closed       the broker has disconnected it.
+    waiting_since   start of its last wait, nanoseconds.
+    wait_number     sequence number of that wait: a client with a lower one has waited longer.
+    wait_until      when that wait times out, nanoseconds; None for never.
+    outcome         what ended its last wait: a job, or a WaitOutcome; None while it waits.
+    wake            called once when its wait ends; must not switch greenlets.
+    hang_up         closes its connection; does not switch greenlets.
+    timer_at        time for which the broker's timers are armed, 0 for none (see Timers).
     """
 
     __slots__ = (
@@ -63,25 +63,25 @@ class Client:
         "outcome",
         "reserved",
         "timer_at",
+        "tube_set",
         "used",
         "wait_number",
         "wait_until",
         "waiting_since",
         "wake",
-        "watch",
         "watched",
     )
 
     def __init__(self, tube: Tube, wake: Callable[[], None], number: int = 0) -> None:
-        """*tube* is used and watched at first; the broker counts it."""
+        """The client uses and watches *tube*; the broker counts that."""
         self.number: int = number
         self.address: str = ""
         self.name: str = ""
         self.connected_at: int = 0
-        self.hang_up: Callable[[], None] = _nothing
+        self.hang_up: Callable[[], None] = _ignore_hang_up
         self.used: Tube = tube
         self.watched: dict[bytes, Tube] = {tube.name: tube}
-        self.watch: Watch | None = None
+        self.tube_set: TubeSet | None = None
         self.reserved: dict[int, Job] = {}
         self.is_producer: bool = False
         self.is_worker: bool = False
@@ -97,16 +97,16 @@ class Client:
         self._deadlines: list[int] | None = None
 
     def hold(self, job: Job) -> None:
-        """Add *job*, whose deadline is set, to the reserved ones, or note its new deadline."""
+        """Add *job*, whose deadline is set, to the reserved jobs, or note its new deadline."""
         self.reserved[job.id] = job
         if self._deadlines is not None:
             heappush(self._deadlines, job.deadline << ID_BITS | job.id)
-            if len(self._deadlines) > 4 * (len(self.reserved) + SCAN_AT_MOST):
+            if len(self._deadlines) > 4 * (len(self.reserved) + MAX_SCANNED):
                 self._deadlines = None
 
     def soonest(self) -> Job | None:
-        """The reserved job with the nearest deadline, or None. O(log n) amortised however many it holds."""
-        if len(self.reserved) <= SCAN_AT_MOST:
+        """Return the reserved job with the earliest deadline, or None. O(log n) amortised for n reserved jobs."""
+        if len(self.reserved) <= MAX_SCANNED:
             self._deadlines = None
             return min(self.reserved.values(), key=deadline_of, default=None)
         if self._deadlines is None:

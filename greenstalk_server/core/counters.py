@@ -33,11 +33,11 @@ COUNTERS: Final = (
     "total_connections",
     "total_jobs",
 )
-"""The keys of "stats" that are counted, with underscores."""
+"""The keys of "stats" that are counters, with `_` for `-`."""
 
 
 class Counters:
-    """What a server has counted since it started; the names are the keys of "stats" in protocol.txt."""
+    """Counters since the server's start, named as the keys of "stats" in protocol.txt."""
 
     __slots__ = COUNTERS
 
@@ -70,17 +70,17 @@ class Counters:
 
 
 def _unknown_memory() -> None:
-    """Stand in for `ServerFacts.memory` where the system does not tell."""
+    """Stand in for `ServerFacts.memory` where the system does not report it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """What is fixed about a server while it runs.
+    """Facts about a server that do not change while it runs, and functions that measure the process.
 
     id              16 hexadecimal digits, new at each start.
     started_at      nanoseconds since the Unix epoch.
-    rusage          gives user and system CPU time of the process so far, seconds.
-    memory          gives the bytes of memory that the process has, and those of them it shares with nobody; or None.
+    rusage          returns the user and system CPU time of the process, seconds.
+    memory          returns the resident and the private memory of the process in bytes, or None if unknown.
     """
 
     id: str

@@ -1,9 +1,9 @@
-"""What has happened to a job since it was put: its last events, packed so that a million jobs can afford them.
+"""The history of a job: its last events since it was put, packed, so that a million jobs can have one.
 
-Only what survives a reservation, or is done to a job from outside, is noted: a job that is put, reserved and deleted
-costs nothing here. A reservation is noted when it ends; the journal, which may outlive it, notes its beginning too.
+Only events that the job survives are recorded: a job that is put, reserved and deleted has none. A reservation is
+recorded when it ends. The journal, which may outlive the reservation, records its beginning too.
 
-Pure; times are integer nanoseconds since the Unix epoch.
+Pure. Times are integer nanoseconds since the Unix epoch.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ BURIED: Final = 3
 KICKED: Final = 4
 TIMED_OUT: Final = 5
 RETURNED: Final = 6
-"""Its reservation ended with its client's connection, or with the server."""
+"""The reservation ended because its client disconnected or the server stopped."""
 EDITED: Final = 7
 MOVED: Final = 8
 
 KINDS: Final = ("", "reserved", "released", "buried", "kicked", "timed out", "returned", "edited", "moved")
 
 NOBODY: Final = 0
-"""Instead of a client's number: an admin, or the server itself."""
+"""The number for an operator or the server, instead of a client's."""
 
 EVENT: Final = struct.Struct("<QBI")
-"""time, kind, number of the client."""
+"""Time, kind, number of the client."""
 
 LAST_CLIENT: Final = 2**32 - 1
 """The highest number of a client."""
 
-KEPT: Final = 16
-"""Events of one job; the oldest give way."""
+MAX_EVENTS: Final = 16
+"""Maximum number of events of a job; older ones are dropped."""
 
-SIZES: Final = range(0, KEPT * EVENT.size + 1, EVENT.size)
-"""What the events of a job may take, bytes."""
+SIZES: Final = range(0, MAX_EVENTS * EVENT.size + 1, EVENT.size)
+"""Possible sizes of the events of a job, bytes."""
 
 _LAST_KIND: Final = struct.calcsize("<Q") - EVENT.size
 
 
 class Event(NamedTuple):
-    """One of a job's events; *client* is the number of the connection that did it, or NOBODY."""
+    """An event of a job. `client` is the number of the client that caused it, or NOBODY."""
 
     at: int
     kind: int
@@ -50,37 +50,37 @@ class Event(NamedTuple):
 
 
 def add(events: bytes, kind: int, at: int, client: int) -> bytes:
-    """Return *events* with one more at their end."""
+    """Return *events* with one more at the end, without the oldest if there are too many."""
     return join(events, EVENT.pack(at, kind, client))
 
 
 def join(events: bytes, event: bytes) -> bytes:
-    """Return *events* with *event*, packed, at their end."""
+    """Return *events* with the packed *event* at the end, without the oldest if there are too many."""
     return (events + event)[-SIZES[-1] :]
 
 
 def newest(events: bytes, size: int) -> bytes:
-    """So many of *events* as take *size* bytes, the newest."""
+    """Return the newest of *events* that fit in *size* bytes."""
     return events[len(events) - min(size, len(events)) // EVENT.size * EVENT.size :]
 
 
 def last(events: bytes) -> Event:
-    """The last of *events*, of which there are some."""
+    """Return the last of *events*, which must not be empty."""
     return Event(*EVENT.unpack(events[-EVENT.size :]))
 
 
 def is_reserved(events: bytes) -> bool:
-    """Whether the last of *events* is a reservation, which then goes on."""
+    """Whether the last of *events* is a reservation, so that it has not ended."""
     return bool(events) and events[_LAST_KIND] == RESERVED
 
 
 def highest_client(events: bytes) -> int:
-    """The highest number of a client that *events*, whole ones, tell of; NOBODY if they tell of none."""
+    """Return the highest client number in *events*, whose size must be in SIZES; NOBODY if there is none."""
     return max([client for _, _, client in EVENT.iter_unpack(events)], default=NOBODY)
 
 
 def unpack(events: bytes) -> list[Event]:
-    """The events, oldest first; what is no whole event at their end, or of no known kind, is left out."""
+    """Return the events, oldest first, without an incomplete one at the end and those of unknown kinds."""
     whole = len(events) - len(events) % EVENT.size
     found = [Event(*fields) for fields in EVENT.iter_unpack(events[:whole])]
     return [event for event in found if 0 < event.kind < len(KINDS)]

@@ -1,10 +1,11 @@
 """The table of every job by id.
 
-Ids rise, and most of those given lately are there. So jobs stand in pages of PAGE ids each, a list indexed by the id's
-low bits: eight bytes a job, found without hashing. A page begins with the first id above all before, and goes when FEW
-of its jobs are left: they move to a dict, as does any id that comes late. Those dicts are shards of the ids too, since
-one dict of a million entries stops the server for 30 ms whenever it grows, and so does a copy of its keys; and one in
-which jobs have come to stand close is made pages again, as when a journal is read. Pure.
+Ids increase, and most jobs with recent ids exist. So jobs are in pages of PAGE ids each: a page is a list indexed by
+the id's low bits, which takes eight bytes per job and needs no hashing. A page is created for the first id above all
+earlier ones, and dissolved when FEW of its jobs are left. These move to a dict, as does a job whose id has no page.
+There is one dict for each shard of SHARD ids: a single dict of a million entries would stop the server for 30 ms
+whenever it grows, and so would a copy of its keys. A dict whose jobs become dense, as when a journal is read, is turned
+into pages again. Pure.
 """
 
 from __future__ import annotations
@@ -18,25 +19,26 @@ from greenstalk_server.core.job import Job
 
 PAGE_BITS: Final = 10
 PAGE: Final = 1 << PAGE_BITS
-"""Ids."""
+"""Ids per page."""
 
 FEW: Final = PAGE // 16
-"""Jobs; with more a page takes less than 128 bytes a job."""
+"""Number of jobs at which a page is dissolved. With more jobs, a page takes less than 128 bytes per job."""
 
 SHARD_BITS: Final = 14
 SHARD: Final = 1 << SHARD_BITS
-"""Ids; a dict of as many grows in about half a millisecond."""
+"""Ids per dict. A dict of this size grows in about half a millisecond."""
 
-CLOSE: Final = SHARD // 4
-"""Jobs in one dict that are made pages, those of at least PAGE_WORTH; which takes half a millisecond."""
+DENSE: Final = SHARD // 4
+"""Number of jobs at which a dict is turned into pages, in half a millisecond."""
 
-PAGE_WORTH: Final = PAGE // 8
+MIN_PAGE: Final = PAGE // 8
+"""Minimum number of jobs of a page that is made from a dict."""
 
 T = TypeVar("T")
 
 
 class Page:
-    """The jobs of PAGE ids, by their low bits; *count* of them are there."""
+    """The jobs of PAGE ids, indexed by the low bits of the id. `count` is the number of jobs."""
 
     __slots__ = ("count", "jobs")
 
@@ -49,8 +51,9 @@ class Page:
 class JobTable(MutableMapping[int, Job]):
     """A dict of jobs by id, in no order.
 
-    Invariant: no id has both a page and a place in a dict; no dict is empty; `_newest` is the number of the last page
-    that was begun for a new id.
+    Invariant: no id has both a page and an entry in a dict.
+    Invariant: no dict is empty.
+    Invariant: `_newest` is the number of the last page that was created for a new id.
     """
 
     __slots__ = ("_count", "_newest", "_pages", "_shards")
@@ -66,7 +69,7 @@ class JobTable(MutableMapping[int, Job]):
     @overload
     def get(self, id: int, default: Job | T, /) -> Job | T: ...
     def get(self, id: int, default: T | None = None, /) -> Job | T | None:
-        """The job *id*, or *default*."""
+        """Return the job *id*, or *default*."""
         page = self._pages.get(id >> PAGE_BITS)
         if page is None:
             shard = self._shards.get(id >> SHARD_BITS)
@@ -85,14 +88,14 @@ class JobTable(MutableMapping[int, Job]):
         self.set(job)
 
     def set(self, job: Job) -> None:
-        """Have *job* stand under its id; quicker than by the operator."""
+        """Set the job of `job.id`. Faster than the operator."""
         id = job.id
         page = self._pages.get(id >> PAGE_BITS)
         if page is None:
             if id >> PAGE_BITS <= self._newest:
                 self._set_late(id, job)
                 return
-            page = self._begin_page(id >> PAGE_BITS)
+            page = self._create_page(id >> PAGE_BITS)
         at = id & (PAGE - 1)
         if page.jobs[at] is None:
             page.count += 1
@@ -103,7 +106,7 @@ class JobTable(MutableMapping[int, Job]):
         self.remove(id)
 
     def remove(self, id: int) -> None:
-        """Remove the job *id*; quicker than by the operator. KeyError if there is none."""
+        """Remove the job *id*; raise KeyError if there is none. Faster than the operator."""
         number = id >> PAGE_BITS
         page = self._pages.get(number)
         if page is None:
@@ -118,11 +121,11 @@ class JobTable(MutableMapping[int, Job]):
             page.jobs[at] = None
             page.count -= 1
             if page.count <= FEW and number != self._newest:
-                self._end_page(number)
+                self._dissolve_page(number)
         self._count -= 1
 
     def clear(self) -> None:
-        """Remove all jobs at once: 0.1 s for a million."""
+        """Remove all jobs: 0.1 s for a million."""
         self._pages.clear()
         self._shards.clear()
         self._count, self._newest = 0, -1
@@ -134,17 +137,17 @@ class JobTable(MutableMapping[int, Job]):
         return self.get(cast(int, id)) is not None
 
     def __iter__(self) -> Iterator[int]:
-        """Every id; valid until the table next changes."""
+        """Iterate over all ids. Valid until the table changes."""
         return (job.id for job in self.values())
 
     def values(self) -> ValuesView[Job]:
-        """Every job; valid until the table next changes."""
+        """Return a view of all jobs. Its iterators are valid until the table changes."""
         return _Jobs(self)
 
     def ids_above(self, id: int) -> Iterator[int]:
-        """The ids above *id* of all jobs that are here all along, and perhaps of others, whatever happens meanwhile.
+        """Iterate over the ids above *id*, in increasing order, so that a scan can continue where another ended.
 
-        They rise, so that a look can go on where another has ended.
+        The table may change meanwhile. Jobs that exist all the time are included, others perhaps.
         """
         shard_bits = SHARD_BITS - PAGE_BITS
         numbers = {number >> shard_bits for number in self._pages}.union(self._shards)
@@ -156,37 +159,37 @@ class JobTable(MutableMapping[int, Job]):
                     of_shard.append(page.jobs)
             yield from sorted([job.id for job in chain.from_iterable(of_shard) if job is not None and job.id > id])
 
-    def _begin_page(self, number: int) -> Page:
-        """Begin the page *number*, above all before."""
+    def _create_page(self, number: int) -> Page:
+        """Create the page *number*, which is above all earlier ones."""
         before, self._newest = self._newest, number
         page = self._pages[number] = Page()
         if before in self._pages and self._pages[before].count <= FEW:
-            self._end_page(before)
+            self._dissolve_page(before)
         return page
 
-    def _end_page(self, number: int) -> None:
-        """Move the jobs of the page *number*, which are few, to a dict."""
+    def _dissolve_page(self, number: int) -> None:
+        """Move the few jobs of the page *number* to a dict."""
         for job in self._pages.pop(number).jobs:
             if job is not None:
                 self._shards.setdefault(job.id >> SHARD_BITS, {})[job.id] = job
 
     def _set_late(self, id: int, job: Job) -> None:
-        """Set *id*, which has no page and is above no other."""
+        """Set the job *id*, which has no page and gets none."""
         shard = self._shards.setdefault(id >> SHARD_BITS, {})
         before = len(shard)
         shard[id] = job
         self._count += len(shard) - before
-        if before < len(shard) == CLOSE:
+        if before < len(shard) == DENSE:
             self._make_pages(id >> SHARD_BITS)
 
     def _make_pages(self, number: int) -> None:
-        """Make the dict *number* pages where its jobs stand close."""
+        """Turn the dense parts of the dict *number* into pages."""
         by_page: dict[int, list[Job]] = {}
         for job in self._shards.pop(number).values():
             by_page.setdefault(job.id >> PAGE_BITS, []).append(job)
         rest: dict[int, Job] = {}
         for page_number, jobs in by_page.items():
-            if len(jobs) < PAGE_WORTH:
+            if len(jobs) < MIN_PAGE:
                 rest.update({job.id: job for job in jobs})
                 continue
             page = self._pages[page_number] = Page()
@@ -198,7 +201,7 @@ class JobTable(MutableMapping[int, Job]):
 
 
 class _Jobs(ValuesView[Job]):
-    """Every job of a table, without a look-up each."""
+    """All jobs of a table, without a lookup for each."""
 
     _mapping: JobTable
 

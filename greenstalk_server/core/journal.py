@@ -1,4 +1,4 @@
-"""Durability: what the broker tells a journal, and the twin that keeps nothing."""
+"""The journal as the broker sees it, its figures, and a null journal that keeps nothing."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ if TYPE_CHECKING:
     from greenstalk_server.core.tube import Tube
 
 DEFAULT_BINLOG_SIZE: Final = 10485760
-"""Bytes of a file of the journal."""
+"""Size of a journal file in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class JournalStats:
-    """The journal's figures as "stats" shows them, and more; the defaults are those of a server without one.
+    """Figures of the journal. The defaults are those of a server without one.
 
     is_on_disk      jobs survive the process.
-    is_full         the disk has no room for a file ahead.
-    files           how many there are.
-    bytes_on_disk   what the files take.
-    bytes_recorded  what the records of files in use take.
-    bytes_live      those of them that hold a job.
-    synced_ago      seconds since it was last known that all records written before are on disk; None if never.
-    syncs           how many syncs of files there were since the start, by the bit length of what each took in
-                    nanoseconds; sync_time is the sum of that.
+    is_full         the disk has no room to allocate a file ahead.
+    files           number of files.
+    bytes_on_disk   size of all files.
+    bytes_recorded  size of the records in files in use.
+    bytes_live      size of those records that hold a job.
+    synced_ago      seconds since all records written before were known to be on disk; None if they never were.
+    syncs           histogram of the syncs of files since the start: number by the bit length of the time that each took
+                    in nanoseconds; sync_time is the sum of those times.
     """
 
     oldest_index: int = 0
@@ -46,12 +46,12 @@ class JournalStats:
 
 
 class Journal(Protocol):
-    """What the broker tells of each durable change, before the reply to it may leave.
+    """Records each durable change before the reply to it may leave.
 
-    No method blocks or switches greenlets: a journal collects records, and the server has it write them.
+    No method blocks or switches greenlets: a journal collects records, and the committer writes them.
 
-    promised    rises with every record that a reply has to wait for.
-    safe        the value of `promised` up to which all is as durable as was asked for.
+    promised    increases with every record that a reply has to wait for.
+    safe        the value of `promised` up to which all records are as durable as `-f` asks for.
     trouble     why puts are refused, or None.
     """
 
@@ -60,35 +60,35 @@ class Journal(Protocol):
     trouble: str | None
 
     def put(self, job: Job) -> bool:
-        """Record *job*, new; return False, having recorded nothing, if there is no room for it."""
+        """Record the new *job*; return False, having recorded nothing, if there is no room."""
 
     def replace(self, old: Job, new: Job) -> bool:
-        """Record *new* whole in the place of *old*, with its id; return False, having recorded nothing, if no room."""
+        """Record *new* in full, which replaces *old*; return False, having recorded nothing, if there is no room."""
 
     def update(self, job: Job) -> None:
-        """Record what has changed of *job*: state, pri, delay, deadline, counts; and the last of its events."""
+        """Record the changed state, pri, delay, deadline and counts of *job*, and its last event."""
 
     def reserve(self, job: Job) -> None:
-        """Record that *job* was reserved. No reply waits for this, only for its put."""
+        """Record that *job* was reserved. The reply waits for the record of the put, but not for this one."""
 
     def lapse(self, job: Job) -> None:
-        """Record that the reservation of *job* ended by itself, as the last of its events says. No reply waits."""
+        """Record that the reservation of *job* ended without a command, as its last event says. No reply waits."""
 
     def delete(self, job: Job) -> None:
-        """Record that *job* is gone."""
+        """Record that *job* is deleted."""
 
     def pause(self, tube: Tube) -> None:
-        """Record the pause of *tube*, or its end."""
+        """Record the pause of *tube*, or the end of its pause."""
 
     def stats(self) -> JournalStats:
-        """Its figures as of now."""
+        """Return the current figures."""
 
 
 class NullJournal:
-    """Keeps nothing: all is in memory, and lost when the process ends."""
+    """A journal that keeps nothing: jobs are in memory alone, and lost when the process ends."""
 
     def __init__(self, max_size: int = DEFAULT_BINLOG_SIZE) -> None:
-        """*max_size* is what "stats" shows of the binlog's, bytes."""
+        """*max_size* is the size of a file that "stats" shows, bytes."""
         self._stats: JournalStats = JournalStats(max_size=max_size)
         self.promised: int = 0
         self.safe: int = 0

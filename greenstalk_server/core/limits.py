@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from greenstalk_server.core.listener import BrokerListener
+from greenstalk_server.core.outcomes import Refusal
 from greenstalk_server.core.tube import Tube
 
 LIMIT_DESCRIPTIONS: Final = {
@@ -36,20 +37,6 @@ LIMIT_DESCRIPTIONS: Final = {
     "request_timeout": "HTTP connections closed because a request did not come, or its answer was not read, in time",
 }
 """What is counted, by the name of the limit in every output; with the option that sets it, if there is one."""
-
-
-class Refusal:
-    """Why the broker refuses a request. Every value is negative, so a result can be a count, an id, or a refusal."""
-
-    MEMORY: Final = -1
-    JOURNAL: Final = -2
-    JOBS: Final = -3
-    BYTES: Final = -4
-    TUBE_JOBS: Final = -5
-    TUBE_BYTES: Final = -6
-    TUBES: Final = -7
-    WATCHED: Final = -8
-
 
 LIMIT_NAMES: Final = {
     Refusal.JOBS: "jobs",

@@ -1,9 +1,9 @@
-"""The strays among the ready jobs of one tube (see ready) in the order in which they turned ready, for the oldest.
+"""The jobs of a `ReadyQueue` that are out of order, by the time when they turned ready.
 
-An entry is two items: a job's id, and since when it is ready. It counts while the job is a stray in this tube since
-then; a job that leaves from the middle leaves its entry behind, dead. Those are swept when they outnumber the others, a
-few at each removal, so that no removal takes long. A job that leaves and returns in one instant has the same entry
-twice, which does no harm. Pure.
+An entry is two items: the id of a job, and when it turned ready. It is live while the job is in this tube, out of
+order, and ready since then. A job that is removed from the middle leaves a dead entry. Dead entries are swept when they
+outnumber the live ones, a few at each removal, so that no removal takes long. A job that is removed and returns at the
+same nanosecond has two equal live entries, which is harmless. Pure.
 """
 
 from __future__ import annotations
@@ -17,28 +17,29 @@ from greenstalk_server.core.job import IN_RUN, READY, Job
 from greenstalk_server.core.job_heap import JobHeap
 
 SLACK: Final = 64
-"""Dead entries that are borne beyond as many as live ones."""
+"""Dead entries that are tolerated in addition to one per live entry."""
 
 STEP: Final = 8
-"""Entries looked at by a removal at most."""
+"""Maximum number of entries that a removal examines."""
 
-LOOK_AT_MOST: Final = 10_000
-"""Dead entries that `oldest` passes by, in about a millisecond."""
+MAX_SKIPPED: Final = 10_000
+"""Maximum number of dead entries that `oldest` skips, in about a millisecond."""
 
 
-class Arrivals:
-    """See the module.
+class ReadyAges:
+    """The jobs of one tube that are out of order, by the time when they turned ready.
 
-    Invariant: at most 2 * live + SLACK entries; and while a sweep is under way 3 * live + 2 * SLACK. Then `_left` of
-    `_entries` are still to be looked at, and those that were found to live stand in `_swept`, before all others.
+    Invariant: there are at most 2 * live + SLACK entries, or 3 * live + 2 * SLACK during a sweep.
+    Invariant: during a sweep the first `_left` of `_entries` are not yet examined, and the live ones of those examined
+    are in `_swept`, which precedes `_entries`.
     """
 
-    __slots__ = ("_entries", "_jobs", "_left", "_name", "_strays", "_swept")
+    __slots__ = ("_entries", "_heap", "_jobs", "_left", "_name", "_swept")
 
-    def __init__(self, name: bytes, strays: JobHeap, jobs: Mapping[int, Job]) -> None:
-        """*strays* are those of the tube *name*; *jobs* is the broker's table of every job by id."""
+    def __init__(self, name: bytes, heap: JobHeap, jobs: Mapping[int, Job]) -> None:
+        """*heap* has the same jobs of the tube *name*; *jobs* is the broker's table of every job by id."""
         self._name: bytes = name
-        self._strays: JobHeap = strays
+        self._heap: JobHeap = heap
         self._jobs: Mapping[int, Job] = jobs
         self._entries: deque[int] = deque()
         self._swept: deque[int] = deque()
@@ -47,12 +48,12 @@ class Arrivals:
         self._left: int = 0
 
     def add(self, job: Job) -> None:
-        """Note *job*, a stray, which has turned ready at its deadline, no earlier than those before."""
+        """Add *job*, which is out of order. Its `ready_since` must not decrease from call to call."""
         self._entries.append(job.id)
         self._entries.append(job.deadline)
 
     def remove(self, job: Job) -> None:
-        """Note that *job* has left the strays."""
+        """Note that *job* was removed from the heap."""
         entries = self._entries
         if not self._left:
             if entries[0] == job.id:
@@ -60,29 +61,29 @@ class Arrivals:
                 entries.popleft()
             else:
                 self._drop_dead(entries, STEP)
-            if len(entries) <= 4 * self._strays.count + 2 * SLACK:
+            if len(entries) <= 4 * self._heap.count + 2 * SLACK:
                 return
             self._left = len(entries) // 2
         self._sweep()
 
     def oldest(self) -> Job | None:
-        """The job that has been ready for longest; None if there is none, or too many dead entries stand before it."""
-        self._drop_dead(self._swept, LOOK_AT_MOST)
+        """Return the job that has been ready for longest, or None, also if too many dead entries precede it."""
+        self._drop_dead(self._swept, MAX_SKIPPED)
         if not self._swept and self._left:
             self._drop_swept_over()
         elif not self._left:
-            self._drop_dead(self._entries, LOOK_AT_MOST)
+            self._drop_dead(self._entries, MAX_SKIPPED)
         front = self._swept or self._entries
         return self._live(front) if front else None
 
-    def check(self, strays: list[Job]) -> None:
-        """Assert that the entries that count are those of the *strays*, in order. O(everything): for tests."""
+    def check(self, members: list[Job]) -> None:
+        """Assert that the live entries are those of *members*, in order. O(everything): for tests."""
         entries = [*self._swept, *self._entries]
         pairs = dict.fromkeys(zip(entries[::2], entries[1::2], strict=True))
         live = [(id, since) for id, since in pairs if self._is_live(id, since)]
-        assert sorted(id for id, _ in live) == sorted(job.id for job in strays)
+        assert sorted(id for id, _ in live) == sorted(job.id for job in members)
         assert [since for _, since in live] == sorted(since for _, since in live)
-        assert len(pairs) <= (3 * len(strays) + 2 * SLACK if self._left else 2 * len(strays) + SLACK)
+        assert len(pairs) <= (3 * len(members) + 2 * SLACK if self._left else 2 * len(members) + SLACK)
         assert not self._swept or self._left
 
     def _is_live(self, id: int, since: int) -> bool:
@@ -92,26 +93,26 @@ class Arrivals:
         return job.deadline == since and job.tube.name == self._name
 
     def _live(self, entries: deque[int]) -> Job | None:
-        """The job of the first entry, if that counts."""
+        """Return the job of the first entry, if that is live."""
         return self._jobs[entries[0]] if self._is_live(entries[0], entries[1]) else None
 
-    def _drop_dead(self, entries: deque[int], at_most: int) -> None:
-        """Drop dead entries from the front, *at_most* so many."""
-        for _ in range(at_most):
+    def _drop_dead(self, entries: deque[int], limit: int) -> None:
+        """Drop up to *limit* dead entries from the front."""
+        for _ in range(limit):
             if not entries or self._is_live(entries[0], entries[1]):
                 return
             entries.popleft()
             entries.popleft()
 
     def _drop_swept_over(self) -> None:
-        """Go on with the sweep until what is first lives."""
-        for _ in range(LOOK_AT_MOST // STEP):
+        """Continue the sweep until the first entry is live."""
+        for _ in range(MAX_SKIPPED // STEP):
             if self._swept or not self._left or self._live(self._entries) is not None:
                 return
             self._sweep()
 
     def _sweep(self) -> None:
-        """Go on with the sweep."""
+        """Sweep a few entries."""
         entries, swept = self._entries, self._swept
         for _ in range(min(STEP, self._left)):
             id, since = entries.popleft(), entries.popleft()
@@ -120,6 +121,6 @@ class Arrivals:
                 swept.append(id)
                 swept.append(since)
         if not self._left:
-            swept.extend(entries)  # what has come meanwhile, an eighth of it at most
+            swept.extend(entries)  # entries added during the sweep, at most an eighth
             self._entries, self._swept = swept, deque()
             untrack(self._swept)

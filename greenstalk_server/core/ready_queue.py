@@ -1,11 +1,12 @@
-"""The ready jobs of one tube, smallest (pri, id) first, and the one of them that has been ready for longest.
+"""The ready jobs of one tube, smallest (pri, id) first, and which of them has been ready for longest.
 
-Most jobs turn ready in the order of their ids, at one of a few priorities. So they stand in runs: a list of chunks for
-each priority, to whose end a job is added, if its id is above all before. A run takes eight bytes a job, its first job
-is at hand, and whatever leaves it leaves nothing behind. It is sorted by id and by time of arrival alike.
+Most jobs turn ready in the order of their ids, at one of a few priorities. So there is a run for each priority: a list
+of chunks of jobs, to whose end a job is added if its id is above all others in the run. A run takes eight bytes per
+job, finds its first job at once, and keeps no dead entries. It is sorted both by id and by the time when jobs turned
+ready.
 
-What does not fit is a stray: a job that has come back behind later ones, or one of many priorities. Strays stand in a
-heap, and in their order of arrival besides. Pure.
+A job that does not fit in a run is out of order: it has returned behind jobs with higher ids, or there are too many
+priorities. Such jobs are in a heap, and in a `ReadyAges`. Pure.
 """
 
 from __future__ import annotations
@@ -17,54 +18,55 @@ from typing import Final
 from greenstalk_server.core.gc_untrack import untrack
 from greenstalk_server.core.job import IN_RUN, NO_KEY, Job, deadline_of
 from greenstalk_server.core.job_heap import JobHeap
-from greenstalk_server.core.ready_ages import Arrivals
+from greenstalk_server.core.ready_ages import ReadyAges
 
-RUNS: Final = 8
-"""Priorities of one tube that have a run at a time; `first` looks at each."""
+MAX_RUNS: Final = 8
+"""Maximum number of priorities that have a run. `first` looks at each run."""
 
-CHUNK: Final = 256
-"""Jobs: to take the first of so many moves two kilobytes."""
+MAX_CHUNK: Final = 256
+"""Maximum number of jobs in a chunk. To remove the first of them moves two kilobytes."""
 
 
 class ReadyQueue:
-    """See the module.
+    """The ready jobs of one tube.
 
-    count   how many jobs are in it.
+    count   number of jobs.
 
-    Invariants: `_pris` rises, and `_runs` are the runs of those, by `_run_of` too; no chunk is empty; a job in a run
-    has the key IN_RUN, a stray that of its entry in the heap.
+    Invariant: `_pris` increases, and `_runs` and `_run_of` are the runs of those priorities.
+    Invariant: no chunk is empty.
+    Invariant: the key of a job in a run is IN_RUN, and that of a job out of order is its entry in the heap.
     """
 
-    __slots__ = ("_arrivals", "_jobs", "_name", "_pris", "_run_of", "_runs", "_strays", "count")
+    __slots__ = ("_ages", "_jobs", "_name", "_out_of_order", "_pris", "_run_of", "_runs", "count")
 
     def __init__(self, name: bytes, jobs: Mapping[int, Job]) -> None:
-        """*name* is the tube's; *jobs* is the broker's table of every job by id."""
+        """*name* is the tube's, *jobs* the broker's table of every job by id."""
         self.count: int = 0
         self._name: bytes = name
         self._jobs: Mapping[int, Job] = jobs
         self._run_of: dict[int, list[list[Job]]] = {}
         self._pris: list[int] = []
         self._runs: list[list[list[Job]]] = []
-        self._strays: JobHeap | None = None
-        self._arrivals: Arrivals | None = None
+        self._out_of_order: JobHeap | None = None
+        self._ages: ReadyAges | None = None
 
     def add(self, job: Job) -> None:
-        """Add *job*, which is nowhere, and ready since its deadline, which is no earlier than that of any before."""
+        """Add the detached *job*, whose `ready_since` is set and must not decrease from call to call."""
         self.count += 1
         run = self._run_of.get(job.pri)
         if run is None:
-            run = self._begin_run(job.pri)
+            run = self._create_run(job.pri)
         if not run:
             if run is None:
-                self._add_stray(job)
+                self._add_out_of_order(job)
                 return
             run.append([job])
         else:
             last = run[-1]
             if last[-1].id > job.id:
-                self._add_stray(job)
+                self._add_out_of_order(job)
                 return
-            if len(last) < CHUNK:
+            if len(last) < MAX_CHUNK:
                 last.append(job)
             else:
                 untrack(last)
@@ -72,25 +74,25 @@ class ReadyQueue:
         job.key = IN_RUN
 
     def first(self) -> Job | None:
-        """The job with the smallest (pri, id), or None."""
+        """Return the job with the smallest (pri, id), or None."""
         job = None
         for run in self._runs:
             if run:
                 job = run[0][0]
                 break
-        if self._strays is not None and self._strays.count:
-            stray = self._strays.first()
-            if stray is not None and (job is None or is_before(stray, job)):
-                return stray
+        if self._out_of_order is not None and self._out_of_order.count:
+            other = self._out_of_order.first()
+            if other is not None and (job is None or is_before(other, job)):
+                return other
         return job
 
     def remove(self, job: Job) -> None:
-        """Take *job* out, from wherever it stands; cheapest if it is the first."""
+        """Remove *job*; cheapest if it is the first."""
         self.count -= 1
         if job.key != IN_RUN:
-            assert self._strays is not None and self._arrivals is not None
-            self._strays.remove(job)
-            self._arrivals.remove(job)
+            assert self._out_of_order is not None and self._ages is not None
+            self._out_of_order.remove(job)
+            self._ages.remove(job)
             return
         job.key = NO_KEY
         run = self._run_of[job.pri]
@@ -105,59 +107,63 @@ class ReadyQueue:
             del run[at]
 
     def oldest(self) -> Job | None:
-        """The job that has been ready for longest; None too if too many dead entries stand before the oldest stray."""
+        """Return the job that has been ready for longest, or None.
+
+        A job out of order is left out if too many dead entries precede it (see ReadyAges.oldest).
+        """
         found = [run[0][0] for run in self._runs if run]
-        stray = self._arrivals.oldest() if self._arrivals is not None else None
-        if stray is not None:
-            found.append(stray)
+        other = self._ages.oldest() if self._ages is not None else None
+        if other is not None:
+            found.append(other)
         return min(found, key=deadline_of, default=None)
 
     def walk(self) -> Iterator[Job]:
-        """Every job in order, lazily. Valid until the queue next changes."""
-        strays = self._strays.walk() if self._strays is not None else iter(())
-        stray = next(strays, None)
+        """Iterate over the jobs in order. Valid until the queue changes."""
+        out_of_order = self._out_of_order.walk() if self._out_of_order is not None else iter(())
+        other = next(out_of_order, None)
         for run in self._runs:
             for chunk in run:
                 for job in chunk:
-                    while stray is not None and is_before(stray, job):
-                        yield stray
-                        stray = next(strays, None)
+                    while other is not None and is_before(other, job):
+                        yield other
+                        other = next(out_of_order, None)
                     yield job
-        while stray is not None:
-            yield stray
-            stray = next(strays, None)
+        while other is not None:
+            yield other
+            other = next(out_of_order, None)
 
     def ids(self) -> list[int]:
-        """The ids of all jobs in it, in no order, and of some that have left."""
+        """Return the ids of its jobs, in no order, and of some jobs that were removed."""
         ids = [job.id for run in self._runs for chunk in run for job in chunk]
-        return ids + self._strays.ids() if self._strays is not None else ids
+        return ids + self._out_of_order.ids() if self._out_of_order is not None else ids
 
     @property
     def size(self) -> int:
-        """How many ids `ids` gives."""
-        return self.count + (self._strays.size - self._strays.count if self._strays is not None else 0)
+        """Number of ids that `ids` returns."""
+        heap = self._out_of_order
+        return self.count if heap is None else self.count + heap.size - heap.count
 
     def check(self, jobs: list[Job]) -> None:
-        """Assert that it holds *jobs* and is within its bounds. O(everything): for tests."""
+        """Assert that the queue holds *jobs* and is within its bounds. O(everything): for tests."""
         assert self.count == len(jobs)
-        assert len(self._pris) == len(self._runs) <= RUNS and self._pris == sorted(self._run_of)
+        assert len(self._pris) == len(self._runs) <= MAX_RUNS and self._pris == sorted(self._run_of)
         in_runs = 0
         for pri, run in zip(self._pris, self._runs, strict=True):
-            assert run is self._run_of[pri] and all(0 < len(chunk) <= CHUNK for chunk in run)
-            standing = [job for chunk in run for job in chunk]
-            assert all(job.key == IN_RUN and job.pri == pri for job in standing)
-            assert [job.id for job in standing] == sorted({job.id for job in standing})
-            assert [job.deadline for job in standing] == sorted(job.deadline for job in standing)
-            in_runs += len(standing)
-        strays = [job for job in jobs if job.key != IN_RUN]
-        assert in_runs + len(strays) == self.count
-        if self._strays is not None and self._arrivals is not None:
-            self._strays.check(strays)
-            self._arrivals.check(strays)
+            assert run is self._run_of[pri] and all(0 < len(chunk) <= MAX_CHUNK for chunk in run)
+            in_run = [job for chunk in run for job in chunk]
+            assert all(job.key == IN_RUN and job.pri == pri for job in in_run)
+            assert [job.id for job in in_run] == sorted({job.id for job in in_run})
+            assert [job.deadline for job in in_run] == sorted(job.deadline for job in in_run)
+            in_runs += len(in_run)
+        out_of_order = [job for job in jobs if job.key != IN_RUN]
+        assert in_runs + len(out_of_order) == self.count
+        if self._out_of_order is not None and self._ages is not None:
+            self._out_of_order.check(out_of_order)
+            self._ages.check(out_of_order)
 
-    def _begin_run(self, pri: int) -> list[list[Job]] | None:
-        """A run for *pri*, in the place of an empty one if there are RUNS; None if none of those is."""
-        if len(self._runs) == RUNS:
+    def _create_run(self, pri: int) -> list[list[Job]] | None:
+        """Create a run for *pri*, in place of an empty run if there are MAX_RUNS; return None if none is empty."""
+        if len(self._runs) == MAX_RUNS:
             empty = next((at for at, run in enumerate(self._runs) if not run), None)
             if empty is None:
                 return None
@@ -169,16 +175,16 @@ class ReadyQueue:
         self._run_of[pri] = run
         return run
 
-    def _add_stray(self, job: Job) -> None:
-        if self._strays is None or self._arrivals is None:
-            self._strays = JobHeap(self._name, self._jobs)
-            self._arrivals = Arrivals(self._name, self._strays, self._jobs)
-        self._strays.push(job, job.pri)
-        self._arrivals.add(job)
+    def _add_out_of_order(self, job: Job) -> None:
+        if self._out_of_order is None or self._ages is None:
+            self._out_of_order = JobHeap(self._name, self._jobs)
+            self._ages = ReadyAges(self._name, self._out_of_order, self._jobs)
+        self._out_of_order.push(job, job.pri)
+        self._ages.add(job)
 
 
 def is_before(one: Job, other: Job) -> bool:
-    """Whether *one* is reserved before *other*."""
+    """Whether *one* comes before *other* in the order of reservation."""
     return one.pri < other.pri or (one.pri == other.pri and one.id < other.id)
 
 

@@ -1,8 +1,8 @@
-"""When the broker next has to look at a client or a tube.
+"""Timers: the times at which the broker next has to look at a client or a tube.
 
-A target is called on at most once per arming, and holds one time: arming it for later than it is armed
-already does nothing, since whoever is called on looks at what it has and arms itself anew. So a worker that
-reserves and deletes all day arms once per ttr, not once per job.
+A target holds one time, and is returned at most once per arming. Arming it for a later time than it is armed for has no
+effect, since the broker examines a due target and arms it again for its next deadline. So a worker that reserves and
+deletes continuously arms once per ttr, not once per job. Pure.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from heapq import heapify, heappop, heappush
 from typing import Final, Protocol
 
 SLACK: Final = 64
+"""Dead entries that are tolerated in addition to one per armed target."""
 
 
 class Target(Protocol):
@@ -22,10 +23,11 @@ class Target(Protocol):
 class Timers:
     """Armed targets, soonest first.
 
-    An entry has the id() of its target, and so keeps none that has gone. A target armed for an earlier time, or
-    disarmed, leaves a dead entry: one of no armed target, or whose time is not its target's `timer_at`. (If another
-    target has come by that id and time, one entry more is live, equal and harmless.) Invariant: at most twice as many
-    entries as armed targets, plus SLACK.
+    An entry holds the id() of its target, not a reference, so it does not keep the target alive. A target that is armed
+    for an earlier time, or disarmed, leaves a dead entry: its target is not armed, or armed for another time. If a new
+    target gets the same id() and the same time, the dead entry duplicates a live one, which is harmless.
+
+    Invariant: there are at most twice as many entries as armed targets, plus SLACK.
     """
 
     __slots__ = ("_armed", "_entries", "_serial")
@@ -36,7 +38,7 @@ class Timers:
         self._serial: int = 0
 
     def arm(self, target: Target, when: int) -> bool:
-        """Have *target* called on at *when*, if it would not be sooner. Return whether it is now the soonest."""
+        """Arm *target* for *when*, unless it is armed for an earlier time; return whether it is now the soonest."""
         at = target.timer_at
         if at and at <= when:
             return False
@@ -50,7 +52,7 @@ class Timers:
         return self._entries[0][1] == self._serial
 
     def disarm(self, target: Target) -> None:
-        """Forget *target*."""
+        """Disarm *target*, if it is armed."""
         if target.timer_at:
             target.timer_at = 0
             del self._armed[id(target)]
@@ -58,7 +60,7 @@ class Timers:
                 self._sweep()
 
     def pop_due(self, now: int) -> Target | None:
-        """Disarm and return the soonest target if its time has come by *now*, else None."""
+        """Disarm and return the soonest target if it is due at *now*, else return None."""
         when = self.soonest()
         if when is None or when > now:
             return None
@@ -67,7 +69,7 @@ class Timers:
         return target
 
     def soonest(self) -> int | None:
-        """The time of the soonest target, or None."""
+        """Return the time of the soonest target, or None."""
         entries, armed = self._entries, self._armed
         while entries:
             when, _, number = entries[0]

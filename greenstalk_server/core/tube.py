@@ -1,7 +1,7 @@
-"""A tube: its ready, delayed and buried jobs, the clients that wait on it, its pause.
+"""A tube: its ready, delayed and buried jobs, the clients that wait for them, and its pause.
 
-Owns the order of jobs within the tube and the tube's counters. Knows nothing of other tubes, of timers or of
-the journal: the broker calls it and does the rest.
+Owns the order of the jobs in the tube, and the tube's counters. Knows no other tubes, timers or journal: those are the
+broker's. Pure.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from greenstalk_server.core.ready_queue import ReadyQueue
 
 if TYPE_CHECKING:
     from greenstalk_server.core.client import Client
-    from greenstalk_server.core.tube_set import Watch
+    from greenstalk_server.core.tube_set import TubeSet
 
 NAME: Final = re.compile(rb"[A-Za-z0-9+/;.$_()][-A-Za-z0-9+/;.$_()]{0,199}")
-"""What a tube may be called (protocol.txt, "Names")."""
+"""Valid names of tubes (protocol.txt, "Names")."""
 
 
 class Totals:
-    """Jobs of all tubes by state. Jobs in no other state are ready, and some of them urgent."""
+    """Number of jobs in all tubes by state. All other jobs are ready; `urgent` counts the urgent ones among those."""
 
     __slots__ = ("buried", "delayed", "reserved", "urgent")
 
@@ -36,27 +36,29 @@ class Totals:
 
 
 def is_tube_name(name: bytes) -> bool:
-    """Whether a tube may be called *name*."""
+    """Whether *name* is a valid name of a tube."""
     return NAME.fullmatch(name) is not None
 
 
 class Tube:
     """One tube.
 
-    ready           by (pri, id).
-    delayed         by (deadline, id).
-    buried          in the order they were buried, by id.
-    waiters         clients parked in a reserve that watch it, longest waiting first, but for those that wait in one of
-                    its watches.
-    reserved_count  its jobs that some client holds.
-    body_bytes      of all its jobs, in whatever state.
-    paused_until    end of the pause, nanoseconds; it is paused while this is later than now.
-    pause           length of the running pause, nanoseconds; 0 if none.
-    watches         of many tubes, this one among them; they are told of its ready jobs.
-    timer_at        when the broker's timers next call on it, 0 for never (see broker.Timers).
-    total_jobs, cmd_delete, total_*   what was counted since the tube was created.
-    waits, runs     how long jobs were ready until they were reserved, and reserved until they were deleted, released or
-                    buried: how many by the bit length of that in nanoseconds; wait_time and run_time are the sums.
+    ready           ready jobs, ordered by (pri, id).
+    delayed         delayed jobs, ordered by (deadline, id).
+    buried          buried jobs by id, in the order in which they were buried.
+    waiters         clients that watch the tube and are parked in a reserve, longest waiting first, except those that
+                    wait in one of `tube_sets`.
+    reserved_count  number of its jobs that are reserved.
+    body_bytes      size in bytes of the bodies of all its jobs, in every state.
+    using, watching number of clients that use and that watch the tube.
+    paused_until    end of the pause, nanoseconds; the tube is paused while this is later than now.
+    pause           length of the current pause, nanoseconds; 0 if there is none.
+    tube_sets       sets of many tubes that include this one; the tube notifies them of its ready jobs.
+    timer_at        time for which the broker's timers are armed, 0 for none (see Timers).
+    total_jobs, cmd_delete, total_*   counters since the tube was created.
+    waits, runs     histograms of how long jobs were ready until they were reserved, and reserved until they were
+                    deleted, released or buried: number of jobs by the bit length of that time in nanoseconds.
+    wait_time, run_time   the sums of those times, nanoseconds.
     """
 
     __slots__ = (
@@ -80,17 +82,17 @@ class Tube:
         "total_reserves",
         "total_timeouts",
         "totals",
+        "tube_sets",
         "urgent_count",
         "using",
         "wait_time",
         "waiters",
         "waits",
-        "watches",
         "watching",
     )
 
     def __init__(self, name: bytes, jobs: Mapping[int, Job], totals: Totals | None = None) -> None:
-        """*jobs* is the broker's table of every job by id, *totals* are its counts."""
+        """*jobs* is the broker's table of every job by id, *totals* its counts of them."""
         self.name: bytes = name
         self.totals: Totals = totals if totals is not None else Totals()
         self.ready: ReadyQueue = ReadyQueue(name, jobs)
@@ -102,7 +104,7 @@ class Tube:
         self.urgent_count: int = 0
         self.using: int = 0
         self.watching: int = 0
-        self.watches: list[Watch] = []
+        self.tube_sets: list[TubeSet] = []
         self.total_jobs: int = 0
         self.cmd_delete: int = 0
         self.cmd_pause_tube: int = 0
@@ -123,30 +125,30 @@ class Tube:
         return f"<Tube {self.name!r}>"
 
     def add_ready(self, job: Job) -> None:
-        """Put *job*, which is nowhere, and ready since its deadline, among the ready ones."""
+        """Add the detached *job*, whose `ready_since` is set, to the ready jobs."""
         job.state = READY
         self.ready.add(job)
-        if self.watches:
-            for watch in self.watches:
-                watch.note(job)
+        if self.tube_sets:
+            for tube_set in self.tube_sets:
+                tube_set.note(job)
         if job.pri < URGENT_BELOW:
             self.urgent_count += 1
             self.totals.urgent += 1
 
     def add_delayed(self, job: Job) -> None:
-        """Put *job*, which is nowhere, among the delayed ones until its deadline."""
+        """Add the detached *job* to the delayed jobs, until its deadline."""
         job.state = DELAYED
         self.delayed.push(job, job.deadline)
         self.totals.delayed += 1
 
     def add_buried(self, job: Job) -> None:
-        """Put *job*, which is nowhere, at the end of the buried ones."""
+        """Append the detached *job* to the buried jobs."""
         job.state = BURIED
         self.buried[job.id] = job
         self.totals.buried += 1
 
     def remove(self, job: Job) -> None:
-        """Take out *job*, which is ready, delayed or buried here; it is nowhere then."""
+        """Detach *job*, which is ready, delayed or buried in this tube."""
         if job.state == READY:
             self.remove_ready(job)
         elif job.state == DELAYED:
@@ -158,7 +160,7 @@ class Tube:
             self.totals.buried -= 1
 
     def remove_ready(self, job: Job) -> None:
-        """Take out *job*, which is ready here; it is nowhere then."""
+        """Detach *job*, which is ready in this tube."""
         self.ready.remove(job)
         if job.pri < URGENT_BELOW:
             self.urgent_count -= 1
@@ -166,37 +168,37 @@ class Tube:
 
     @property
     def waiting_count(self) -> int:
-        """How many clients wait for a job of it."""
+        """Number of clients that wait for a job of the tube."""
         count = len(self.waiters)
-        for watch in self.watches:
-            count += len(watch.waiters)
+        for tube_set in self.tube_sets:
+            count += len(tube_set.waiters)
         return count
 
     def first_waiter(self) -> Client | None:
-        """The client that has waited longest for a job of it, or None."""
+        """Return the client that has waited longest for a job of the tube, or None."""
         first = next(iter(self.waiters), None)
-        for watch in self.watches:
-            other = next(iter(watch.waiters), None)
+        for tube_set in self.tube_sets:
+            other = next(iter(tube_set.waiters), None)
             if other is not None and (first is None or other.wait_number < first.wait_number):
                 first = other
         return first
 
     def oldest_ready(self) -> Job | None:
-        """The job that has been ready for longest, or None."""
+        """Return the job that has been ready for longest, or None."""
         return self.ready.oldest()
 
     def walk(self, state: int) -> Iterator[Job]:
-        """The jobs in *state*, READY, DELAYED or BURIED, in their order, lazily. Valid until they next change."""
+        """Iterate over the jobs in *state*, READY, DELAYED or BURIED, in order. Valid until one is added or removed."""
         if state == READY:
             return self.ready.walk()
         return self.delayed.walk() if state == DELAYED else iter(self.buried.values())
 
     def first_buried(self) -> Job | None:
-        """The job buried longest ago, or None."""
+        """Return the job that was buried first, or None."""
         return next(iter(self.buried.values()), None)
 
     def is_unneeded(self) -> bool:
-        """Whether no client uses or watches it and no job is in it."""
+        """Whether no client uses or watches the tube and it holds no job."""
         return not (
             self.using or self.watching or self.reserved_count or self.ready.count or self.delayed.count or self.buried
         )

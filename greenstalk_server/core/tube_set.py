@@ -1,8 +1,8 @@
-"""Many tubes that clients watch together, and the first job of them all.
+"""Sets of many tubes that clients watch together, each with a heap of the first ready job of every tube.
 
-A client that watches a few tubes looks at each when it reserves. One that watches a thousand would look for long, so
-the first job of each stands in a heap, shared by all clients that watch the same tubes. Nor does it wait at each: it
-waits here, and a tube looks for who waits in each of its watches. Pure.
+A client that watches a few tubes looks at each of them when it reserves. For a client that watches a thousand this
+would take too long, so the first job of each tube is in a heap, shared by all clients that watch the same tubes. Such a
+client waits in the set, not in each tube, and a tube looks for waiting clients in each of its sets. Pure.
 """
 
 from __future__ import annotations
@@ -17,24 +17,27 @@ if TYPE_CHECKING:
     from greenstalk_server.core.client import Client
     from greenstalk_server.core.tube import Tube
 
-FEW: Final = 16
-"""Tubes that a reserve looks at one by one."""
+MANY_TUBES: Final = 17
+"""Watched tubes from which on a client uses a set. A reserve looks at fewer tubes one by one."""
 
-AT_MOST: Final = 16
-"""Watches at a time: each put tells those of its tube. Who watches yet other sets of many tubes looks at each."""
+MAX_TUBE_SETS: Final = 16
+"""Maximum number of sets, since each put notifies the sets of its tube. Other clients look at each tube."""
 
 SLACK: Final = 64
+"""Dead entries that are tolerated in addition to one per tube."""
 
 
-class Watch:
-    """Some tubes that clients watch.
+class TubeSet:
+    """The tubes that some clients watch.
 
-    users   how many clients watch these.
+    users   number of clients that watch exactly these tubes.
     waiters those of them that are parked in a reserve, longest waiting first.
 
-    An entry is the key of a job, pri << 64 | id, a number that no other has, and the job's tube; it counts while it is
-    that of its tube in `_keys`. Invariant: each of the tubes that has ready jobs has a key no larger than its first
-    job's, or is in `_paused`. There are at most 2 * keys + SLACK entries after `note`.
+    An entry is the key of a job, pri << 64 | id, a unique serial number, and the job's tube. It is live while its key
+    is that of its tube in `_keys`.
+
+    Invariant: each tube with ready jobs has a key no larger than its first job's, or is in `_paused`.
+    Invariant: after `note` there are at most 2 * keys + SLACK entries.
     """
 
     __slots__ = ("_entries", "_keys", "_paused", "_serial", "tubes", "users", "waiters")
@@ -48,18 +51,18 @@ class Watch:
         self._paused: set[Tube] = set()
         self._serial: int = 0
         for tube in tubes:
-            tube.watches.append(self)
+            tube.tube_sets.append(self)
             job = tube.ready.first()
             if job is not None:
                 self.note(job)
 
     def close(self) -> None:
-        """Have the tubes tell it nothing more."""
+        """Unsubscribe from the tubes."""
         for tube in self.tubes:
-            tube.watches.remove(self)
+            tube.tube_sets.remove(self)
 
     def note(self, job: Job) -> None:
-        """Note *job*, ready in one of the tubes, which may be the first one there."""
+        """Note *job*, which is ready in one of the tubes, and perhaps the first one there."""
         key, tube = job.pri << ID_BITS | job.id, job.tube
         before = self._keys.get(tube)
         if before is None or key < before:
@@ -69,9 +72,9 @@ class Watch:
                 self._sweep()
 
     def first(self, now: int) -> Job | None:
-        """The job with the smallest (pri, id) of all tubes that are not paused at *now*; None if there is none."""
+        """Return the job with the smallest (pri, id) of all tubes that are not paused at *now*, or None."""
         if self._paused:
-            self._take_up(now)
+            self._resume_paused(now)
         entries, keys = self._entries, self._keys
         while entries:
             key, _, tube = entries[0]
@@ -91,18 +94,18 @@ class Watch:
         return None
 
     def check(self) -> None:
-        """Assert its invariants. O(everything): for tests."""
+        """Assert the invariants. O(everything): for tests."""
         assert self.users > 0
         standing = {(key, tube) for key, _, tube in self._entries}
         assert all((key, tube) in standing for tube, key in self._keys.items())
         for tube in self.tubes:
-            assert tube.watches.count(self) == 1
+            assert tube.tube_sets.count(self) == 1
             first = tube.ready.first()
             if first is not None and tube not in self._paused:
                 assert first.state == READY and self._keys[tube] <= first.pri << ID_BITS | first.id
 
-    def _take_up(self, now: int) -> None:
-        """Note the first jobs of tubes that are paused no more."""
+    def _resume_paused(self, now: int) -> None:
+        """Note the first jobs of tubes whose pause has ended."""
         for tube in [tube for tube in self._paused if tube.paused_until <= now]:
             self._paused.discard(tube)
             job = tube.ready.first()
@@ -110,7 +113,7 @@ class Watch:
                 self.note(job)
 
     def _sweep(self) -> None:
-        """Leave one entry for each tube; there may be several, if its first job has come and gone."""
+        """Keep one entry for each tube. A tube has several live entries if its first job was removed and returned."""
         live = {tube: (key, serial, tube) for key, serial, tube in self._entries if self._keys.get(tube) == key}
         self._entries = list(live.values())
         heapify(self._entries)

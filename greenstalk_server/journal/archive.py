@@ -258,12 +258,12 @@ def _body(line: dict[str, Any]) -> bytes:
 
 def _packed(events: object) -> bytes:
     """Return *events* as a job has them."""
-    if isinstance(events, list) and len(events) <= job_history.KEPT:
+    if isinstance(events, list) and len(events) <= job_history.MAX_EVENTS:
         try:
             return b"".join([job_history.EVENT.pack(at, _KINDS[kind], client) for at, kind, client in events])
         except (TypeError, ValueError, KeyError, struct.error):
             pass
-    raise BadLine(f"events: must be at most {job_history.KEPT}, each its time, kind and client")
+    raise BadLine(f"events: must be at most {job_history.MAX_EVENTS}, each its time, kind and client")
 
 
 def _cut(value: object) -> str:

@@ -232,8 +232,8 @@ class Encoder:
         """Return what stands between the prefix and the name of the tube in a JOB record."""
         name, kind = job.tube.name, JOB
         state, deadline = job.state, job.deadline
-        if job.past.former_state:
-            state, deadline = job.past.former_state, job.past.former_deadline
+        if job.cold.former_state:
+            state, deadline = job.cold.former_state, job.cold.former_deadline
         length = JOB_FIELDS.size + len(name) + job.size
         if events:
             kind = JOB_WITH_EVENTS
@@ -264,8 +264,8 @@ class Encoder:
     def update(self, job: Job, sequence: int) -> bytes:
         """An UPDATE record of *job* as it is now, and of the last of its events."""
         state, deadline = job.state, job.deadline
-        if job.past.former_state:
-            state, deadline = job.past.former_state, job.past.former_deadline
+        if job.cold.former_state:
+            state, deadline = job.cold.former_state, job.cold.former_deadline
         try:
             fields = _UPDATE_RECORD.pack(
                 _UPDATE_LENGTH,

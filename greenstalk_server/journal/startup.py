@@ -149,7 +149,7 @@ def _import_all(files: Files, broker: Broker, binlog: Binlog, now: int) -> int:
             EXIT_BINLOG,
         )
     binlog.mark(record.IMPORT_BEGIN)
-    burials = max([job.deadline for job in broker.jobs.values() if job.state == BURIED], default=0)
+    burials = max([job.burial_number for job in broker.jobs.values() if job.state == BURIED], default=0)
     for burial, imported in enumerate(source.jobs.values(), burials + 1):
         _import(imported, burial, broker, binlog, now)
     binlog.note_id(source.highest_id)
@@ -175,7 +175,7 @@ def _import(imported: ImportedJob, burial: int, broker: Broker, binlog: Binlog, 
     job.buries, job.kicks = imported.buries, imported.kicks
     job.state = imported.state
     if job.state == BURIED:
-        job.deadline = burial
+        job.burial_number = burial
     elif job.state == DELAYED and imported.deadline > now:
         job.deadline = imported.deadline
     else:

@@ -1,11 +1,9 @@
-"""Who may use which tube: the operator's rules, and what they grant to one connection.
+"""Access rules: which connections may use which tubes.
 
-A rule is for connections by a certain listener, with a certain name in their certificate, or for all; it grants to
-produce, to consume and to inspect in tubes whose names match a pattern. Grants add up. Without any rule nothing
-is looked at; with one, what no rule grants is refused. Which command wants which grant is said in docs/security.md,
-and seen to in `restricted`.
-
-Pure.
+A rule applies to connections through a given listener, to those with a given name in their certificate, or to all. It
+grants to produce, to consume and to inspect in tubes whose names match a pattern. Grants add up. Without any rule
+nothing is checked; with a rule, everything that no rule grants is refused. docs/security.md lists the grant that each
+command needs; `RestrictedSession` checks it. Pure.
 """
 
 from __future__ import annotations
@@ -17,10 +15,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 KINDS: Final = ("produce", "consume", "inspect")
-"""What a rule may grant."""
+"""Kinds of grants."""
 
 MATCHERS: Final = ("listener", "client")
-"""Whom a rule may be for."""
+"""Keys that select the connections to which a rule applies."""
 
 _TUBE_PATTERN: Final = re.compile(r"[-A-Za-z0-9+/;.$_()*]{1,200}")
 
@@ -29,9 +27,9 @@ _TUBE_PATTERN: Final = re.compile(r"[-A-Za-z0-9+/;.$_()*]{1,200}")
 class Rule:
     """One rule.
 
-    listener    it is for connections by the listener that is called so; None is any.
-    client      pattern of a name in the client's certificate; None is any client, with a certificate or without.
-    produce, consume, inspect   patterns of tubes, in which `*` stands for any characters.
+    listener    name of the listener to whose connections the rule applies; None means any.
+    client      pattern of a name in the client's certificate; None means any client, with a certificate or without.
+    produce, consume, inspect   patterns of names of tubes, in which `*` matches any characters.
     """
 
     listener: str | None
@@ -41,13 +39,13 @@ class Rule:
     inspect: tuple[str, ...]
 
     def told(self) -> dict[str, object]:
-        """The rule as JSON may hold it: as it stands in the file."""
+        """Return the rule as JSON, with the keys of the configuration file."""
         found = {name: getattr(self, name) for name in (*MATCHERS, *KINDS)}
         return {name: list(value) if name in KINDS else value for name, value in found.items() if value}
 
 
 def read_rules(value: object) -> tuple[Rule, ...]:
-    """Return the rules in *value*, what TOML has in `[[access]]`; raise ValueError saying what is wrong with which."""
+    """Return the rules in *value*, the TOML tables `[[access]]`; raise ValueError that names the wrong rule and key."""
     if not isinstance(value, list) or not all(isinstance(table, dict) for table in value):
         raise ValueError("must be tables, each headed [[access]]")
     return tuple(_rule(table, f"rule {number}") for number, table in enumerate(value, 1))
@@ -81,40 +79,40 @@ def _patterns(table: dict[str, Any], kind: str, where: str) -> tuple[str, ...]:
 
 
 class Grants:
-    """What one connection may do, by the name of a tube."""
+    """What one connection may do in which tubes."""
 
     __slots__ = ("_consume", "_inspect", "_produce")
 
     def __init__(self, produce: Iterable[str], consume: Iterable[str], inspect: Iterable[str]) -> None:
-        """Each is patterns of tubes."""
+        """Each argument has patterns of names of tubes."""
         self._produce: re.Pattern[bytes] | None = _any_of(produce)
         self._consume: re.Pattern[bytes] | None = _any_of(consume)
         self._inspect: re.Pattern[bytes] | None = _any_of(inspect)
 
     def may_produce(self, tube: bytes) -> bool:
-        """Whether it may put into *tube*."""
+        """Whether the connection may put into *tube*."""
         return self._produce is not None and self._produce.fullmatch(tube) is not None
 
     def may_consume(self, tube: bytes) -> bool:
-        """Whether it may take jobs of *tube*, and do to them what a worker does."""
+        """Whether the connection may reserve jobs of *tube*, and change them as a worker does."""
         return self._consume is not None and self._consume.fullmatch(tube) is not None
 
     def may_inspect(self, tube: bytes) -> bool:
-        """Whether it may look into *tube*."""
+        """Whether the connection may inspect *tube*."""
         return self._inspect is not None and self._inspect.fullmatch(tube) is not None
 
-    def may_something(self, tube: bytes) -> bool:
-        """Whether it may do any of that."""
+    def may_any(self, tube: bytes) -> bool:
+        """Whether the connection may do any of that with *tube*."""
         return self.may_produce(tube) or self.may_consume(tube) or self.may_inspect(tube)
 
     @property
     def inspects(self) -> bool:
-        """Whether there is any tube that it may look into."""
+        """Whether there is a tube that the connection may inspect."""
         return self._inspect is not None
 
 
 def grants(rules: Iterable[Rule], listener: str, names: Iterable[str]) -> Grants:
-    """What *rules* grant to a connection by *listener* whose certificate has *names*; without one it has none."""
+    """Return the grants of *rules* to a connection through *listener* whose certificate, if any, has *names*."""
     names = list(names)
     matching = [rule for rule in rules if _is_for(rule, listener, names)]
     return Grants(
@@ -131,13 +129,13 @@ def _is_for(rule: Rule, listener: str, names: list[str]) -> bool:
 
 
 def _any_of(patterns: Iterable[str]) -> re.Pattern[bytes] | None:
-    """Matches what one of *patterns* does; None if there is none."""
-    told = "|".join([_regex(pattern) for pattern in patterns])
-    return re.compile(told.encode()) if told else None
+    """Return a pattern that matches what any of *patterns* matches; None if there are none."""
+    regex = "|".join([_regex(pattern) for pattern in patterns])
+    return re.compile(regex.encode()) if regex else None
 
 
 def _regex(pattern: str) -> str:
-    """As a regular expression that never tries again what is between two stars: many stars would take for ever."""
+    """Return a regular expression that does not backtrack between two stars, which would take exponential time."""
     first, *rest = map(re.escape, pattern.split("*"))
     if not rest:
         return first

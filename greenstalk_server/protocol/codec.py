@@ -1,6 +1,6 @@
-"""The wire: bytes to commands, and replies to bytes. Nothing else knows it.
+"""The wire format: parse commands, and encode replies. No other module knows it.
 
-A command is a tuple: the verb, then its arguments, numbers as int (times in nanoseconds), names as bytes:
+A command is a tuple: the verb, then its arguments, with numbers as int (times in nanoseconds) and names as bytes:
 
     (PUT, pri, delay, ttr, size, is_well_formed)
     (RELEASE, id, pri, delay)    (BURY, id, pri)
@@ -10,8 +10,8 @@ A command is a tuple: the verb, then its arguments, numbers as int (times in nan
     (PAUSE_TUBE, name, delay, is_valid_name)
     (any other verb,)
 
-Where protocol.txt is silent this follows beanstalkd 1.13, down to which malformed line gets which error; and 1.12
-where clients rely on that: a negative timeout waits without a limit, and names in YAML are bare if they can be.
+Where protocol.txt is silent, this follows beanstalkd 1.13, including which malformed line gets which error. It follows
+1.12 where clients rely on that: a negative timeout waits without a limit, and names in YAML are unquoted if possible.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Command: TypeAlias = tuple[Any, ...]
 
 CRLF: Final = b"\r\n"
 MAX_LINE: Final = 224
-"""The longest command line, its CRLF included (protocol.txt, BAD_FORMAT)."""
+"""Maximum length of a command line in bytes, with its CRLF (protocol.txt, BAD_FORMAT)."""
 
 # Verbs
 
@@ -79,7 +79,7 @@ TOUCHED: Final = b"TOUCHED\r\n"
 
 
 class ProtocolError(Exception):
-    """A line that is no command. The connection survives it."""
+    """A line that is not a command. The connection stays open."""
 
     reply: ClassVar[bytes] = INTERNAL_ERROR
 
@@ -91,15 +91,15 @@ class BadFormat(ProtocolError):
 
 
 class UnknownCommand(ProtocolError):
-    """The line starts with no verb."""
+    """The line does not start with a verb."""
 
     reply: ClassVar[bytes] = b"UNKNOWN_COMMAND\r\n"
 
 
 def parse(line: bytes) -> Command:
-    """The command in *line*, which has at most 222 bytes, no CRLF, and is not in `known`; raise ProtocolError."""
+    """Return the command in *line*, at most 222 bytes without CRLF and not in `known`; raise ProtocolError."""
     verb, space, rest = line.partition(b" ")
-    if verb in _TAKE_AN_ID and len(rest) < 20 and rest.isdigit():
+    if verb in _VERBS_WITH_ID and len(rest) < 20 and rest.isdigit():
         return (verb, int(rest))
     if b"\0" in line:
         raise BadFormat
@@ -107,8 +107,8 @@ def parse(line: bytes) -> Command:
     if parser is None:
         return _parse_by_prefix(line)
     command = parser(verb, rest)
-    if verb in _WORTH_KNOWING:
-        if len(known) >= _KNOWN_AT_MOST:
+    if verb in _CACHEABLE:
+        if len(known) >= _MAX_KNOWN:
             known.clear()
             known.update(_BARE)
         known[line] = command
@@ -116,7 +116,7 @@ def parse(line: bytes) -> Command:
 
 
 def _parse_by_prefix(line: bytes) -> Command:
-    """Parse what beanstalkd, which looks at the line's start alone, takes for one of its verbs."""
+    """Parse a line that only starts with a verb, as beanstalkd does."""
     for prefix, parser in _PREFIXES:
         if line.startswith(prefix):
             return parser(prefix.rstrip(b" "), line[len(prefix) :])
@@ -138,9 +138,9 @@ _lenient_number: Final = re.compile(rb"[ \t\n\v\f\r]*([+-]?)([0-9]+)")
 _pause_arguments: Final = re.compile(rb" *([-A-Za-z0-9+/;.$_()]+) +([0-9]+)")
 
 
-def _number(digits: bytes, most: int) -> int:
+def _number(digits: bytes, maximum: int) -> int:
     value = int(digits)
-    if value > most:
+    if value > maximum:
         raise BadFormat
     return value
 
@@ -179,7 +179,7 @@ def _parse_bury(verb: bytes, rest: bytes) -> Command:
 
 
 def _parse_kick(verb: bytes, rest: bytes) -> Command:
-    """The bound as C's strtoul reads it, modulo 2**32; what follows it is ignored."""
+    """Read the bound as C's strtoul does, modulo 2**32. Ignore what follows the number."""
     match = _lenient_number.match(rest)
     if match is None:
         raise BadFormat
@@ -188,7 +188,7 @@ def _parse_kick(verb: bytes, rest: bytes) -> Command:
 
 
 def _parse_timeout(verb: bytes, rest: bytes) -> Command:
-    """Read -2**31 to 2**31-1 seconds, of which a negative number is None: no limit. Ignore what follows the number."""
+    """Read -2**31 to 2**31-1 seconds; a negative number is None, no limit. Ignore what follows the number."""
     match = _timeout.match(rest)
     if match is None:
         raise BadFormat
@@ -236,9 +236,9 @@ _WITH_ARGUMENTS: Final[dict[bytes, _Parser]] = {
     IGNORE: _parse_name,
     PAUSE_TUBE: _parse_pause,
 }
-"""By the verb before a line's first space."""
+"""Parsers by the verb before the first space of a line."""
 
-_TAKE_AN_ID: Final = frozenset(verb for verb, parser in _WITH_ARGUMENTS.items() if parser is _parse_id)
+_VERBS_WITH_ID: Final = frozenset(verb for verb, parser in _WITH_ARGUMENTS.items() if parser is _parse_id)
 
 _PREFIXES: Final[tuple[tuple[bytes, _Parser], ...]] = (
     (PEEK_READY, _parse_bare),
@@ -252,19 +252,19 @@ _PREFIXES: Final[tuple[tuple[bytes, _Parser], ...]] = (
     (QUIT, _parse_quit),
     (PAUSE_TUBE, _parse_pause),
 )
-"""What is tried in this order on a line that starts with no verb and space of _WITH_ARGUMENTS."""
+"""Prefixes that are tried in this order on a line that does not start with a verb of _WITH_ARGUMENTS and a space."""
 
 _BARE: Final[dict[bytes, Command]] = {
     prefix: (prefix,) for prefix, parser in _PREFIXES if parser in (_parse_bare, _parse_quit)
 }
 
-_WORTH_KNOWING: Final = frozenset((PUT, RESERVE_WITH_TIMEOUT, USE, WATCH, IGNORE))
-"""Verbs whose lines clients repeat to the letter, as they do not those with a job's id."""
+_CACHEABLE: Final = frozenset((PUT, RESERVE_WITH_TIMEOUT, USE, WATCH, IGNORE))
+"""Verbs whose lines clients repeat unchanged. Lines with a job id are not repeated."""
 
-_KNOWN_AT_MOST: Final = 1024
+_MAX_KNOWN: Final = 1024
 
 known: Final[dict[bytes, Command]] = dict(_BARE)
-"""Lines parsed before, to be asked before `parse`. A hit costs 0.05 us, parsing a put 2 us; and equal numbers
+"""A cache of parsed lines, to be consulted before `parse`. A hit costs 0.05 us, parsing a put 2 us; and equal numbers
 share one object."""
 
 
@@ -272,58 +272,58 @@ share one object."""
 
 
 def inserted(id: int) -> bytes:
-    """The reply to a put that made job *id*."""
+    """Return the reply to a put that created job *id*."""
     return b"INSERTED %d\r\n" % id
 
 
 def reserved(id: int, body: bytes) -> bytes:
-    """The reply to a reserve that got the job *id*. Joined, not formatted: 0.2 us less, one copy less."""
+    """Return the reply to a reserve of the job *id*. Joining saves 0.2 us and one copy over formatting."""
     return b"".join((b"RESERVED %d %d\r\n" % (id, len(body)), body, CRLF))
 
 
 def found(id: int, body: bytes) -> bytes:
-    """The reply to a peek that found the job *id*."""
+    """Return the reply to a peek that found the job *id*."""
     return b"".join((b"FOUND %d %d\r\n" % (id, len(body)), body, CRLF))
 
 
 def reserved_line(id: int, body: bytes) -> bytes:
-    """The first line of the reply to a reserve that got the job *id*."""
+    """Return the first line of the reply to a reserve of the job *id*."""
     return b"RESERVED %d %d\r\n" % (id, len(body))
 
 
 def found_line(id: int, body: bytes) -> bytes:
-    """The first line of the reply to a peek that found the job *id*."""
+    """Return the first line of the reply to a peek that found the job *id*."""
     return b"FOUND %d %d\r\n" % (id, len(body))
 
 
 def ok_line(size: int) -> bytes:
-    """The first line of a reply with *size* bytes of YAML."""
+    """Return the first line of a reply with *size* bytes of YAML."""
     return b"OK %d\r\n" % size
 
 
 def using(name: bytes) -> bytes:
-    """The reply to use and list-tube-used."""
+    """Return the reply to use and list-tube-used."""
     return b"USING %b\r\n" % name
 
 
 def watching(count: int) -> bytes:
-    """The reply to watch and ignore."""
+    """Return the reply to watch and ignore."""
     return b"WATCHING %d\r\n" % count
 
 
 def kicked(count: int) -> bytes:
-    """The reply to kick."""
+    """Return the reply to kick."""
     return b"KICKED %d\r\n" % count
 
 
 def name_list(names: Iterable[bytes]) -> bytes:
-    """The reply to list-tubes and list-tubes-watched."""
+    """Return the reply to list-tubes and list-tubes-watched."""
     lines = b"\n- ".join(names)
     return _ok(b"---\n- %b\n" % lines if lines else b"---\n")
 
 
 def stats(snapshot: ServerStats | TubeStats | JobStats) -> bytes:
-    """The reply to stats, stats-tube or stats-job."""
+    """Return the reply to stats, stats-tube or stats-job."""
     lines = [f"{key}: {_scalar(key, getattr(snapshot, name))}\n" for name, key in _KEYS[type(snapshot)]]
     if isinstance(snapshot, ServerStats):
         lines.append(f'greenstalk-version: "{snapshot.version}"\n')
@@ -340,10 +340,10 @@ _KEYS: Final = {
 }
 
 BEANSTALKD_VERSION: Final = "1.99"
-"""The `version` in `stats`, which clients compare with a version of beanstalkd to find out what the server can do.
+"""The `version` in `stats`, which clients compare with a version of beanstalkd to find out what the server supports.
 
-It is larger than every version of beanstalkd, as a decimal fraction (1.13 is less than 1.8) and as numbers between
-dots. Nothing follows the two numbers: some libraries (Perl's version, RubyGems) refuse text behind a `+`.
+It is larger than every version of beanstalkd, both as a decimal fraction (1.13 is less than 1.8) and as dotted numbers.
+It has no suffix, since some libraries (Perl's version, RubyGems) reject text behind a `+`.
 """
 
 _UNQUOTED: Final = frozenset(("state", "id"))
@@ -361,12 +361,12 @@ _plain: Final = re.compile(
     """,
     re.VERBOSE,
 )
-"""Text that YAML 1.1 and 1.2 both read as itself without quotes: the characters of a tube's name, and none of what
-either takes for null, a boolean, a number or a date; nor what readers that are less strict (Psych, LibYAML's) do."""
+"""Text that YAML 1.1 and 1.2 both read unchanged without quotes: the characters of a tube's name, but nothing that
+either reads as null, a boolean, a number or a date, and nothing that less strict readers (Psych, LibYAML) read so."""
 
 
 def _scalar(key: str, value: object) -> str:
-    """*value* as beanstalkd writes it in YAML: text bare as 1.12 does, or quoted as 1.13 does if bare would not do."""
+    """Return *value* in YAML: text unquoted as in beanstalkd 1.12 if possible, else quoted as in 1.13."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float):
@@ -379,5 +379,5 @@ def _scalar(key: str, value: object) -> str:
 
 
 def _quoted(text: str) -> str:
-    """*text* in double quotes; YAML has the escapes of Python."""
+    """Return *text* in double quotes. YAML has the escapes of Python."""
     return '"' + text.encode("unicode_escape").decode().replace('"', '\\"') + '"'

@@ -1,13 +1,13 @@
-"""A session of a client that may not do everything, or not as fast as it likes, or not take for ever.
+"""A session subject to access rules, a rate limit, or timeouts.
 
-It is a Session in all else; where nothing of this is set, a plain one is made, which pays for nothing.
+Without any of these the server makes a plain Session, which has no overhead.
 
-What the client may not do is answered so that every client library can read it: UNKNOWN_COMMAND where a tube is
-meant, which is among the replies that any command may get; NOT_FOUND where a job is meant by its id, so that nobody
-learns which ids there are. docs/security.md has the table of commands.
+Replies to forbidden commands are ones that every client library can read: UNKNOWN_COMMAND for a command that names or
+implies a tube, since any command may get this reply; NOT_FOUND for a command that names a job, so that a client cannot
+find out which ids exist. docs/security.md has the table of commands.
 
-A client that may not consume `default` does not watch it: the protocol has no empty list of watched tubes, so it is in
-the list until another is watched, and until then there is no reserve.
+A client that may not consume `default` cannot watch it. But the protocol has no empty list of watched tubes, so
+`default` is listed until the client watches another tube, and until then its reserves are refused.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from greenstalk_server.core.broker import DEFAULT_TUBE, Broker
+from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job import SECOND, Job
 from greenstalk_server.core.name_list import NameList
+from greenstalk_server.core.transitions import DEFAULT_TUBE
 from greenstalk_server.protocol import codec
 from greenstalk_server.protocol.access import Grants
 from greenstalk_server.protocol.codec import Command
@@ -25,46 +26,48 @@ from greenstalk_server.protocol.session import COMMAND_SLICE, HANDLERS, Session,
 
 REFUSED: Final = codec.UnknownCommand.reply
 
-LISTED_PER_SLICE: Final = 1000
-LISTING_WEIGHT: Final = 64
-"""Tubes that a list-tubes looks at in one slice, and the cost of each; see session.OUTPUT_SLICE."""
+LIST_BATCH: Final = 1000
+"""Tubes that a list-tubes examines in one slice."""
+
+LIST_COST: Final = 64
+"""Cost of each; see session.OUTPUT_SLICE."""
 
 
 class RestrictedSession(Session):
-    """A session within *grants* and at a *rate*.
+    """A session with grants, a rate limit, and the times that timeouts need.
 
-    active_at       when something came last, nanoseconds.
-    began_at        when what is not whole yet began to come, nanoseconds; see `is_incomplete`.
+    active_at       time of the last input, nanoseconds.
+    began_at        time of the first byte of the incomplete command, nanoseconds; see `is_incomplete`.
     """
 
     __slots__ = ("_ahead_until", "_grants", "_interval", "_may_reserve", "_served", "active_at", "began_at")
 
     def __init__(self, broker: Broker, wake: Callable[[], None], grants: Grants | None, rate: int, now: int) -> None:
-        """*grants* of None are all; *rate* is in commands a second, 0 for any."""
+        """*grants* None allows everything; *rate* is in commands per second, 0 means no limit."""
         super().__init__(broker, wake)
         self.active_at: int = now
         self.began_at: int = now
         self._grants: Grants | None = grants
         self._interval: int = SECOND // rate if rate else 0
         if 0 < rate < len(COMMAND_SLICE):
-            self._slice = range(rate)  # so that no pause is longer than a second, and a peer that is gone is noticed
+            self._slice = range(rate)  # so no pause exceeds a second, and a lost peer is noticed
         self._ahead_until: int = now
         self._served: int = 0
         self._may_reserve: bool = True
         if grants is not None:
             self._handlers = _GUARDED
             self._may_reserve = grants.may_consume(DEFAULT_TUBE)
-            self._note_used()
+            self._update_put_permission()
 
     @property
     def is_incomplete(self) -> bool:
-        """Whether the rest of a command is still to come."""
+        """Whether a part of a command has arrived, and the rest has not."""
         if self.is_waiting or self.has_more:
             return False
         return self._put is not None or self._skip > 0 or self._is_long_line or bool(self._rest)
 
     def receive(self, data: bytes, now: int, limit: range = COMMAND_SLICE) -> bytes:
-        """Take *data*, as Session does."""
+        """Serve *data*, as Session does."""
         was_incomplete, served = self.is_incomplete, self._served
         self.active_at = now
         reply = super().receive(data, now, limit)
@@ -79,53 +82,53 @@ class RestrictedSession(Session):
         return super().resume(now, limit)
 
     def _serve(self, data: bytes, pos: int, out: list[bytes], now: int, limit: range) -> bytes:
-        """Serve, as Session does; and count, since each reply is that of one command."""
+        """Serve, as Session does, and count the commands: each has one reply."""
         reply = super()._serve(data, pos, out, now, limit if len(limit) <= len(self._slice) else self._slice)
         self._served += len(out)
         if self._interval and out:
-            self._hold_up(len(out), now)
+            self._limit_rate(len(out), now)
         return reply
 
-    def _hold_up(self, served: int, now: int) -> None:
-        """Have the client wait if it is more than a second's worth of commands ahead of its rate."""
+    def _limit_rate(self, served: int, now: int) -> None:
+        """Pause the client if it is more than one second of commands ahead of its rate."""
         self._ahead_until = max(self._ahead_until, now) + served * self._interval
-        too_far = self._ahead_until - now - SECOND
-        if too_far > 0 and not (self.is_waiting or self.is_closing):
+        excess = self._ahead_until - now - SECOND
+        if excess > 0 and not (self.is_waiting or self.is_closing):
             self.has_more = True
-            self.pause = too_far / SECOND
+            self.pause = excess / SECOND
             self._broker.limit_counters.note("rate", self.client.address)
 
-    # What it may do
+    # Permissions
 
     def _begin_put(self, command: Command, data: bytes, pos: int, out: list[bytes], now: int) -> int:
-        if self._largest < 0:
+        if self._max_body < 0:
             self._refuse(codec.PUT, self.client.used.name)
         return super()._begin_put(command, data, pos, out, now)
 
     def _refuse(self, verb: bytes, what: bytes, reply: bytes = REFUSED) -> bytes:
-        told = (b"%b %b" % (verb, what) if what else verb).decode(errors="replace")
+        request = (b"%b %b" % (verb, what) if what else verb).decode(errors="replace")
         if self.client.name:
-            told += f" by {self.client.name}"
-        self._broker.limit_counters.note("access", self.client.address, told)
+            request += f" by {self.client.name}"
+        self._broker.limit_counters.note("access", self.client.address, request)
         return reply
 
     def _refuse_job(self, command: Command) -> bytes:
         return self._refuse(command[0], b"%d" % command[1], codec.NOT_FOUND)
 
-    def _note_used(self) -> None:
-        """Have a put be refused where the client may not put into the tube that it uses."""
+    def _update_put_permission(self) -> None:
+        """Allow or forbid puts, by the tube that the client uses."""
         assert self._grants is not None
         is_allowed = self._grants.may_produce(self.client.used.name)
-        self._largest = self._broker.max_job_size if is_allowed else -1
+        self._max_body = self._broker.max_job_size if is_allowed else -1
 
     def _may_consume_job(self, id: int) -> bool:
-        """Whether it may do to job *id* what a worker does; also if there is none such, which the broker says."""
+        """Whether the client may change job *id* as a worker does, or there is no such job: the broker reports that."""
         assert self._grants is not None
         job: Job | None = self._broker.jobs.get(id)
         return job is None or job.holder is self.client or self._grants.may_consume(job.tube.name)
 
     def _may_inspect_job(self, id: int) -> bool:
-        """Whether it may look at job *id*: one that it holds, too."""
+        """Whether the client may inspect job *id*, which it may if it holds the job."""
         assert self._grants is not None
         job: Job | None = self._broker.jobs.get(id)
         return job is None or job.holder is self.client or self._grants.may_inspect(job.tube.name)
@@ -137,10 +140,10 @@ class RestrictedSession(Session):
 
     def _guarded_use(self, command: Command, now: int) -> bytes | None:
         assert self._grants is not None
-        if not self._grants.may_something(command[1]):
+        if not self._grants.may_any(command[1]):
             return self._refuse(command[0], command[1])
         reply = self._use(command, now)
-        self._note_used()
+        self._update_put_permission()
         return reply
 
     def _guarded_watch(self, command: Command, now: int) -> bytes | None:
@@ -199,11 +202,11 @@ class RestrictedSession(Session):
     def _guarded_list_tubes(self, command: Command, now: int) -> bytes | None:
         assert self._grants is not None
         self._broker.counters.cmd_list_tubes += 1
-        return self._go_on_working(_Listing(list(self._broker.tubes), self._grants), now)
+        return self._do_work(_Listing(list(self._broker.tubes), self._grants), now)
 
 
 class _Listing(Work):
-    """A list of those of the tubes *names* that *grants* concern."""
+    """A list-tubes that lists the tubes for which there is a grant."""
 
     __slots__ = ("_allowed", "_grants", "_names", "_position")
 
@@ -213,13 +216,13 @@ class _Listing(Work):
         self._position: int = 0
         self._allowed: list[bytes] = []
 
-    def go_on(self, session: Session, broker: Broker, now: int) -> bytes | None:
-        """Look at a slice of the tubes."""
-        start, end = self._position, self._position + LISTED_PER_SLICE
+    def do_slice(self, session: Session, broker: Broker, now: int) -> bytes | None:
+        """Examine one slice of the tubes."""
+        start, end = self._position, self._position + LIST_BATCH
         names = self._names[start:end]
-        session.cost += LISTING_WEIGHT * len(names)
+        session.cost += LIST_COST * len(names)
         self._position = end
-        self._allowed += [name for name in names if self._grants.may_something(name)]
+        self._allowed += [name for name in names if self._grants.may_any(name)]
         if end < len(self._names):
             return None
         return session.list_names(NameList(self._allowed, broker.listed_names))
@@ -244,7 +247,7 @@ _CHECKED: Final[dict[bytes, Any]] = {
     codec.LIST_TUBES: RestrictedSession._guarded_list_tubes,
     codec.PAUSE_TUBE: RestrictedSession._guarded_pause_tube,
 }
-"""Verbs whose handler looks for a grant."""
+"""Verbs whose handler checks the grants."""
 
 _NEED_NO_GRANT: Final = (
     codec.RELEASE,
@@ -255,11 +258,11 @@ _NEED_NO_GRANT: Final = (
     codec.LIST_TUBES_WATCHED,
     codec.QUIT,
 )
-"""Verbs that concern only jobs that the client holds, and what it uses and watches."""
+"""Verbs that affect only the jobs that the client holds, and the tubes that it uses and watches."""
 
 
 def guard(handlers: dict[bytes, Any]) -> dict[bytes, Any]:
-    """Return the handlers under access rules. A verb of *handlers* that has no row above is refused.
+    """Return the handlers to use under access rules. A verb that is in neither table above is refused.
 
     `put` has no handler; see `_begin_put`.
     """

@@ -1,19 +1,19 @@
-"""One connection's conversation, sans-IO: bytes in, bytes out, and the broker in between.
+"""The conversation of one connection, sans-IO: bytes in, bytes out, and the broker in between.
 
-Where a session stands, one of:
+A session is in one of these states:
 
 - at a command line: `_rest` holds the beginning of the line, if some of it has arrived;
-- in the body of a put: `_put` is the command, `_partial` what has come, `_missing` how many bytes have not;
+- in the body of a put: `_put` is the command, `_partial` has the bytes so far, `_missing` is the number of the others;
 - in the body of a put that is refused: `_skip` bytes are still to be discarded, then `_refusal` is sent;
 - in a line that is too long: `_is_long_line`;
 - parked in a reserve: `is_waiting`; input that arrives meanwhile is kept in `_rest`, from `_position` on;
-- parked because the body of `_awaited` is on disk: `is_waiting` too;
-- in the middle of its input or of its work, at the end of a slice: `has_more`, and `_rest` as above;
+- parked because the body of the job `_awaited` is on disk: `is_waiting` too;
+- at the end of a slice, with input or work left: `has_more`, and `_rest` as above;
 - in the middle of a large reply: `has_more`, and `stream` holds the rest of the reply, to be sent before `resume`;
-- closing: `is_closing`; the connection is to be closed once what was returned is sent.
+- closing: `is_closing`; the caller closes the connection once it has sent what was returned.
 
 One call serves what has arrived, up to a slice, and returns the replies as one piece. A slice bounds the cost of a
-call; the bytes it returns are at most OUTPUT_SLICE and one reply that is no larger than that.
+call. The returned bytes are at most OUTPUT_SLICE, and one reply that is not larger than that.
 """
 
 from __future__ import annotations
@@ -22,62 +22,75 @@ from collections.abc import Callable
 from io import BytesIO
 from typing import Any, Final, TypeAlias
 
-from greenstalk_server.core import broker as outcomes
-from greenstalk_server.core import job as states
-from greenstalk_server.core.broker import SLICE, Broker
+from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.client import Client
-from greenstalk_server.core.job import Job
+from greenstalk_server.core.job import BURIED, DELAYED, Job
 from greenstalk_server.core.name_list import NameList
+from greenstalk_server.core.outcomes import WaitOutcome
+from greenstalk_server.core.transitions import SLICE
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.protocol import codec, stats
 from greenstalk_server.protocol.codec import CRLF, MAX_LINE, Command
 from greenstalk_server.protocol.streams import BodyStream, NameStream, Stream
 
 INPUT_LIMIT: Final = 65536
-"""Bytes kept unread while parked; the caller should read no further."""
+"""Maximum size of input in bytes that is kept while parked. The caller should stop reading then."""
 
 OUTPUT_SLICE: Final = 65536
-"""Cost of a slice: bytes of replies, and what counts as such. A reply that is larger is a stream."""
+"""Maximum cost of a slice. The unit is a byte of replies; other work is converted to it. A larger reply is a stream."""
 
 COMMAND_SLICE: Final = range(500)
-"""Commands of a slice; about a millisecond of puts."""
+"""Commands of a slice: about a millisecond of puts."""
 
-COMMAND_WEIGHT: Final = OUTPUT_SLICE // len(COMMAND_SLICE)
-"""Cost of a command, besides that of its reply."""
+COMMAND_COST: Final = OUTPUT_SLICE // len(COMMAND_SLICE)
+"""Cost of a command without its reply."""
 
 GROWN_BODY: Final = 2**20
-"""Bytes; the buffer of a larger body is allocated whole when the put begins, as one that grows is copied: 15 ms for
-30 MB. The system provides the pages of so large a buffer when they are written, so a put without a body takes none."""
+"""Size in bytes above which the buffer of a body is allocated whole when the put begins. A buffer that grows is copied,
+which takes 15 ms for 30 MB. The system provides the pages of such a large buffer when they are written, so a put whose
+body does not arrive takes no memory."""
 
 TOO_BIG: Final = 0
 FORBIDDEN: Final = 1
 NO_MEMORY: Final = 2
 REFUSALS: Final = (codec.JOB_TOO_BIG, codec.UnknownCommand.reply, codec.OUT_OF_MEMORY)
-"""Replies to a put whose body is skipped."""
+"""Replies to a put whose body is discarded, by TOO_BIG, FORBIDDEN and NO_MEMORY."""
 
-FEW_NAMES: Final = 256
-"""Names whose list is smaller than OUTPUT_SLICE, however long they are."""
+SHORT_LIST: Final = 256
+"""Number of names up to which a list is smaller than OUTPUT_SLICE, however long the names are."""
 
-FEW_WATCHED: Final = 64
-WATCHED_WEIGHT: Final = 512
-"""What looking at so many watched tubes counts as, in bytes of replies. A reserve that watches fewer looks for nothing;
-one that watches 8000 is a slice, of about two milliseconds."""
+WATCHED_BATCH: Final = 64
+WATCHED_COST: Final = 512
+"""Cost of a reserve per WATCHED_BATCH watched tubes. Fewer tubes cost nothing; a reserve from 8000 tubes is a slice of
+about two milliseconds."""
 
-NAME_WEIGHT: Final = 2
-"""The same, for a name of a list that is sent as a stream: it is copied and measured at once."""
+NAME_COST: Final = 2
+"""Cost of each name of a list that is sent as a stream: the names are copied and measured in one call."""
 
-KICK_WEIGHT: Final = 128
-"""The same, for each job that a kick moves."""
+KICK_COST: Final = 128
+"""Cost of each job that a kick moves."""
 
-NEW_TUBE_WEIGHT: Final = 2048
-"""The same, for a tube that was not there: with the job that is put into it next, 13 us."""
+NEW_TUBE_COST: Final = 2048
+"""Cost of a new tube: together with the job that is put into it next, 13 us."""
 
-LEAVE_WEIGHT: Final = 128
-"""The same, for each job and each watched tube of a client that disconnects."""
+DISCONNECT_COST: Final = 128
+"""Cost of each job and each watched tube of a client that disconnects."""
 
 
 class Session:
-    """One connection's conversation with *broker*; see the module."""
+    """The conversation of one connection with the broker.
+
+    client      the broker's client for the connection.
+    is_waiting  parked; `wake` announces that `resume` is due.
+    has_more    work is left: call `resume` after `pause` seconds, when other connections have had their turn.
+    is_closing  close the connection once the returned bytes are sent.
+    stream      the rest of the last reply, or None; send it before `resume`.
+    cost        cost of the current or last slice, see OUTPUT_SLICE.
+    refused     called with a command and the error that it gets.
+
+    Subclasses may set `_handlers`, `_max_body` and `_slice`, and override `_serve` and `_begin_put`, besides the public
+    methods. They may call `_do_work`, and read `_rest`, `_put`, `_skip` and `_is_long_line`. See `RestrictedSession`.
+    """
 
     __slots__ = (
         "_awaited",
@@ -88,17 +101,17 @@ class Session:
         "_is_eof",
         "_is_long_line",
         "_is_peek",
-        "_largest",
+        "_max_body",
         "_missing",
         "_partial",
         "_position",
         "_put",
         "_put_id",
         "_refusal",
+        "_reserve_cost",
         "_rest",
         "_skip",
         "_slice",
-        "_weight",
         "_work",
         "client",
         "cost",
@@ -111,16 +124,16 @@ class Session:
     )
 
     def __init__(self, broker: Broker, wake: Callable[[], None]) -> None:
-        """Connect a client. *wake* is called when a reserve that was parked has its outcome: then `resume`."""
+        """Connect a client. *wake* is called when a parked session can continue: call `resume` then."""
         self._broker: Broker = broker
         self.client: Client = broker.connect(wake)
         self.is_waiting: bool = False
         self.has_more: bool = False
         self.is_closing: bool = False
-        self.pause: float = 0.0  # seconds to let pass before `resume`, where `has_more`
+        self.pause: float = 0.0
         self.stream: Stream | None = None
-        self.cost: int = 0  # of the current or last slice, see OUTPUT_SLICE
-        self.refused: Callable[[Client, bytes, bytes], None] = _nothing  # is told a command and the error that it gets
+        self.cost: int = 0
+        self.refused: Callable[[Client, bytes, bytes], None] = _ignore_refused
         self._is_eof: bool = False
         self._is_long_line: bool = False
         self._rest: bytes = b""
@@ -130,12 +143,12 @@ class Session:
         self._partial: BytesIO | None = None
         self._missing: int = 0
         self._skip: int = 0
-        self._refusal: int = TOO_BIG  # of the put whose body is skipped; an index of REFUSALS
-        self._largest: int = broker.max_job_size  # bytes of a body that is taken; less than 0 is none
+        self._refusal: int = TOO_BIG  # index of REFUSALS: reply to the put whose body is discarded
+        self._max_body: int = broker.max_job_size  # maximum size of a body in bytes; negative: no put is allowed
         self._handlers: dict[bytes, _Handler] = HANDLERS
         self._work: Work | None = None
         self._slice: range = COMMAND_SLICE
-        self._weight: int = 0  # cost of a reserve
+        self._reserve_cost: int = 0
         self._awaited: Job | None = None
         self._is_peek: bool = False
         self._is_body_here: bool = False
@@ -143,18 +156,18 @@ class Session:
 
     @property
     def wants_input(self) -> bool:
-        """Whether to read on: not in the middle of its input, nor at its end, and not too much kept unread."""
+        """Whether to read more input: none is left to serve, it has not ended, and not too much of it is kept."""
         return not self.has_more and not self._is_eof and len(self._rest) - self._position < INPUT_LIMIT
 
     @property
     def is_woken(self) -> bool:
-        """Whether it is parked no longer, and `resume` is due."""
+        """Whether what it was parked for has happened, so `resume` is due."""
         if self._awaited is not None:
             return self._is_body_here
         return self.is_waiting and not self.client.is_waiting
 
     def receive(self, data: bytes, now: int, limit: range = COMMAND_SLICE) -> bytes:
-        """Take *data*, not empty; serve up to len(*limit*) commands of it, and return their replies."""
+        """Serve up to len(*limit*) commands of *data*, which is not empty, and return their replies."""
         if self.is_waiting:
             self._rest = self._rest[self._position :] + data
             self._position = 0
@@ -163,22 +176,22 @@ class Session:
         out: list[bytes] = []
         pos = 0
         if self._put is not None:
-            pos = self._go_on_with_body(self._put, data, out, now)
+            pos = self._continue_body(self._put, data, out, now)
         elif self._skip:
-            pos = self._go_on_skipping(data, 0, out)
+            pos = self._continue_skip(data, 0, out)
         elif self._rest:
             data = self._rest + data
             self._rest = b""
         return self._serve(data, pos, out, now, limit)
 
     def receive_eof(self, now: int, limit: range = COMMAND_SLICE) -> bytes:
-        """Note that no more data comes: the peer closed its side. What has come is still served."""
+        """Note that the peer has closed its side. Input that has arrived is still served."""
         self._is_eof = True
         if self.is_woken:
             return self.resume(now, limit)
         out: list[bytes] = []
         if self._awaited is not None:
-            return b""  # what has come is served once the body is here
+            return b""  # the input is served once the body is read
         if self.is_waiting:
             self._broker.cancel_wait(self.client)
             self.is_waiting = False
@@ -187,17 +200,17 @@ class Session:
         return self._serve(self._rest, self._position, out, now, limit)
 
     def resume(self, now: int, limit: range = COMMAND_SLICE) -> bytes:
-        """Continue after `wake`, or where the last call left `has_more`; its stream has been sent."""
+        """Continue after `wake`, or after a call that left `has_more`, when its stream has been sent."""
         out: list[bytes] = []
         self.cost = 0
         if self.is_waiting:
             self.is_waiting = False
-            told = self._with_body(now) if self._awaited is not None else self._outcome(self._take_outcome(), now)
-            if told is None:
+            reply = self._wait_reply() if self._awaited is None else self._awaited_reply(now)
+            if reply is None:
                 return b""
-            out.append(told)
+            out.append(reply)
         elif self._work is not None:
-            reply = self._go_on_working(self._work, now)
+            reply = self._do_work(self._work, now)
             if reply is None:
                 return b""
             out.append(reply)
@@ -207,15 +220,15 @@ class Session:
         return self._serve(self._rest, self._position, out, now, limit)
 
     def close(self, now: int) -> None:
-        """Disconnect the client, and set `cost`; call once, last."""
+        """Disconnect the client, and set `cost`. Call it exactly once, last."""
         client = self.client
-        self.cost = self._weight + LEAVE_WEIGHT * min(len(client.reserved) + len(client.watched), 2 * SLICE)
+        self.cost = self._reserve_cost + DISCONNECT_COST * min(len(client.reserved) + len(client.watched), 2 * SLICE)
         self._awaited = None
         self.end_stream()
         self._broker.disconnect(self.client, now)
 
     def end_stream(self) -> None:
-        """Note that the stream, if there is one, is sent or given up."""
+        """Close the stream, if there is one: it is sent or abandoned."""
         if self.stream is not None:
             self.stream.close()
             self.stream = None
@@ -223,11 +236,11 @@ class Session:
     # Framing
 
     def _serve(self, data: bytes, pos: int, out: list[bytes], now: int, limit: range) -> bytes:
-        """Serve the lines of *data* from *pos* on, up to a slice; keep the rest; return *out* as one piece."""
+        """Serve the lines of *data* from *pos* on, up to a slice; keep the rest; return the joined *out*."""
         known, handlers = codec.known, self._handlers
         self.has_more = False
         if self._is_long_line:
-            pos = self._go_on_with_long_line(data, pos, out)
+            pos = self._continue_long_line(data, pos, out)
         size = len(data)
         for _ in limit:
             if pos == size:
@@ -237,7 +250,7 @@ class Session:
                 if size - pos < MAX_LINE:
                     break
                 self._is_long_line = True
-                pos = self._go_on_with_long_line(data, pos, out)
+                pos = self._continue_long_line(data, pos, out)
                 continue
             line = data[pos:end]
             pos = end + 2
@@ -258,20 +271,20 @@ class Session:
                 break
         else:
             self.has_more = pos < size
-            self.cost += COMMAND_WEIGHT * len(limit)
+            self.cost += COMMAND_COST * len(limit)
         self._keep_from(data, pos)
         if self._is_eof and not self.has_more and self._awaited is None:
             self.is_closing = True
         return out[0] if len(out) == 1 else b"".join(out)
 
     def _keep_from(self, data: bytes, pos: int) -> None:
-        """Keep *data* from *pos* on. It is not copied for each of many small slices."""
+        """Keep *data* from *pos* on, without a copy if the next slice follows soon and the rest is large."""
         if pos < len(data) - pos and (self.has_more or self.is_waiting):
             self._rest, self._position = data, pos
         else:
             self._rest, self._position = data[pos:], 0
 
-    def _go_on_with_long_line(self, data: bytes, pos: int, out: list[bytes]) -> int:
+    def _continue_long_line(self, data: bytes, pos: int, out: list[bytes]) -> int:
         end = data.find(CRLF, pos)
         if end < 0:
             return len(data) - data.endswith(b"\r")
@@ -282,13 +295,13 @@ class Session:
     # Put
 
     def _begin_put(self, command: Command, data: bytes, pos: int, out: list[bytes], now: int) -> int:
-        """Begin the put whose line ends before *pos*, and finish it if its body has come; return where to go on."""
+        """Begin the put whose line ends before *pos*; finish it if its body has arrived; return the next position."""
         broker = self._broker
         size: int = command[4]
         broker.counters.cmd_put += 1
-        if size > self._largest:
+        if size > self._max_body:
             refusal = FORBIDDEN if size <= broker.max_job_size else TOO_BIG
-            return self._begin_to_skip(size, refusal, data, pos, out)
+            return self._begin_skip(size, refusal, data, pos, out)
         if not command[5]:
             raise codec.BadFormat
         if not self.client.is_producer:
@@ -299,7 +312,7 @@ class Session:
             try:
                 self._partial = BytesIO(bytes(size + 2)) if size > GROWN_BODY else BytesIO()
             except MemoryError:
-                return self._begin_to_skip(size, NO_MEMORY, data, pos, out)
+                return self._begin_skip(size, NO_MEMORY, data, pos, out)
             self._put = command
             self._put_id = id
             self._partial.write(memoryview(data)[pos:])
@@ -308,7 +321,7 @@ class Session:
         out.append(self._end_put(command, id, data[pos:end], data.startswith(CRLF, end), now))
         return end + 2
 
-    def _go_on_with_body(self, command: Command, data: bytes, out: list[bytes], now: int) -> int:
+    def _continue_body(self, command: Command, data: bytes, out: list[bytes], now: int) -> int:
         partial, taken = self._partial, min(self._missing, len(data))
         assert partial is not None
         partial.write(memoryview(data)[:taken])
@@ -332,21 +345,21 @@ class Session:
         result = self._broker.put(self.client, id, pri, delay, ttr, body, now)
         return codec.inserted(id) if result > 0 else codec.OUT_OF_MEMORY
 
-    def _begin_to_skip(self, size: int, refusal: int, data: bytes, pos: int, out: list[bytes]) -> int:
-        """Discard the body of a put, *size* bytes from *pos* on, and then send *refusal*; return where to go on."""
+    def _begin_skip(self, size: int, refusal: int, data: bytes, pos: int, out: list[bytes]) -> int:
+        """Discard the body of a put, *size* bytes from *pos* on, then reply *refusal*; return the next position."""
         self._skip = size + 2
         self._refusal = refusal
         self.refused(self.client, b"put of %d bytes" % size, REFUSALS[refusal])
-        return self._go_on_skipping(data, pos, out)
+        return self._continue_skip(data, pos, out)
 
-    def _go_on_skipping(self, data: bytes, pos: int, out: list[bytes]) -> int:
+    def _continue_skip(self, data: bytes, pos: int, out: list[bytes]) -> int:
         skipped = min(self._skip, len(data) - pos)
         self._skip -= skipped
         if not self._skip:
             out.append(REFUSALS[self._refusal])
         return pos + skipped
 
-    # Verbs: each returns its reply, or None if what follows it has to wait
+    # Verbs: each returns its reply, or None if the commands after it have to wait
 
     def _reserve(self, command: Command, now: int) -> bytes | None:
         self._broker.counters.cmd_reserve += 1
@@ -354,43 +367,38 @@ class Session:
 
     def _reserve_with_timeout(self, command: Command, now: int) -> bytes | None:
         self._broker.counters.cmd_reserve_with_timeout += 1
-        timeout: int | None = command[1]
+        _, timeout = command
         return self._reserve_until(None if timeout is None else now + timeout, now)
 
     def _reserve_until(self, until: int | None, now: int) -> bytes | None:
         broker, client = self._broker, self.client
         if not client.is_worker:
             broker.note_worker(client)
-        if self._weight:
-            self.cost += self._weight
+        if self._reserve_cost:
+            self.cost += self._reserve_cost
         job = broker.reserve(client, now)
         if job is not None:
-            return self._bring(job, is_peek=False)
+            return self._job_reply(job, is_peek=False)
         outcome = broker.wait(client, now if self._is_eof else until, now)
-        if outcome == outcomes.WAITING:
+        if outcome == WaitOutcome.WAITING:
             self.is_waiting = True
             return None
-        return self._outcome(outcome, now)
+        return _ended_wait_reply(outcome)
 
-    def _take_outcome(self) -> Job | int | None:
-        """How the client's wait has ended. A job is not kept by it: it may be deleted long before the next wait."""
-        outcome, self.client.outcome = self.client.outcome, None
-        return outcome
+    def _wait_reply(self) -> bytes | None:
+        """Return the reply that ends the client's wait."""
+        outcome, self.client.outcome = self.client.outcome, None  # the job may be deleted long before the next wait
+        return self._job_reply(outcome, is_peek=False) if isinstance(outcome, Job) else _ended_wait_reply(outcome)
 
-    def _outcome(self, outcome: Job | int | None, now: int) -> bytes | None:
-        if isinstance(outcome, Job):
-            return self._bring(outcome, is_peek=False)
-        return codec.DEADLINE_SOON if outcome == outcomes.DEADLINE_SOON else codec.TIMED_OUT
-
-    def _bring(self, job: Job, is_peek: bool) -> bytes | None:
-        """The reply with *job*, reserved or, if *is_peek*, found; None if it has to wait for the body."""
+    def _job_reply(self, job: Job, is_peek: bool) -> bytes | None:
+        """Return the reply with *job*, RESERVED or, if *is_peek*, FOUND; None if it has to wait for the body."""
         body = job.body
         if body is None:
             self._await_body(job, is_peek)
             return None
-        return self._with(job, body, is_peek)
+        return self._body_reply(job, body, is_peek)
 
-    def _with(self, job: Job, body: bytes, is_peek: bool) -> bytes:
+    def _body_reply(self, job: Job, body: bytes, is_peek: bool) -> bytes:
         self.cost += len(body)
         if len(body) > OUTPUT_SLICE:
             self.stream = BodyStream(body)
@@ -407,130 +415,143 @@ class Session:
         bodies.fetch(job, self._take_body)
 
     def _take_body(self, body: bytes | None) -> None:
-        """Note that the body it waits for is here, or lost, and have `resume` called."""
+        """Take the body that the session waits for, None if it is lost, and have `resume` called."""
         if self._awaited is not None:
             self._body = body
             self._is_body_here = True
             self.client.wake()
 
-    def _with_body(self, now: int) -> bytes:
-        """The reply that waited for a body."""
+    def _awaited_reply(self, now: int) -> bytes:
+        """Return the reply that waited for a body."""
         job, body = self._awaited, self._body
         assert job is not None
         self._awaited = self._body = None
         if body is not None:
-            return self._with(job, body, self._is_peek)
+            return self._body_reply(job, body, self._is_peek)
         if self._is_peek:
             return codec.INTERNAL_ERROR if job.id in self._broker.jobs else codec.NOT_FOUND
-        self._broker.bury(self.client, job.id, job.pri, now)  # or it would be served again and again
+        self._broker.bury(self.client, job.id, job.pri, now)  # or each reserve would find it again
         return codec.INTERNAL_ERROR
 
     def _reserve_job(self, command: Command, now: int) -> bytes | None:
-        job = self._broker.reserve_job(self.client, command[1], now)
+        _, id = command
+        job = self._broker.reserve_job(self.client, id, now)
         if job is None:
             return codec.NOT_FOUND
         self._broker.note_worker(self.client)
-        return self._bring(job, is_peek=False)
+        return self._job_reply(job, is_peek=False)
 
     def _delete(self, command: Command, now: int) -> bytes:
         self._broker.counters.cmd_delete += 1
-        return codec.DELETED if self._broker.delete(self.client, command[1], now) else codec.NOT_FOUND
+        _, id = command
+        return codec.DELETED if self._broker.delete(self.client, id, now) else codec.NOT_FOUND
 
     def _release(self, command: Command, now: int) -> bytes:
         self._broker.counters.cmd_release += 1
-        done = self._broker.release(self.client, command[1], command[2], command[3], now)
-        return codec.RELEASED if done else codec.NOT_FOUND
+        _, id, pri, delay = command
+        is_released = self._broker.release(self.client, id, pri, delay, now)
+        return codec.RELEASED if is_released else codec.NOT_FOUND
 
     def _bury(self, command: Command, now: int) -> bytes:
         self._broker.counters.cmd_bury += 1
-        done = self._broker.bury(self.client, command[1], command[2], now)
-        return codec.BURIED if done else codec.NOT_FOUND
+        _, id, pri = command
+        return codec.BURIED if self._broker.bury(self.client, id, pri, now) else codec.NOT_FOUND
 
     def _touch(self, command: Command, now: int) -> bytes:
         self._broker.counters.cmd_touch += 1
-        return codec.TOUCHED if self._broker.touch(self.client, command[1], now) else codec.NOT_FOUND
+        _, id = command
+        return codec.TOUCHED if self._broker.touch(self.client, id, now) else codec.NOT_FOUND
 
     def _peek(self, command: Command, now: int) -> bytes | None:
         self._broker.counters.cmd_peek += 1
-        return self._found(self._broker.jobs.get(command[1]))
+        _, id = command
+        return self._peek_reply(self._broker.jobs.get(id))
 
     def _peek_ready(self, command: Command, now: int) -> bytes | None:
         self._broker.counters.cmd_peek_ready += 1
-        return self._found(self.client.used.ready.first())
+        return self._peek_reply(self.client.used.ready.first())
 
     def _peek_delayed(self, command: Command, now: int) -> bytes | None:
         self._broker.counters.cmd_peek_delayed += 1
-        return self._found(self.client.used.delayed.first())
+        return self._peek_reply(self.client.used.delayed.first())
 
     def _peek_buried(self, command: Command, now: int) -> bytes | None:
         self._broker.counters.cmd_peek_buried += 1
-        return self._found(self.client.used.first_buried())
+        return self._peek_reply(self.client.used.first_buried())
 
-    def _found(self, job: Job | None) -> bytes | None:
+    def _peek_reply(self, job: Job | None) -> bytes | None:
         if job is None:
             return codec.NOT_FOUND
-        return self._bring(job, is_peek=True)
+        return self._job_reply(job, is_peek=True)
 
     def _begin_kick(self, command: Command, now: int) -> bytes | None:
         self._broker.counters.cmd_kick += 1
+        _, bound = command
         tube = self.client.used
-        state = states.BURIED if tube.buried else states.DELAYED
+        state = BURIED if tube.buried else DELAYED
         present = len(tube.buried) or tube.delayed.count
-        return self._go_on_working(_Kick(tube, state, min(command[1], present)), now)
+        return self._do_work(_Kick(tube, state, min(bound, present)), now)
 
-    def _go_on_working(self, work: Work, now: int) -> bytes | None:
-        """Do a slice of *work*; return the reply at its end, else None, with `has_more`."""
-        reply = work.go_on(self, self._broker, now)
+    def _do_work(self, work: Work, now: int) -> bytes | None:
+        """Do a slice of *work*; return the reply when it is done, else None, with `has_more` set."""
+        reply = work.do_slice(self, self._broker, now)
         self._work = None if reply is not None else work
         self.has_more = reply is None
         return reply
 
     def _kick_job(self, command: Command, now: int) -> bytes:
-        return codec.KICKED if self._broker.kick_job(command[1], now) else codec.NOT_FOUND
+        _, id = command
+        return codec.KICKED if self._broker.kick_job(id, now) else codec.NOT_FOUND
 
     def _use(self, command: Command, now: int) -> bytes:
         self._broker.counters.cmd_use += 1
-        self._weigh_new(command[1])
-        return codec.using(command[1]) if self._broker.use(self.client, command[1]) else codec.OUT_OF_MEMORY
+        _, name = command
+        self._add_tube_cost(name)
+        return codec.using(name) if self._broker.use(self.client, name) else codec.OUT_OF_MEMORY
 
     def _watch(self, command: Command, now: int) -> bytes:
         self._broker.counters.cmd_watch += 1
-        self._weigh_new(command[1])
-        count = self._broker.watch(self.client, command[1])
-        self._weight = len(self.client.watched) // FEW_WATCHED * WATCHED_WEIGHT
+        _, name = command
+        self._add_tube_cost(name)
+        count = self._broker.watch(self.client, name)
+        self._reserve_cost = len(self.client.watched) // WATCHED_BATCH * WATCHED_COST
         return codec.watching(count) if count > 0 else codec.OUT_OF_MEMORY
 
     def _ignore(self, command: Command, now: int) -> bytes:
         self._broker.counters.cmd_ignore += 1
-        count = self._broker.ignore(self.client, command[1])
-        self._weight = len(self.client.watched) // FEW_WATCHED * WATCHED_WEIGHT
+        _, name = command
+        count = self._broker.ignore(self.client, name)
+        self._reserve_cost = len(self.client.watched) // WATCHED_BATCH * WATCHED_COST
         return codec.watching(count) if count else codec.NOT_IGNORED
 
     def _pause_tube(self, command: Command, now: int) -> bytes:
         self._broker.counters.cmd_pause_tube += 1
-        if not command[3]:
+        _, name, delay, is_valid_name = command
+        if not is_valid_name:
             raise codec.BadFormat
-        return codec.PAUSED if self._broker.pause_tube(command[1], command[2], now) else codec.NOT_FOUND
+        return codec.PAUSED if self._broker.pause_tube(name, delay, now) else codec.NOT_FOUND
 
     def _stats(self, command: Command, now: int) -> bytes:
         self._broker.counters.cmd_stats += 1
-        return self._sized(codec.stats(stats.server_stats(self._broker, now)))
+        return self._count_reply(codec.stats(stats.server_stats(self._broker, now)))
 
     def _stats_job(self, command: Command, now: int) -> bytes:
         self._broker.counters.cmd_stats_job += 1
-        job = self._broker.jobs.get(command[1])
-        return codec.NOT_FOUND if job is None else self._sized(codec.stats(stats.job_stats(job, now)))
+        _, id = command
+        job = self._broker.jobs.get(id)
+        return codec.NOT_FOUND if job is None else self._count_reply(codec.stats(stats.job_stats(job, now)))
 
     def _stats_tube(self, command: Command, now: int) -> bytes:
         self._broker.counters.cmd_stats_tube += 1
-        tube = self._broker.tubes.get(command[1])
-        return codec.NOT_FOUND if tube is None else self._sized(codec.stats(stats.tube_stats(tube, now)))
+        _, name = command
+        tube = self._broker.tubes.get(name)
+        return codec.NOT_FOUND if tube is None else self._count_reply(codec.stats(stats.tube_stats(tube, now)))
 
     def _list_tubes(self, command: Command, now: int) -> bytes:
         broker = self._broker
         broker.counters.cmd_list_tubes += 1
-        if len(broker.tubes) <= FEW_NAMES:
-            return self._sized(codec.name_list(broker.tubes))
+        if len(broker.tubes) <= SHORT_LIST:
+            return self._count_reply(codec.name_list(broker.tubes))
         return self.list_names(broker.name_list())
 
     def _list_tube_used(self, command: Command, now: int) -> bytes:
@@ -540,26 +561,26 @@ class Session:
     def _list_tubes_watched(self, command: Command, now: int) -> bytes:
         self._broker.counters.cmd_list_tubes_watched += 1
         watched = self.client.watched
-        if len(watched) <= FEW_NAMES:
-            return self._sized(codec.name_list(watched))
+        if len(watched) <= SHORT_LIST:
+            return self._count_reply(codec.name_list(watched))
         return self.list_names(NameList(watched, self._broker.listed_names))
 
     def list_names(self, names: NameList) -> bytes:
-        """Return the reply that lists *names*, or its first line if it is a stream."""
+        """Return the reply that lists *names*, or its first line, with `stream` set."""
         if names.size <= OUTPUT_SLICE:
-            return self._sized(codec.name_list(names.names))
-        self.cost += OUTPUT_SLICE + NAME_WEIGHT * len(names.names)
+            return self._count_reply(codec.name_list(names.names))
+        self.cost += OUTPUT_SLICE + NAME_COST * len(names.names)
         if not names.acquire():
             self._broker.limit_counters.note("listings", self.client.address)
             return codec.OUT_OF_MEMORY
         self.stream = NameStream(names)
         return codec.ok_line(names.size)
 
-    def _weigh_new(self, tube: bytes) -> None:
+    def _add_tube_cost(self, tube: bytes) -> None:
         if tube not in self._broker.tubes:
-            self.cost += NEW_TUBE_WEIGHT
+            self.cost += NEW_TUBE_COST
 
-    def _sized(self, reply: bytes) -> bytes:
+    def _count_reply(self, reply: bytes) -> bytes:
         self.cost += len(reply)
         return reply
 
@@ -567,17 +588,22 @@ class Session:
         self.is_closing = True
 
 
-def _nothing(client: Client, command: bytes, reply: bytes) -> None:
-    """Stand in for `Session.refused` where nobody listens."""
+def _ignore_refused(client: Client, command: bytes, reply: bytes) -> None:
+    """Stand in for `Session.refused` where errors are not logged."""
+
+
+def _ended_wait_reply(outcome: int | None) -> bytes:
+    """Return the reply to a wait that ended without a job."""
+    return codec.DEADLINE_SOON if outcome == WaitOutcome.DEADLINE_SOON else codec.TIMED_OUT
 
 
 class Work:
-    """A command that takes several slices."""
+    """Unfinished work: a command that takes several slices."""
 
     __slots__ = ()
 
-    def go_on(self, session: Session, broker: Broker, now: int) -> bytes | None:
-        """Do the next slice, and add its cost to the session's; return the reply at the end, else None."""
+    def do_slice(self, session: Session, broker: Broker, now: int) -> bytes | None:
+        """Do the next slice, and add its cost to the session's; return the reply when the work is done, else None."""
         raise NotImplementedError
 
 
@@ -592,16 +618,16 @@ class _Kick(Work):
         self._bound: int = bound
         self._done: int = 0
 
-    def go_on(self, session: Session, broker: Broker, now: int) -> bytes | None:
-        """Kick a slice."""
+    def do_slice(self, session: Session, broker: Broker, now: int) -> bytes | None:
+        """Kick one slice of jobs."""
         done = broker.kick(self._tube, self._state, self._bound - self._done, now)
-        session.cost += KICK_WEIGHT * done
+        session.cost += KICK_COST * done
         self._done += done
         return None if done and self._done < self._bound else codec.kicked(self._done)
 
 
 _Handler: TypeAlias = Callable[[Any, Command, int], bytes | None]
-"""Of a session, which one of a subclass may want to be one of its own."""
+"""A command handler: takes the session, the command and the time. Any, since a subclass registers its own methods."""
 
 HANDLERS: Final[dict[bytes, _Handler]] = {
     codec.PEEK: Session._peek,

@@ -73,7 +73,7 @@ class ServerStats:
 
 @dataclass(frozen=True, slots=True)
 class LimitedServerStats(ServerStats):
-    """The same where there is a limit to memory: and of the bodies, what is in memory and what on disk alone, bytes."""
+    """As ServerStats, for a server with a memory limit: with the bytes of bodies in memory, and only on disk."""
 
     body_bytes_in_memory: int
     body_bytes_on_disk: int
@@ -124,12 +124,12 @@ def server_stats(broker: Broker, now: int) -> ServerStats:
     facts, journal, totals = broker.facts, broker.journal.stats(), broker.totals
     utime, stime = facts.rusage()
     counters = {name: getattr(broker.counters, name) for name in COUNTERS}
-    of_bodies = {}
+    body_bytes = {}
     if broker.bodies is not None:
-        of_bodies = {"body_bytes_in_memory": broker.bodies.in_memory, "body_bytes_on_disk": broker.bodies.on_disk}
-    return (LimitedServerStats if of_bodies else ServerStats)(
+        body_bytes = {"body_bytes_in_memory": broker.bodies.in_memory, "body_bytes_on_disk": broker.bodies.on_disk}
+    return (LimitedServerStats if body_bytes else ServerStats)(
         **counters,
-        **of_bodies,
+        **body_bytes,
         current_jobs_urgent=totals.urgent,
         current_jobs_ready=len(broker.jobs) - totals.reserved - totals.delayed - totals.buried,
         current_jobs_reserved=totals.reserved,
@@ -160,7 +160,7 @@ def server_stats(broker: Broker, now: int) -> ServerStats:
 
 
 def tube_stats(tube: Tube, now: int) -> TubeStats:
-    """Everything that "stats-tube" tells."""
+    """Return the figures of the reply to "stats-tube"."""
     return TubeStats(
         name=tube.name.decode(),
         current_jobs_urgent=tube.urgent_count,
@@ -180,7 +180,7 @@ def tube_stats(tube: Tube, now: int) -> TubeStats:
 
 
 def job_stats(job: Job, now: int) -> JobStats:
-    """Everything that "stats-job" tells."""
+    """Return the figures of the reply to "stats-job"."""
     runs_out = job.state in (RESERVED, DELAYED)
     return JobStats(
         id=job.id,
@@ -201,5 +201,5 @@ def job_stats(job: Job, now: int) -> JobStats:
 
 
 def _seconds_left(until: int, now: int) -> int:
-    """Whole seconds, cut; a moment has passed even since what the same chunk of commands began."""
+    """Return whole seconds, truncated, less one nanosecond: commands in one chunk share *now*, but take time."""
     return max(0, until - now - 1) // SECOND

@@ -295,7 +295,7 @@ def test_stop_reports_entries_of_the_audit_log_that_are_not_on_disk(tmp_path: Pa
         refused.value.close()
         exit_code, said = daemon.stop()
     assert exit_code == 0
-    assert "ERROR audit log: stopped with entries that are not on disk" in said
+    assert "ERROR audit log: stopped; the last entries are not on disk" in said
 
 
 def test_warnings_are_logged() -> None:

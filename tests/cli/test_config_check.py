@@ -252,7 +252,7 @@ def test_warnings_are_printed(tmp_path: Path) -> None:
     password.chmod(0o644)
     done = run("config", "--check", *LOOPBACK, "-n", GREENSTALK_WEB_PASSWORD_FILE=str(password))
     assert [line.partition(": ")[2][:30] for line in done.stderr.splitlines()] == [
-        "warning: the -n flag was remov",
-        "warning: everybody on this mac",
+        "warning: -n has no effect: the",
+        "warning: every user of this ma",
     ]
     assert done.returncode == 0

@@ -298,11 +298,11 @@ def test_missing_records_are_damage(several: Path) -> None:
 
 def test_rewrite_after_a_failed_write_is_not_damage(tmp_path: Path) -> None:
     job = Job(1, Tube(b"default", {}), b"body", 0, 0, 1, 1)
-    first, anew = record.Encoder(b"salt"), record.Encoder(b"anew")
+    first, rewrite = record.Encoder(b"salt"), record.Encoder(b"next")
     torn = record.SegmentHeader(b"salt", 1, 1, 1).encode() + first.job(job, 1) + b"torn"
     (tmp_path / "journal.1").write_bytes(torn)
-    header = record.SegmentHeader(b"anew", 2, first_sequence=1, next_id=2).encode()
-    (tmp_path / "journal.2").write_bytes(header + anew.job(job, 3))
+    header = record.SegmentHeader(b"next", 2, first_sequence=1, next_id=2).encode()
+    (tmp_path / "journal.2").write_bytes(header + rewrite.job(job, 3))
     code, said = check(tmp_path)
     assert code == 0
     assert "\nrecorded anew, as the disk had failed: journal.1: damaged to its end at offset " in said

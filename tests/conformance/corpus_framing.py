@@ -1,4 +1,4 @@
-"""Lines, bodies and streams: where a command ends, what is skipped, where the stream goes on.
+"""Lines, bodies and streams: where a command ends, what is skipped, where the next command begins.
 
 `list-tube-used` after an edge shows where the stream resumed: its reply is known, and comes once.
 """

@@ -1,4 +1,4 @@
-"""Which command it is, by prefix, and what a tube may be called."""
+"""Recognition of commands by prefix, and valid names of tubes."""
 
 from .script import parse_corpus
 

@@ -1,4 +1,4 @@
-"""What depends on the server's flags or on a signal: the size limit and draining."""
+"""Behaviour that depends on flags or a signal: the size limit and draining."""
 
 from .script import parse_corpus
 

@@ -1,4 +1,4 @@
-"""What happens as time passes: ttr, delay, pause, timeouts, the safety margin. Elapsed times count too.
+"""Behaviour over time: ttr, delay, pause, timeouts, the safety margin. Elapsed times are compared too.
 
 Whole seconds are cut, so what shows seconds is asked for about half a second away from a change.
 
@@ -262,7 +262,7 @@ wait 1.5
 a> stats-job {1}
 a> stats
 
-== ttr-begins-anew-with-each-reserve timed
+== ttr-restarts-with-each-reserve timed
 a> put 0 0 3 1\r\nx
 a> reserve
 wait 1.5

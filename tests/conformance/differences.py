@@ -1,4 +1,4 @@
-"""What differs on purpose from Debian's beanstalkd 1.12, in one place, each with its reason.
+"""Intended differences from Debian's beanstalkd 1.12, each with its reason.
 
 Two kinds:
 
@@ -54,7 +54,7 @@ class Difference:
 
 _CR_AT_224 = "beanstalkd loses the command after a too long line whose `\\r` is byte 224 or a multiple"
 _STRAY_CR = "beanstalkd stalls the connection at a `\\r` without `\\n`; to ours it is data"
-_HALF_UPLOADED = "beanstalkd shows a job before its body has come: state `invalid`, memory contents as body"
+_HALF_UPLOADED = "beanstalkd shows a job before its body has arrived: state `invalid`, memory contents as body"
 _TIMEOUT = "1.12 takes any text for 0, and wraps at 2^32; ours refuses that as 1.13 does"
 _FIRST_COME = "beanstalkd serves waiting connections by rotation; ours in the order in which they came"
 _CREATION_ORDER = "beanstalkd fills the gap in a list with its last entry; ours keeps the order of creation"

@@ -2,7 +2,7 @@
 
 - A job id becomes its number since the conversation began: `INSERTED {1}`.
 - Counters count from the conversation's baseline, which takes the control connection out too.
-- What names the process, the machine or the moment (pid, version, CPU time, uptime, id, uname) becomes a
+- Values that identify the process, the machine or the time (pid, version, CPU time, uptime, id, uname) becomes a
   placeholder, but only when it has the right form or is the right value: a wrong one stays, and shows.
 - `OK n` becomes `OK *` when n is the size of the body, as it must be; n itself depends on masked values.
 - A long body is abbreviated to its ends, its size and its checksum.

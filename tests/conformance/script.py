@@ -36,7 +36,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """Bytes to send; an int stands for the n-th job id allocated since the conversation began."""
+    """Bytes to send; an int is replaced by the n-th job id allocated since the start of the conversation."""
 
     parts: tuple[bytes | int, ...]
 
@@ -138,7 +138,7 @@ class Conversation:
 
     @property
     def seconds(self) -> float:
-        """How long it waits on purpose, at least: for scheduling."""
+        """Minimum time that the script waits on purpose, for scheduling."""
         return sum(step.seconds for _, step in self.steps if isinstance(step, Wait))
 
 
@@ -218,7 +218,7 @@ _ESCAPES = {"r": b"\r", "n": b"\n", "t": b"\t", "0": b"\0", "\\": b"\\"}
 
 
 def parse_payload(text: str) -> Payload:
-    """What *text* of the corpus sends; raise ScriptError on an unknown escape or a stray brace."""
+    """Return what *text* of the corpus sends; raise ScriptError on an unknown escape or a stray brace."""
     parts: list[bytes | int] = []
     position = 0
     for token in _TOKEN.finditer(text):

@@ -19,7 +19,7 @@ from .script import Conversation
 
 TIME_TOLERANCE_SECONDS = 0.35
 """Between the moments of a reply on the two sides; every step of the corpus that waits, waits for longer."""
-TIMED_AT_ONCE = 12
+TIMED_BATCH = 12
 """Pairs of servers that play timed conversations side by side: they spend their time asleep."""
 
 Pair = tuple[Transcript, Transcript]
@@ -81,10 +81,10 @@ def timed_pair(request: pytest.FixtureRequest) -> Iterator[Callable[[str], Pair]
             free.put((on_peer, on_ours))
 
     with ExitStack() as stack:
-        for _ in range(min(TIMED_AT_ONCE, len(names))):
+        for _ in range(min(TIMED_BATCH, len(names))):
             on_peer, on_ours = (stack.enter_context(closing(Server(kind))) for kind in (peer(), ours()))
             free.put((on_peer, on_ours))
-        peers, batch = (stack.enter_context(ThreadPoolExecutor(TIMED_AT_ONCE)) for _ in range(2))
+        peers, batch = (stack.enter_context(ThreadPoolExecutor(TIMED_BATCH)) for _ in range(2))
         played: dict[str, Future[Pair]] = {name: batch.submit(play_pair, name) for name in longest_first}
         yield lambda name: played[name].result()
 

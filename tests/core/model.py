@@ -21,7 +21,7 @@ class Tie(Exception):
 
 @dataclass
 class ModelJob:
-    """`since` when it is ready, and the how manieth it was to turn so; `events` with time and number of the client."""
+    """`since` when it is ready, and its sequence number in that state; `events` with time and number of the client."""
 
     id: int
     tube: str
@@ -44,7 +44,7 @@ class ModelJob:
 
 @dataclass
 class ModelTube:
-    """What was counted since it is there; `waits` and `runs` are the times themselves."""
+    """Counters of a tube since its creation; `waits` and `runs` are the times themselves."""
 
     counts: Counter[str] = field(default_factory=Counter)
     waits: list[int] = field(default_factory=list)
@@ -140,7 +140,7 @@ class Model:
         return len(watched)
 
     def ignore(self, number: int, tube: str) -> int:
-        """How many tubes are watched then; 0 if it is refused."""
+        """Return how many tubes the client then watches; 0 if the ignore is refused."""
         watched = self.clients[number].watched
         if watched == [tube]:
             return 0
@@ -259,7 +259,7 @@ class Model:
         self._serve_who_waits()
         return True
 
-    # What an admin does
+    # Operators
 
     def bury_job(self, id: int, is_forced: bool) -> bool:
         job = self.jobs.get(id)
@@ -358,7 +358,7 @@ class Model:
         del self.paused[tube]
         self._serve_who_waits()
 
-    # Where a job is
+    # Places of a job
 
     def _give(self, client: ModelClient, job: ModelJob) -> None:
         job.state, job.deadline, job.reserved_at = "reserved", self.now + job.ttr, self.now

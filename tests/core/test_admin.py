@@ -1,16 +1,16 @@
-"""What an operator may do that no command of the protocol does: bury a job nobody holds, put into any tube, clear."""
+"""Operations of an operator that no command has: bury an unreserved job, put into any tube, clear a tube."""
 
 from __future__ import annotations
 
 import pytest
 
-from greenstalk_server.core.broker import SLICE
 from greenstalk_server.core.job import BURIED, DELAYED, READY, SECOND
-from greenstalk_server.core.limits import Refusal
+from greenstalk_server.core.outcomes import Refusal
+from greenstalk_server.core.transitions import SLICE
 from tests.support.world import FullJournal, World
 
 
-def test_bury_job_takes_a_ready_or_delayed_one(world: World) -> None:
+def test_bury_job_buries_a_ready_or_delayed_job(world: World) -> None:
     client = world.client()
     ready, delayed = client.put(), client.put(delay=5)
     assert [world.checked(world.broker.bury_job(id, world.now)) for id in (delayed, ready)] == [True, True]
@@ -20,7 +20,7 @@ def test_bury_job_takes_a_ready_or_delayed_one(world: World) -> None:
     assert world.stats_job(ready).buries == 1
 
 
-def test_bury_job_refuses_what_is_held_buried_or_unknown(world: World) -> None:
+def test_bury_job_refuses_a_reserved_buried_or_unknown_job(world: World) -> None:
     client = world.client()
     held, buried = client.put(), client.put()
     client.reserve_job(held)
@@ -29,7 +29,7 @@ def test_bury_job_refuses_what_is_held_buried_or_unknown(world: World) -> None:
     assert (world.state(held), world.state(buried)) == ("reserved", "buried")
 
 
-def test_bury_job_comes_after_those_that_clients_buried(world: World) -> None:
+def test_bury_job_appends_to_the_buried_jobs(world: World) -> None:
     client = world.client()
     first, second, third = client.put(), client.put(), client.put()
     for id in (third, first):
@@ -48,7 +48,7 @@ def test_put_into_creates_the_tube_and_keeps_its_figures(world: World) -> None:
     assert b"new" not in world.broker.tubes
 
 
-def test_put_into_gives_the_job_to_who_waits(world: World) -> None:
+def test_put_into_gives_the_job_to_a_waiting_client(world: World) -> None:
     worker = world.client(watch=[b"new"])
     assert worker.reserve() == "WAITING"
     id = world.broker.put_into(b"new", 7, 0, 60 * SECOND, b"body", world.now)
@@ -56,14 +56,14 @@ def test_put_into_gives_the_job_to_who_waits(world: World) -> None:
     assert world.state(id) == "reserved"
 
 
-def test_put_into_without_room_leaves_nothing(world: World) -> None:
+def test_refused_put_into_leaves_no_tube(world: World) -> None:
     world.broker.journal = FullJournal()
     assert world.checked(world.broker.put_into(b"new", 7, 0, SECOND, b"", world.now)) == Refusal.JOURNAL
     assert b"new" not in world.broker.tubes
 
 
 @pytest.mark.parametrize("state", [READY, DELAYED, BURIED])
-def test_clear_deletes_a_slice_of_one_state_and_nothing_newer(world: World, state: int) -> None:
+def test_clear_deletes_a_slice_of_one_state_and_no_newer_job(world: World, state: int) -> None:
     client = world.client()
 
     def put() -> int:
@@ -90,7 +90,7 @@ def test_clear_stops_at_its_bound(world: World) -> None:
     assert world.ready() == ids[2:]
 
 
-def test_clear_drops_a_tube_that_nobody_needs(world: World) -> None:
+def test_clear_drops_an_unneeded_tube(world: World) -> None:
     world.broker.put_into(b"new", 7, 0, SECOND, b"", world.now)
     assert world.broker.clear(world.broker.tubes[b"new"], READY, 1, world.broker.next_id, world.now) == 1
     world.check()

@@ -7,8 +7,8 @@ from random import Random
 
 import pytest
 
-from greenstalk_server.core.broker import SLICE
 from greenstalk_server.core.job import BURIED, DELAYED, READY
+from greenstalk_server.core.transitions import SLICE
 from greenstalk_server.core.tube import Tube
 from tests.support.world import Actor, World
 
@@ -89,7 +89,7 @@ class Oracle:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_it_is_the_one_that_is_ready_since_the_longest_time(seed: int) -> None:
+def test_oldest_is_the_job_that_has_been_ready_for_longest(seed: int) -> None:
     oracle = Oracle(seed)
     with oracle.world.in_bulk():
         for step in range(3000):
@@ -102,11 +102,11 @@ def test_it_is_the_one_that_is_ready_since_the_longest_time(seed: int) -> None:
         oracle.compare()
 
 
-def test_there_is_none_in_an_empty_tube(world: World) -> None:
+def test_empty_tube_has_no_oldest_job(world: World) -> None:
     assert world.broker.tubes[b"default"].oldest_ready() is None
 
 
-def test_what_has_left_from_the_middle_takes_no_room(world: World) -> None:
+def test_dead_entries_from_the_middle_are_swept(world: World) -> None:
     """One old job of low priority, and ten thousand that pass it by."""
     client, tube = world.client(), world.broker.tubes[b"default"]
     with world.in_bulk():
@@ -120,7 +120,7 @@ def test_what_has_left_from_the_middle_takes_no_room(world: World) -> None:
         assert oldest is not None and oldest.id == old
 
 
-def test_one_job_edited_for_ever_leaves_bounded_rests(world: World) -> None:
+def test_endless_edits_of_one_job_leave_few_dead_entries(world: World) -> None:
     client, tube = world.client(), world.broker.tubes[b"default"]
     first, second = client.put(), client.put()
     for number in range(500):
@@ -134,7 +134,7 @@ def test_one_job_edited_for_ever_leaves_bounded_rests(world: World) -> None:
     assert oldest is not None and oldest.id == second
 
 
-def test_a_connection_that_ends_gives_its_jobs_back_as_of_then(world: World) -> None:
+def test_jobs_of_a_disconnected_client_turn_ready_at_the_disconnect(world: World) -> None:
     client, other = world.client(), world.client()
     with world.in_bulk():
         for _ in range(SLICE + 5):
@@ -149,8 +149,8 @@ def test_a_connection_that_ends_gives_its_jobs_back_as_of_then(world: World) -> 
     assert oldest is not None and oldest.id == waiting
 
 
-def test_a_sweep_of_many_keeps_the_order(world: World) -> None:
-    """Every third of ten thousand leaves from the middle, and others come meanwhile, at every point of a sweep."""
+def test_sweep_of_many_entries_keeps_the_order(world: World) -> None:
+    """Every third of ten thousand jobs leaves from the middle, and others are added, at every point of a sweep."""
     client, tube = world.client(), world.broker.tubes[b"default"]
     with world.in_bulk():
         ids = []

@@ -1,4 +1,4 @@
-"""What a tube counts, how long its jobs wait and run, and who is told when it goes."""
+"""Counters of tubes, wait and run times of jobs, and listeners for dropped tubes."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from collections.abc import Callable
 import pytest
 
 from greenstalk_server.core import job_history
-from greenstalk_server.core.broker import PARTED_AT_MOST, Broker
+from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.counters import ServerFacts
 from greenstalk_server.core.job import BURIED, READY, SECOND, Job
+from greenstalk_server.core.transitions import MAX_RECENT_WORKERS
 from greenstalk_server.core.tube import Tube
 from tests.support.world import START, Actor, DroppedTubes, FullJournal, World
 
 
 def lengths(*seconds: float) -> dict[int, int]:
-    """How many of *seconds* there are, by their bit length in nanoseconds."""
+    """Return the histogram of *seconds* by their bit length in nanoseconds."""
     found: dict[int, int] = {}
     for each in seconds:
         length = round(each * SECOND).bit_length()
@@ -30,7 +31,7 @@ def tube(world: World, name: bytes = b"default") -> Tube:
 # Waits
 
 
-def test_a_job_waits_from_when_it_is_ready_until_it_is_reserved(world: World) -> None:
+def test_wait_is_from_ready_to_reserved(world: World) -> None:
     client = world.client()
     client.put()
     delayed = client.put(delay=2)
@@ -44,7 +45,7 @@ def test_a_job_waits_from_when_it_is_ready_until_it_is_reserved(world: World) ->
     assert tube(world).waits == lengths(5, 3, 3)
 
 
-def test_a_job_that_somebody_waits_for_has_not_waited(world: World) -> None:
+def test_job_for_a_waiting_client_has_a_wait_of_zero(world: World) -> None:
     worker, client = world.client(), world.client()
     worker.reserve()
     world.advance(5)
@@ -53,7 +54,7 @@ def test_a_job_that_somebody_waits_for_has_not_waited(world: World) -> None:
 
 
 @pytest.mark.parametrize("state", ["delayed", "buried"])
-def test_a_job_that_was_not_ready_has_not_waited(world: World, state: str) -> None:
+def test_job_that_was_not_ready_has_a_wait_of_zero(world: World, state: str) -> None:
     client = world.client()
     id = client.put(delay=60 if state == "delayed" else 0)
     if state == "buried":
@@ -63,7 +64,7 @@ def test_a_job_that_was_not_ready_has_not_waited(world: World, state: str) -> No
     assert tube(world).waits == {0: 1}
 
 
-def test_a_job_that_comes_back_waits_anew(world: World) -> None:
+def test_returned_job_starts_a_new_wait(world: World) -> None:
     client, other = world.client(), world.client()
     id = client.put(ttr=3)
     client.reserve()
@@ -82,7 +83,7 @@ def test_a_job_that_comes_back_waits_anew(world: World) -> None:
     assert tube(world).total_reserves == 4
 
 
-def test_a_pause_is_waiting(world: World) -> None:
+def test_wait_includes_a_pause(world: World) -> None:
     client, worker = world.client(), world.client()
     client.pause_tube(b"default", 5)
     worker.reserve()
@@ -95,7 +96,7 @@ def test_a_pause_is_waiting(world: World) -> None:
 
 
 @pytest.mark.parametrize("end", [Actor.delete, Actor.release, Actor.bury])
-def test_a_reservation_that_its_client_ends_is_a_run(world: World, end: Callable[[Actor, int], bool]) -> None:
+def test_reservation_ended_by_its_client_is_a_run(world: World, end: Callable[[Actor, int], bool]) -> None:
     client = world.client()
     id = client.put()
     client.reserve()
@@ -106,7 +107,7 @@ def test_a_reservation_that_its_client_ends_is_a_run(world: World, end: Callable
     assert (tube(world).runs, tube(world).run_time) == (lengths(7), 7 * SECOND)
 
 
-def test_a_reservation_that_ends_by_itself_is_none(world: World) -> None:
+def test_lapsed_reservation_is_not_a_run(world: World) -> None:
     client = world.client()
     client.put(ttr=3)
     client.reserve()
@@ -117,7 +118,7 @@ def test_a_reservation_that_ends_by_itself_is_none(world: World) -> None:
     assert (tube(world).runs, tube(world).run_time) == ({}, 0)
 
 
-def test_only_what_was_reserved_has_run(world: World) -> None:
+def test_job_that_was_not_reserved_has_no_run(world: World) -> None:
     client = world.client()
     for delay in (0, 60):
         client.delete(client.put(delay=delay))
@@ -128,7 +129,7 @@ def test_only_what_was_reserved_has_run(world: World) -> None:
     assert tube(world).cmd_delete == 3
 
 
-def test_what_was_taken_has_run(world: World) -> None:
+def test_forced_operation_on_a_reserved_job_ends_a_run(world: World) -> None:
     client = world.client()
     for take in (world.delete_job, world.bury_job):
         id = client.put()
@@ -142,7 +143,7 @@ def test_what_was_taken_has_run(world: World) -> None:
     assert tube(world).runs == lengths(2, 2, 2)
 
 
-def test_a_moved_job_has_waited_where_it_was_reserved_and_run_where_it_ended(world: World) -> None:
+def test_moved_job_has_its_wait_in_the_old_tube_and_its_run_in_the_new_one(world: World) -> None:
     client = world.client(use=b"other")
     client.use(b"default")
     id = client.put()
@@ -184,7 +185,7 @@ def test_a_move_counts_for_neither_tube(world: World) -> None:
     assert (tube(world).cmd_delete, tube(world, b"other").cmd_delete) == (0, 0)
 
 
-# Farewell
+# Listeners
 
 
 def by_delete(world: World, client: Actor) -> None:
@@ -249,19 +250,19 @@ def test_listener_gets_a_tube_whose_restored_pause_ends(facts: ServerFacts) -> N
     assert dropped.names == [b"paused"]
 
 
-# Who has gone
+# Recent workers
 
 
-def test_workers_that_have_gone_are_remembered_up_to_a_bound(world: World) -> None:
+def test_addresses_of_recent_workers_are_kept_up_to_a_limit(world: World) -> None:
     with world.in_bulk():
-        numbers = [part(world, is_worker=True) for _ in range(PARTED_AT_MOST + 5)]
-    assert list(world.broker.parted) == numbers[5:]
-    assert world.broker.parted[numbers[-1]] == f"address of {numbers[-1]}"
+        numbers = [part(world, is_worker=True) for _ in range(MAX_RECENT_WORKERS + 5)]
+    assert list(world.broker.recent_workers) == numbers[5:]
+    assert world.broker.recent_workers[numbers[-1]] == f"address of {numbers[-1]}"
 
 
-def test_who_never_reserved_is_not_remembered(world: World) -> None:
+def test_address_of_a_client_that_never_reserved_is_not_kept(world: World) -> None:
     part(world, is_worker=False)
-    assert not world.broker.parted
+    assert not world.broker.recent_workers
 
 
 def part(world: World, is_worker: bool) -> int:
@@ -277,7 +278,7 @@ def part(world: World, is_worker: bool) -> int:
 # A restart
 
 
-def test_clients_go_on_above_the_highest_that_a_job_tells_of(facts: ServerFacts) -> None:
+def test_restored_broker_numbers_clients_above_those_in_events(facts: ServerFacts) -> None:
     broker = Broker(facts)
     for id, number in ((1, 4), (2, 90), (3, 12)):
         job = broker.jobs[id] = Job(id, broker.tube(b"default"), b"", 0, 0, SECOND, START)

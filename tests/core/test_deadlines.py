@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from greenstalk_server.core.broker import SLICE
-from greenstalk_server.core.client import SCAN_AT_MOST
+from greenstalk_server.core.client import MAX_SCANNED
 from greenstalk_server.core.job import DELAYED, SECOND
+from greenstalk_server.core.transitions import SLICE
 from tests.support.world import World
 
 INSTANT = 1 / SECOND
@@ -20,7 +20,7 @@ def test_delay_ends_at_its_second_and_not_before(world: World) -> None:
     assert world.state(id) == "ready"
 
 
-def test_delay_that_ends_serves_who_waits(world: World) -> None:
+def test_job_whose_delay_ends_goes_to_a_waiting_client(world: World) -> None:
     producer, worker = world.client(), world.client()
     id = producer.put(delay=3)
     assert worker.reserve() == "WAITING"
@@ -40,7 +40,7 @@ def test_ttr_ends_at_its_second_and_not_before(world: World) -> None:
     assert (stats.timeouts, stats.releases, world.stats().job_timeouts) == (1, 0, 1)
 
 
-def test_ttr_that_ends_serves_who_waits(world: World) -> None:
+def test_job_whose_ttr_ends_goes_to_a_waiting_client(world: World) -> None:
     holder, worker = world.client(), world.client()
     id = holder.put(ttr=3)
     holder.reserve()
@@ -63,7 +63,7 @@ def test_every_reservation_has_the_whole_ttr(world: World) -> None:
     assert world.state(id) == "ready"
 
 
-def test_touch_gives_the_whole_ttr_from_now(world: World) -> None:
+def test_touch_restarts_the_ttr(world: World) -> None:
     client = world.client()
     id = client.put(ttr=10)
     client.reserve()
@@ -77,7 +77,7 @@ def test_touch_gives_the_whole_ttr_from_now(world: World) -> None:
     assert world.stats_job(id).timeouts == 1
 
 
-@pytest.mark.parametrize("held", [1, SCAN_AT_MOST, SCAN_AT_MOST + 1, 3 * SCAN_AT_MOST])
+@pytest.mark.parametrize("held", [1, MAX_SCANNED, MAX_SCANNED + 1, 3 * MAX_SCANNED])
 def test_each_of_many_jobs_keeps_its_own_deadline(world: World, held: int) -> None:
     """However many a client holds; it finds the soonest by a scan or by a heap."""
     client = world.client()
@@ -91,7 +91,7 @@ def test_each_of_many_jobs_keeps_its_own_deadline(world: World, held: int) -> No
 
 def test_many_touches_of_many_jobs_expire_each_job_once(world: World) -> None:
     client = world.client()
-    ids = [client.put(ttr=10) for _ in range(2 * SCAN_AT_MOST)]
+    ids = [client.put(ttr=10) for _ in range(2 * MAX_SCANNED)]
     client.take(len(ids))
     for _ in range(20):
         world.advance(1)
@@ -104,8 +104,8 @@ def test_many_touches_of_many_jobs_expire_each_job_once(world: World) -> None:
     assert world.stats().job_timeouts == len(ids)
 
 
-@pytest.mark.parametrize("held", [3, SCAN_AT_MOST, SCAN_AT_MOST + 1, 2 * SCAN_AT_MOST])
-def test_of_many_jobs_a_touched_or_deleted_one_is_no_longer_the_soonest(world: World, held: int) -> None:
+@pytest.mark.parametrize("held", [3, MAX_SCANNED, MAX_SCANNED + 1, 2 * MAX_SCANNED])
+def test_touched_or_deleted_job_is_no_longer_the_soonest_of_many(world: World, held: int) -> None:
     client = world.client()
     ids = [client.put(ttr=10 + n) for n in range(held)]
     client.take(held)
@@ -120,7 +120,7 @@ def test_of_many_jobs_a_touched_or_deleted_one_is_no_longer_the_soonest(world: W
     assert client.ended == ["DEADLINE_SOON"]
 
 
-def test_the_ends_of_many_delays_and_times_to_run_need_more_than_one_tick(world: World) -> None:
+def test_many_deadlines_take_several_ticks(world: World) -> None:
     producer, worker = world.client(use=b"delayed"), world.client()
     with world.in_bulk():
         for _ in range(2 * SLICE):
@@ -136,7 +136,7 @@ def test_the_ends_of_many_delays_and_times_to_run_need_more_than_one_tick(world:
     assert world.stats().current_jobs_ready == 4 * SLICE
 
 
-def test_a_tick_moves_no_more_than_a_slice_of_a_gone_clients_jobs(world: World) -> None:
+def test_tick_requeues_at_most_a_slice_of_a_disconnected_clients_jobs(world: World) -> None:
     producer, worker = world.client(), world.client()
     with world.in_bulk():
         for _ in range(4 * SLICE):
@@ -151,7 +151,7 @@ def test_a_tick_moves_no_more_than_a_slice_of_a_gone_clients_jobs(world: World) 
     assert world.stats().current_jobs_ready == 4 * SLICE
 
 
-def test_nothing_to_come_needs_no_tick(world: World) -> None:
+def test_no_tick_is_due_without_deadlines(world: World) -> None:
     client = world.client()
     client.put()
     client.reserve(0)
@@ -239,7 +239,7 @@ def test_a_ready_job_is_handed_out_inside_the_margin(world: World) -> None:
     assert client.reserve() == id
 
 
-def test_ready_jobs_of_paused_tubes_do_not_put_the_deadline_off(world: World) -> None:
+def test_ready_jobs_of_paused_tubes_do_not_prevent_deadline_soon(world: World) -> None:
     client = world.client()
     client.put(ttr=1)
     client.reserve()
@@ -248,7 +248,7 @@ def test_ready_jobs_of_paused_tubes_do_not_put_the_deadline_off(world: World) ->
     assert client.reserve() == "DEADLINE_SOON"
 
 
-def test_touch_and_delete_put_the_deadline_off(world: World) -> None:
+def test_touch_and_delete_postpone_deadline_soon(world: World) -> None:
     client = world.client()
     id = client.put(ttr=5)
     client.reserve()
@@ -260,7 +260,7 @@ def test_touch_and_delete_put_the_deadline_off(world: World) -> None:
     assert client.reserve(0) == "TIMED_OUT"
 
 
-def test_anothers_deadline_is_no_reason(world: World) -> None:
+def test_deadline_of_another_clients_job_ends_no_wait(world: World) -> None:
     holder, worker = world.client(), world.client()
     id = holder.put(ttr=1)
     holder.reserve()

@@ -8,8 +8,8 @@ import pytest
 
 from greenstalk_server.core import job_history
 from greenstalk_server.core.body_cache import held_body
-from greenstalk_server.core.broker import SLICE
 from greenstalk_server.core.job import BURIED, DELAYED, NO_KEY, SECOND, Job
+from greenstalk_server.core.transitions import SLICE
 from tests.support.world import Actor, DroppedTubes, FullJournal, World, slots
 
 STATES = ("ready", "delayed", "buried", "reserved")
@@ -29,9 +29,9 @@ def put_in(world: World, client: Actor, state: str, pri: int = 7) -> int:
 
 
 def look(job: Job) -> dict[str, object]:
-    """All that is true of *job* alone."""
-    names = slots(job) + slots(job.past)
-    plain = {name: getattr(job, name) for name in names if name not in ("key", "tube", "holder", "past", "size")}
+    """Return the fields of *job*, including those in `cold`."""
+    names = slots(job) + slots(job.cold)
+    plain = {name: getattr(job, name) for name in names if name not in ("key", "tube", "holder", "cold", "size")}
     assert job.size == len(held_body(job))
     return plain | {"tube": job.tube.name, "holder": job.holder, "is_in_heap": job.key != NO_KEY}
 
@@ -51,7 +51,7 @@ def look(job: Job) -> dict[str, object]:
         ("tube", b"other", b"other"),
     ],
 )
-def test_a_field_changes_and_all_else_stays(
+def test_edit_changes_one_field_only(
     world: World, state: str, field: str, value: int | bytes, stored: int | bytes
 ) -> None:
     client = world.client()
@@ -108,7 +108,7 @@ def test_counts_stay(world: World, state: str) -> None:
 
 
 @in_each_state
-def test_nothing_given_is_noted_and_changes_nothing(world: World, state: str) -> None:
+def test_edit_without_fields_is_recorded_and_changes_nothing(world: World, state: str) -> None:
     client = world.client()
     id = put_in(world, client, state)
     before = look(world.broker.jobs[id])
@@ -118,7 +118,7 @@ def test_nothing_given_is_noted_and_changes_nothing(world: World, state: str) ->
     assert after | {"events": b""} == before | {"events": b""}
 
 
-def test_the_tube_it_is_in_is_no_move(world: World) -> None:
+def test_edit_to_the_same_tube_is_not_a_move(world: World) -> None:
     id = put_in(world, world.client(), "buried")
     assert world.edit(id, tube=b"default") == "DONE"
     assert [event.kind for event in job_history.unpack(world.broker.jobs[id].events)] == [
@@ -127,15 +127,15 @@ def test_the_tube_it_is_in_is_no_move(world: World) -> None:
     ]
 
 
-# What is refused
+# Refusals
 
 
-def test_a_job_that_is_not_there(world: World) -> None:
+def test_edit_of_an_unknown_job_is_not_found(world: World) -> None:
     assert world.edit(1, tube=b"other", pri=2) == "NOT_FOUND"
     assert world.tubes() == [b"default"]
 
 
-def test_a_reserved_job_unless_forced(world: World) -> None:
+def test_edit_of_a_reserved_job_needs_force(world: World) -> None:
     client = world.client()
     id = put_in(world, client, "reserved")
     job, before = world.broker.jobs[id], look(world.broker.jobs[id])
@@ -146,7 +146,7 @@ def test_a_reserved_job_unless_forced(world: World) -> None:
 
 
 @in_each_state
-def test_without_room_nothing_has_changed(world: World, state: str) -> None:
+def test_edit_without_room_in_the_journal_changes_nothing(world: World, state: str) -> None:
     client = world.client()
     id = put_in(world, client, state)
     for _ in range(2):
@@ -165,7 +165,7 @@ def test_without_room_nothing_has_changed(world: World, state: str) -> None:
 # Ready jobs
 
 
-def test_a_new_pri_is_a_new_place(world: World) -> None:
+def test_new_priority_moves_the_job_in_the_queue(world: World) -> None:
     client = world.client()
     first, second, third = (client.put(pri) for pri in (10, 2000, 3000))
     assert world.edit(third, pri=5) == "DONE"
@@ -177,7 +177,7 @@ def test_a_new_pri_is_a_new_place(world: World) -> None:
 
 
 @pytest.mark.parametrize("edit", [{"body": b"new"}, {"pri": 5}, {"ttr": 9}])
-def test_the_same_rank_as_a_dead_entrys_counts_once(world: World, edit: dict[str, int]) -> None:
+def test_job_with_the_rank_of_a_dead_entry_counts_once(world: World, edit: dict[str, int]) -> None:
     """A job that leaves from the middle leaves its entry behind, and comes back with an equal one."""
     client = world.client()
     ids = [client.put(5) for _ in range(5)]
@@ -189,7 +189,7 @@ def test_the_same_rank_as_a_dead_entrys_counts_once(world: World, edit: dict[str
     assert client.reserve(0) == "TIMED_OUT"
 
 
-def test_moved_away_and_back_it_is_there_once(world: World) -> None:
+def test_job_moved_away_and_back_is_there_once(world: World) -> None:
     client = world.client(watch=[b"default", b"other"])
     ids = [client.put(5) for _ in range(4)]
     for _ in range(3):
@@ -201,7 +201,7 @@ def test_moved_away_and_back_it_is_there_once(world: World) -> None:
     assert client.take(4) == ids
 
 
-def test_a_moved_job_goes_to_who_waits_there(world: World) -> None:
+def test_moved_job_goes_to_a_client_that_waits_there(world: World) -> None:
     producer, worker, other = world.client(), world.client(watch=[b"other"]), world.client(watch=[b"other"])
     id = producer.put(body=b"old")
     assert (worker.reserve(), other.reserve()) == ("WAITING", "WAITING")
@@ -223,7 +223,7 @@ def test_a_job_moved_to_a_paused_tube_waits_for_the_end_of_the_pause(world: Worl
     assert worker.ended == [id]
 
 
-def test_a_job_moved_out_of_a_paused_tube_is_free(world: World) -> None:
+def test_job_moved_out_of_a_paused_tube_can_be_reserved(world: World) -> None:
     producer, worker = world.client(), world.client(watch=[b"other"])
     id = producer.put()
     producer.pause_tube(b"default", 50)
@@ -242,7 +242,7 @@ def test_an_edited_job_of_a_paused_tube_is_not_handed_out(world: World) -> None:
     assert world.ready() == [id]
 
 
-def test_an_edited_job_is_ready_anew(world: World) -> None:
+def test_edited_job_turns_ready_at_the_edit(world: World) -> None:
     """Its place by age is behind those that were ready before, so nobody takes it for one that has waited long."""
     client = world.client()
     first, second = client.put(), client.put()
@@ -257,7 +257,7 @@ def test_an_edited_job_is_ready_anew(world: World) -> None:
 # Delays
 
 
-def test_a_delay_ends_when_it_says_and_not_when_it_did(world: World) -> None:
+def test_edited_delay_replaces_the_old_one(world: World) -> None:
     client = world.client()
     sooner, later, ready = client.put(delay=10), client.put(delay=10), client.put()
     assert [world.edit(id, delay=delay) for id, delay in ((sooner, 3), (later, 30), (ready, 20))] == ["DONE"] * 3
@@ -272,7 +272,7 @@ def test_a_delay_ends_when_it_says_and_not_when_it_did(world: World) -> None:
     assert world.ready() == [sooner, later, ready]
 
 
-def test_no_delay_any_more_serves_who_waits(world: World) -> None:
+def test_delay_edited_to_zero_gives_the_job_to_a_waiting_client(world: World) -> None:
     client, worker = world.client(), world.client()
     id = client.put(delay=10)
     assert worker.reserve() == "WAITING"
@@ -297,7 +297,7 @@ def test_a_delayed_job_moves_with_its_deadline(world: World) -> None:
 
 
 @pytest.mark.parametrize("state", ["buried", "reserved"])
-def test_a_delay_means_nothing_to_others(world: World, state: str) -> None:
+def test_delay_has_no_effect_on_buried_and_reserved_jobs(world: World, state: str) -> None:
     client = world.client()
     id = put_in(world, client, state)
     assert world.edit(id, delay=5, is_forced=True) == "DONE"
@@ -320,7 +320,7 @@ def test_a_buried_job_keeps_its_place_unless_it_moves(world: World) -> None:
     assert (world.ready(), world.buried()) == ([ids[1], ids[2]], [ids[0]])
 
 
-def test_a_buried_job_that_moves_comes_last_there(world: World) -> None:
+def test_moved_buried_job_is_last_in_its_new_tube(world: World) -> None:
     client, other = world.client(), world.client(use=b"other")
     ids = [put_in(world, client, "buried"), put_in(world, other, "buried"), put_in(world, client, "buried")]
     assert world.edit(ids[0], tube=b"other") == "DONE"
@@ -333,7 +333,7 @@ def test_a_buried_job_that_moves_comes_last_there(world: World) -> None:
 
 
 @pytest.mark.parametrize("state", ["ready", "delayed", "buried", "reserved"])
-def test_a_tube_goes_when_its_last_job_moves_away(world: World, state: str) -> None:
+def test_tube_is_dropped_when_its_last_job_moves_away(world: World, state: str) -> None:
     dropped = DroppedTubes(world.broker)
     client = world.client(use=b"old")
     id = put_in(world, client, state)
@@ -356,7 +356,7 @@ def test_the_default_tube_stays(world: World) -> None:
 # Reserved jobs, forced
 
 
-def test_its_client_keeps_it_with_its_deadline(world: World) -> None:
+def test_holder_keeps_an_edited_job_and_its_deadline(world: World) -> None:
     client = world.client()
     first, second, third = (put_in(world, client, "reserved") for _ in range(3))
     assert world.edit(second, ttr=2, body=b"new", tube=b"other", is_forced=True) == "DONE"
@@ -381,7 +381,7 @@ ACTS = {
 
 @pytest.mark.parametrize("act", ACTS)
 @pytest.mark.parametrize("tube", [None, b"other"])
-def test_its_client_goes_on_with_it(world: World, act: str, tube: bytes | None) -> None:
+def test_holder_can_finish_an_edited_job(world: World, act: str, tube: bytes | None) -> None:
     client = world.client()
     id = put_in(world, client, "reserved")
     assert world.edit(id, tube=tube, body=b"new", is_forced=True) == "DONE"
@@ -403,7 +403,7 @@ TAKES: dict[str, tuple[Callable[[World, int], bool], str]] = {
 
 @pytest.mark.parametrize("act", ACTS)
 @pytest.mark.parametrize("take", TAKES)
-def test_a_job_that_was_taken_is_not_its_clients_any_more(world: World, take: str, act: str) -> None:
+def test_forced_operation_takes_the_job_from_its_holder(world: World, take: str, act: str) -> None:
     client, other = world.client(), world.client(watch=[b"nothing"])
     id = put_in(world, client, "reserved")
     taken, state = TAKES[take]
@@ -418,7 +418,7 @@ def test_a_job_that_was_taken_is_not_its_clients_any_more(world: World, take: st
 
 
 @pytest.mark.parametrize("take", TAKES)
-def test_a_job_that_was_taken_gives_no_warning_and_never_times_out(world: World, take: str) -> None:
+def test_job_taken_from_its_holder_causes_no_deadline_soon_and_no_timeout(world: World, take: str) -> None:
     client = world.client(watch=[b"nothing"])
     id = client.put(ttr=3)
     assert client.reserve_job(id)
@@ -432,8 +432,8 @@ def test_a_job_that_was_taken_gives_no_warning_and_never_times_out(world: World,
 
 
 @pytest.mark.parametrize("take", TAKES)
-def test_only_a_reserved_job_is_taken_by_force_alone(world: World, take: str) -> None:
-    """What nobody holds is deleted and buried as ever; and there is nothing to release."""
+def test_force_is_needed_for_reserved_jobs_only(world: World, take: str) -> None:
+    """Jobs that no client holds are deleted and buried without force, and cannot be released."""
     client = world.client()
     id = put_in(world, client, "ready")
     assert TAKES[take][0](world, id) == (take != "release_job")
@@ -448,7 +448,7 @@ def test_a_reserved_job_is_not_taken_without_force(world: World, act: str) -> No
     assert client.reserved == [id]
 
 
-def test_a_taken_job_is_released_to_who_waits(world: World) -> None:
+def test_job_taken_from_its_holder_goes_to_a_waiting_client(world: World) -> None:
     client, worker = world.client(), world.client()
     id = put_in(world, client, "reserved")
     assert worker.reserve() == "WAITING"
@@ -458,7 +458,7 @@ def test_a_taken_job_is_released_to_who_waits(world: World) -> None:
     assert (stats.releases, stats.reserves, stats.pri) == (1, 2, 7)
 
 
-def test_jobs_of_a_connection_that_has_ended_are_edited_and_taken_between_the_slices(world: World) -> None:
+def test_jobs_of_a_disconnected_client_can_be_edited_and_taken_between_slices(world: World) -> None:
     client = world.client()
     with world.in_bulk():
         ids = client.take(len([client.put() for _ in range(SLICE + 8)]))
@@ -476,7 +476,7 @@ def test_jobs_of_a_connection_that_has_ended_are_edited_and_taken_between_the_sl
     assert world.broker.tick(world.now) is None
 
 
-def test_all_of_a_connection_that_has_ended_may_be_taken(world: World) -> None:
+def test_all_jobs_of_a_disconnected_client_can_be_taken(world: World) -> None:
     client = world.client()
     with world.in_bulk():
         ids = client.take(len([client.put() for _ in range(SLICE + 1)]))
@@ -487,7 +487,7 @@ def test_all_of_a_connection_that_has_ended_may_be_taken(world: World) -> None:
     assert world.broker.tick(world.now) is None
 
 
-def test_the_soonest_deadline_is_right_though_jobs_were_edited_and_taken(world: World) -> None:
+def test_soonest_deadline_is_right_after_edits_and_forced_operations(world: World) -> None:
     """Past some 32 jobs a client keeps them in a heap."""
     client = world.client()
     with world.in_bulk():
@@ -501,7 +501,7 @@ def test_the_soonest_deadline_is_right_though_jobs_were_edited_and_taken(world: 
     assert {id for id in ids if world.state(id) == "ready"} == {ids[3], ids[4]}
 
 
-def test_kicks_of_delayed_jobs_that_were_edited(world: World) -> None:
+def test_edited_delayed_jobs_are_kicked_in_order(world: World) -> None:
     client = world.client()
     ids = [client.put(delay=10 + number) for number in range(3)]
     assert world.edit(ids[0], delay=60) == "DONE"

@@ -1,4 +1,4 @@
-"""What has gone is freed at once, by reference counts alone.
+"""Dropped objects are freed at once, by reference counts alone.
 
 The server freezes what grows old (see memory), so a cycle that has grown old and is dropped would stay for good.
 """
@@ -11,18 +11,19 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from greenstalk_server.core.broker import DONE, WAITING, Broker
+from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.client import Client
-from greenstalk_server.core.job import BURIED, DELAYED, SECOND, Job, Past
+from greenstalk_server.core.job import BURIED, DELAYED, SECOND, ColdState, Job
 from greenstalk_server.core.job_heap import JobHeap
-from greenstalk_server.core.ready_ages import Arrivals
+from greenstalk_server.core.outcomes import EditOutcome, WaitOutcome
+from greenstalk_server.core.ready_ages import ReadyAges
 from greenstalk_server.core.ready_queue import ReadyQueue
 from greenstalk_server.core.tube import Tube
-from greenstalk_server.core.tube_set import FEW, Watch
+from greenstalk_server.core.tube_set import MANY_TUBES, TubeSet
 from tests.support.world import START, make_broker
 
-NAMES = [b"tube-%d" % number for number in range(2 * FEW)]
-KINDS = (Arrivals, Client, Job, JobHeap, Past, ReadyQueue, Tube, Watch)
+NAMES = [b"tube-%d" % number for number in range(2 * (MANY_TUBES - 1))]
+KINDS = (ReadyAges, Client, Job, JobHeap, ColdState, ReadyQueue, Tube, TubeSet)
 TTR = 60 * SECOND
 
 
@@ -36,7 +37,7 @@ def no_collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def alive() -> Counter[str]:
-    """How many there are of each kind, those that only the collector would free among them."""
+    """Count the live objects of each kind, including those that only the collector would free."""
     return Counter(type(one).__name__ for one in gc.get_objects() if isinstance(one, KINDS))
 
 
@@ -50,7 +51,7 @@ def put(broker: Broker, client: Client, pri: int = 0, delay: int = 0) -> int:
     return id
 
 
-# What may happen to the tubes that a client uses one after the other
+# Operations on each of the tubes that a client uses one after the other
 
 
 def use(broker: Broker, client: Client) -> None:
@@ -95,7 +96,7 @@ def come_back_behind_a_later_one(broker: Broker, client: Client) -> None:
 
 def move_away(broker: Broker, client: Client) -> None:
     id = put(broker, client, delay=1000)
-    assert broker.edit_job(id, START, tube=b"elsewhere") == DONE
+    assert broker.edit_job(id, START, tube=b"elsewhere") == EditOutcome.DONE
     broker.delete(client, id, START)
 
 
@@ -106,7 +107,7 @@ def pause(broker: Broker, client: Client) -> None:
 def wait_in_vain(broker: Broker, client: Client) -> None:
     broker.watch(client, client.used.name)
     assert broker.reserve(client, START) is None
-    assert broker.wait(client, START + TTR, START) == WAITING
+    assert broker.wait(client, START + TTR, START) == WaitOutcome.WAITING
     broker.cancel_wait(client)
     broker.ignore(client, client.used.name)
 
@@ -126,7 +127,7 @@ LIVES = [
 
 
 @pytest.mark.parametrize("live", LIVES)
-def test_nothing_is_left_of_a_tube_or_its_jobs(live: Callable[[Broker, Client], None]) -> None:
+def test_dropped_tube_and_its_jobs_are_freed(live: Callable[[Broker, Client], None]) -> None:
     broker = make_broker()
     client = connect(broker)
     before = alive()
@@ -138,7 +139,7 @@ def test_nothing_is_left_of_a_tube_or_its_jobs(live: Callable[[Broker, Client], 
     assert alive() == before
 
 
-def test_nothing_is_left_of_tubes_watched_together() -> None:
+def test_dropped_tube_set_is_freed() -> None:
     broker = make_broker()
     client = connect(broker)
     before = alive()
@@ -150,17 +151,17 @@ def test_nothing_is_left_of_tubes_watched_together() -> None:
     while (job := broker.reserve(client, START)) is not None:
         broker.delete(client, job.id, START)
     del job
-    assert broker.wait(client, START + TTR, START) == WAITING
+    assert broker.wait(client, START + TTR, START) == WaitOutcome.WAITING
     broker.cancel_wait(client)
-    assert client.watch is not None
+    assert client.tube_set is not None
     for name in NAMES:
         broker.ignore(client, name)
     broker.use(client, b"default")
     assert alive() == before
 
 
-@pytest.mark.parametrize("count", [1, 2 * FEW])
-def test_nothing_is_left_of_a_client(count: int) -> None:
+@pytest.mark.parametrize("count", [1, 2 * (MANY_TUBES - 1)])
+def test_disconnected_client_is_freed(count: int) -> None:
     """Though it has waited, got a job by that, held others, and its timer was set."""
     broker = make_broker()
     before = alive()
@@ -170,11 +171,11 @@ def test_nothing_is_left_of_a_client(count: int) -> None:
             broker.watch(worker, name)
         broker.use(producer, NAMES[0])
         assert broker.reserve(worker, START) is None
-        assert broker.wait(worker, START + TTR, START) == WAITING
+        assert broker.wait(worker, START + TTR, START) == WaitOutcome.WAITING
         ids = [put(broker, producer) for _ in range(3)]
         assert isinstance(worker.outcome, Job) and broker.reserve(worker, START) is not None
         broker.disconnect(worker, START)
-        assert broker.wait(producer, START + TTR, START) == WAITING
+        assert broker.wait(producer, START + TTR, START) == WaitOutcome.WAITING
         for id in ids:
             assert broker.delete(None, id, START)
         broker.disconnect(producer, START)

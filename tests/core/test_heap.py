@@ -93,7 +93,7 @@ def test_a_large_heap_is_swept_a_few_entries_at_a_time() -> None:
     shelf.check()
 
 
-def test_jobs_that_leave_a_large_heap_and_come_back_leave_bounded_rests() -> None:
+def test_jobs_that_return_to_a_large_heap_leave_few_dead_entries() -> None:
     shelf = Shelf()
     for id in range(1, 5001):
         shelf.push(id, rank=1)
@@ -105,7 +105,7 @@ def test_jobs_that_leave_a_large_heap_and_come_back_leave_bounded_rests() -> Non
     shelf.check()
 
 
-def test_one_job_moved_for_ever_leaves_bounded_rests() -> None:
+def test_endless_moves_of_one_job_leave_few_dead_entries() -> None:
     shelf = Shelf()
     shelf.push(1, rank=0)
     shelf.push(2, rank=5)
@@ -115,7 +115,7 @@ def test_one_job_moved_for_ever_leaves_bounded_rests() -> None:
         shelf.check()
 
 
-def test_a_walk_looks_at_no_more_than_it_yields() -> None:
+def test_walk_examines_only_the_entries_that_it_yields() -> None:
     """The first k of n cost O(k log k): of a heap of a hundred thousand, ten are had at once."""
     shelf = Shelf()
     for id in range(1, 100_001):
@@ -135,7 +135,7 @@ def test_a_deleted_jobs_entry_is_dead() -> None:
     shelf.check()
 
 
-def test_an_entry_of_another_tubes_heap_is_dead() -> None:
+def test_entry_of_a_job_in_another_tube_is_dead() -> None:
     """The same job, rank and id in another tube, as no command can make it, is not this tube's."""
     shelf = Shelf()
     shelf.push(1, rank=0)

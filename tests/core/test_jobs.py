@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from greenstalk_server.core.job import Job
-from greenstalk_server.core.job_table import CLOSE, PAGE, SHARD, JobTable
+from greenstalk_server.core.job_table import DENSE, PAGE, SHARD, JobTable
 from greenstalk_server.core.tube import Tube
 
 TUBE = Tube(b"t", {})
@@ -29,7 +29,7 @@ PLACES = (1, PAGE - 30, 3 * PAGE, SHARD - 1, SHARD, 5 * SHARD)
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("share_kept", [0.1, 0.5, 0.9])
-def test_it_is_a_dict(seed: int, share_kept: float) -> None:
+def test_table_behaves_as_a_dict(seed: int, share_kept: float) -> None:
     """Whether ids come in order or late, stand close or apart."""
     random, table, plain = Random(seed), JobTable(), dict[int, Job]()  # noqa: S311
     width = random.choice((40, PAGE, SHARD))
@@ -49,7 +49,7 @@ def test_it_is_a_dict(seed: int, share_kept: float) -> None:
 
 
 @pytest.mark.parametrize("ids", [range(1, 3 * PAGE), range(5 * SHARD, 0, -PAGE)])
-def test_cleared_it_is_as_new(ids: range) -> None:
+def test_cleared_table_can_be_used_again(ids: range) -> None:
     table = table_of(ids)
     table.clear()
     assert len(table) == 0 and not table and list(table.values()) == []
@@ -60,7 +60,7 @@ def test_cleared_it_is_as_new(ids: range) -> None:
 
 
 @pytest.mark.parametrize("id", [1, SHARD, 2**63])
-def test_what_is_not_there(id: int) -> None:
+def test_unknown_id_raises_key_error(id: int) -> None:
     table = table_of(range(2, 5))
     assert table.get(id) is None and id not in table and table.pop(id, None) is None
     with pytest.raises(KeyError):
@@ -71,7 +71,7 @@ def test_what_is_not_there(id: int) -> None:
 
 
 @pytest.mark.parametrize("ids", [range(1, 40 * SHARD, SHARD // 2), range(40 * SHARD, 0, -PAGE), range(1, 9 * PAGE)])
-def test_what_is_empty_takes_no_room(ids: range) -> None:
+def test_empty_table_keeps_no_pages(ids: range) -> None:
     table = JobTable()
     for id in ids:
         table[id] = job(id)
@@ -80,7 +80,7 @@ def test_what_is_empty_takes_no_room(ids: range) -> None:
     assert not table._shards and len(table._pages) <= 1  # the page that new ids go to
 
 
-def test_few_jobs_left_of_many_take_little_room() -> None:
+def test_sparse_table_takes_little_memory() -> None:
     table = table_of(range(1, 100 * PAGE))
     for id in range(1, 99 * PAGE):
         if id % 100:
@@ -89,16 +89,16 @@ def test_few_jobs_left_of_many_take_little_room() -> None:
     assert list(table.ids_above(0))[:50] == list(range(100, 5001, 100))
 
 
-def test_jobs_that_come_late_and_stand_close_take_little_room() -> None:
+def test_dense_late_jobs_take_little_memory() -> None:
     """As when a journal is read: a copy of an old job stands behind later ones."""
     table = table_of(range(5 * SHARD, 5 * SHARD + 10))
     for id in range(SHARD, 3 * SHARD):
         table[id] = job(id)
-    assert sum(len(shard) for shard in table._shards.values()) < CLOSE
+    assert sum(len(shard) for shard in table._shards.values()) < DENSE
     assert list(table.ids_above(0)) == [*range(SHARD, 3 * SHARD), *range(5 * SHARD, 5 * SHARD + 10)]
 
 
-def test_a_walk_over_all_ids_bears_changes() -> None:
+def test_iteration_over_ids_survives_changes() -> None:
     """It has every job that is there all along once, and stops, though jobs are put and deleted between any two."""
     table, seen, last = table_of(range(1, 3 * SHARD)), [], 3 * SHARD
     for id in table.ids_above(0):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from greenstalk_server.core.broker import SLICE
 from greenstalk_server.core.job import BURIED, DELAYED
+from greenstalk_server.core.transitions import SLICE
 from tests.support.world import Actor, World
 
 
@@ -38,7 +38,7 @@ def test_kick_moves_a_slice_at_most(world: World) -> None:
     assert [client.kick(DELAYED, 2**32 - 1) for _ in range(4)] == [SLICE, SLICE, 1, 0]
 
 
-def test_kick_takes_only_the_state_it_is_told(world: World) -> None:
+def test_kick_moves_only_jobs_in_the_given_state(world: World) -> None:
     client = world.client()
     delayed = client.put(delay=60)
     (buried,) = bury(client, 1)
@@ -46,7 +46,7 @@ def test_kick_takes_only_the_state_it_is_told(world: World) -> None:
     assert (world.ready(), world.delayed()) == ([buried], [delayed])
 
 
-def test_kick_takes_only_from_the_used_tube(world: World) -> None:
+def test_kick_moves_only_jobs_of_the_used_tube(world: World) -> None:
     client = world.client(use=b"a")
     bury(client, 1)
     client.use(b"b")
@@ -55,7 +55,7 @@ def test_kick_takes_only_from_the_used_tube(world: World) -> None:
     assert client.kick(BURIED, 1) == 1
 
 
-def test_kicks_are_counted_per_job_and_a_delay_that_ends_is_none(world: World) -> None:
+def test_kicks_are_counted_per_job_and_exclude_ended_delays(world: World) -> None:
     client = world.client()
     kicked, waited = client.put(delay=5), client.put(delay=6)
     client.kick(DELAYED, 1)

@@ -1,4 +1,4 @@
-"""What a job tells of what has happened to it."""
+"""The recorded events of a job."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def packed(events: list[Event]) -> bytes:
     return found
 
 
-def told(world: World, id: int) -> list[tuple[str, float, int]]:
+def events_of(world: World, id: int) -> list[tuple[str, float, int]]:
     """The events of job *id*: kind, seconds since the start, client."""
     events = job_history.unpack(world.broker.jobs[id].events)
     return [(job_history.KINDS[event.kind], (event.at - START) / 10**9, event.client) for event in events]
@@ -41,18 +41,18 @@ def told(world: World, id: int) -> list[tuple[str, float, int]]:
 @given(EVENTS)
 def test_the_newest_events_are_kept(events: list[Event]) -> None:
     found = packed(events)
-    assert job_history.unpack(found) == events[-job_history.KEPT :]
+    assert job_history.unpack(found) == events[-job_history.MAX_EVENTS :]
     assert len(found) in job_history.SIZES
     if events:
         assert job_history.last(found) == events[-1]
         assert job_history.is_reserved(found) == (events[-1].kind == job_history.RESERVED)
     assert job_history.highest_client(found) == max(
-        [event.client for event in events[-job_history.KEPT :]], default=job_history.NOBODY
+        [event.client for event in events[-job_history.MAX_EVENTS :]], default=job_history.NOBODY
     )
 
 
 @given(EVENTS, st.integers(0, 300))
-def test_the_newest_are_as_many_as_have_room(events: list[Event], size: int) -> None:
+def test_newest_returns_as_many_events_as_fit(events: list[Event], size: int) -> None:
     found = packed(events)
     newest = job_history.newest(found, size)
     assert len(newest) == min(size // job_history.EVENT.size * job_history.EVENT.size, len(found))
@@ -65,7 +65,7 @@ def test_any_bytes_are_read_without_an_error(data: bytes) -> None:
         assert job_history.KINDS[event.kind]
 
 
-def test_nothing_has_happened_at_first() -> None:
+def test_new_job_has_no_events() -> None:
     assert job_history.unpack(b"") == []
     assert not job_history.is_reserved(b"")
 
@@ -73,7 +73,7 @@ def test_nothing_has_happened_at_first() -> None:
 # What is noted
 
 
-def test_a_job_that_is_put_reserved_touched_and_deleted_costs_nothing(world: World) -> None:
+def test_job_that_is_put_reserved_touched_and_deleted_has_no_events(world: World) -> None:
     client = world.client()
     id = client.put(delay=1)
     world.advance(1)
@@ -84,7 +84,7 @@ def test_a_job_that_is_put_reserved_touched_and_deleted_costs_nothing(world: Wor
     assert job.events == b""
 
 
-def test_what_a_client_does(world: World) -> None:
+def test_commands_of_a_client_are_recorded(world: World) -> None:
     first, second = world.client(), world.client()
     id = first.put()
     world.advance(1)
@@ -96,7 +96,7 @@ def test_what_a_client_does(world: World) -> None:
     first.bury(id)
     world.advance(1)
     second.kick_job(id)
-    assert told(world, id) == [
+    assert events_of(world, id) == [
         ("reserved", 1, 2),
         ("released", 2, 2),
         ("reserved", 2, 1),
@@ -105,7 +105,7 @@ def test_what_a_client_does(world: World) -> None:
     ]
 
 
-def test_what_happens_to_a_job_in_its_clients_hands(world: World) -> None:
+def test_lapsed_reservations_are_recorded(world: World) -> None:
     first, second = world.client(), world.client()
     id = first.put(ttr=3)
     first.reserve()
@@ -114,20 +114,20 @@ def test_what_happens_to_a_job_in_its_clients_hands(world: World) -> None:
     second.reserve()
     world.advance(1)
     second.disconnect()
-    assert told(world, id) == [("reserved", 0, 1), ("timed out", 3, 1), ("reserved", 4, 2), ("returned", 5, 2)]
+    assert events_of(world, id) == [("reserved", 0, 1), ("timed out", 3, 1), ("reserved", 4, 2), ("returned", 5, 2)]
 
 
-def test_a_touched_job_times_out_when_it_does(world: World) -> None:
+def test_timeout_of_a_touched_job_is_recorded_at_its_deadline(world: World) -> None:
     client = world.client()
     id = client.put(ttr=3)
     client.reserve()
     world.advance(2)
     client.touch(id)
     world.advance(3)
-    assert told(world, id) == [("reserved", 0, 1), ("timed out", 5, 1)]
+    assert events_of(world, id) == [("reserved", 0, 1), ("timed out", 5, 1)]
 
 
-def test_what_an_admin_does(world: World) -> None:
+def test_operations_of_an_operator_are_recorded(world: World) -> None:
     client = world.client()
     id = client.put()
     world.bury_job(id)
@@ -140,7 +140,7 @@ def test_what_an_admin_does(world: World) -> None:
     world.release_job(id)
     client.reserve_job(id)
     world.bury_job(id, is_forced=True)
-    assert told(world, id) == [
+    assert events_of(world, id) == [
         ("buried", 0, 0),
         ("kicked", 0, 0),
         ("edited", 0, 0),
@@ -153,7 +153,7 @@ def test_what_an_admin_does(world: World) -> None:
     ]
 
 
-def test_an_edit_in_a_clients_hands_stands_before_the_reservation_ends(world: World) -> None:
+def test_edit_of_a_reserved_job_precedes_the_end_of_the_reservation(world: World) -> None:
     client = world.client()
     id = client.put()
     client.reserve()
@@ -161,26 +161,26 @@ def test_an_edit_in_a_clients_hands_stands_before_the_reservation_ends(world: Wo
     world.edit(id, body=b"new", is_forced=True)
     world.advance(1)
     client.release(id)
-    assert told(world, id) == [("edited", 1, 0), ("reserved", 0, 1), ("released", 2, 1)]
+    assert events_of(world, id) == [("edited", 1, 0), ("reserved", 0, 1), ("released", 2, 1)]
 
 
-def test_kicks_of_delayed_jobs_are_noted_and_delays_that_end_are_not(world: World) -> None:
+def test_kick_of_a_delayed_job_is_recorded_and_the_end_of_a_delay_is_not(world: World) -> None:
     client = world.client()
     kicked, other = client.put(delay=3), client.put(delay=5)
     client.kick(DELAYED, 1)
     world.advance(6)
-    assert (told(world, kicked), told(world, other)) == ([("kicked", 0, 0)], [])
+    assert (events_of(world, kicked), events_of(world, other)) == ([("kicked", 0, 0)], [])
 
 
-def test_the_oldest_events_give_way(world: World) -> None:
+def test_oldest_events_are_dropped(world: World) -> None:
     client = world.client()
     id = client.put()
     for _ in range(20):
         client.reserve()
         world.advance(1)
         client.release(id)
-    found = told(world, id)
-    assert len(found) == job_history.KEPT
+    found = events_of(world, id)
+    assert len(found) == job_history.MAX_EVENTS
     assert found[-2:] == [("reserved", 19, 1), ("released", 20, 1)]
     assert found[0] == ("reserved", 12, 1)
 

@@ -10,7 +10,7 @@ from hypothesis import assume, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from greenstalk_server.core import broker, job_history
+from greenstalk_server.core import broker, job_history, transitions
 from greenstalk_server.core.job import BURIED, DELAYED, SECOND, URGENT_BELOW
 from tests.core.model import Model, ModelJob, Tie
 from tests.support.world import START, Actor, World
@@ -230,7 +230,7 @@ class BrokerMachine(RuleBasedStateMachine):
         _, actor = self.pick_idle(pick)
         assert actor.pause_tube(tube.encode(), delay) == self.model.pause_tube(tube, delay * SECOND)
 
-    # What an admin does
+    # Operators
 
     @rule(job=PICKS, tube=st.none() | TUBES, pri=st.none() | PRIS, delay=st.none() | DELAYS, ttr=st.none() | TTRS)
     def edit_job(self, job: int, tube: str | None, pri: int | None, delay: int | None, ttr: int | None) -> None:
@@ -356,22 +356,22 @@ class TestBroker(BrokerMachine.TestCase):  # type: ignore[misc, valid-type]
     settings = settings(max_examples=80, stateful_step_count=50, deadline=None)
 
 
-class TestBrokerThatFindsTwoTubesMany(BrokerMachine.TestCase):  # type: ignore[misc, valid-type]
-    """Clients share watches (see watches); in the compiled build, which knows no other FEW, it repeats the above."""
+class TestBrokerWithTubeSetsOfTwo(BrokerMachine.TestCase):  # type: ignore[misc, valid-type]
+    """Clients share tube sets. The compiled build inlines MANY_TUBES, so there the test repeats the one above."""
 
     settings = settings(max_examples=40, stateful_step_count=50, deadline=None)
 
     def setUp(self) -> None:
-        patched = patch.object(broker, "FEW", 1)
+        patched = patch.object(broker, "MANY_TUBES", 2)
         patched.start()
         self.addCleanup(patched.stop)
 
 
-class TestBrokerWithOneWatch(TestBrokerThatFindsTwoTubesMany):
-    """Whoever else watches two tubes looks at each, and waits at each."""
+class TestBrokerWithOneTubeSet(TestBrokerWithTubeSetsOfTwo):
+    """There is one tube set. Other clients that watch two tubes look at each, and wait in each."""
 
     def setUp(self) -> None:
         super().setUp()
-        patched = patch.object(broker, "AT_MOST", 1)
+        patched = patch.object(transitions, "MAX_TUBE_SETS", 1)
         patched.start()
         self.addCleanup(patched.stop)

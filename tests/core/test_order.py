@@ -1,4 +1,4 @@
-"""Which job comes next: ready, delayed and buried ones, in one tube and in several."""
+"""The order of ready, delayed and buried jobs, in one tube and in several."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
-from greenstalk_server.core.broker import SLICE
 from greenstalk_server.core.job import BURIED, DELAYED
+from greenstalk_server.core.transitions import SLICE
 from tests.support.world import World
 
 
@@ -24,7 +24,7 @@ def test_every_order_of_arrival_gives_the_same_order_of_priority(world: World) -
         assert client.take(4) == [by_pri[pri] for pri in range(4)]
 
 
-def test_id_orders_jobs_and_not_when_their_body_came(world: World) -> None:
+def test_jobs_are_ordered_by_id_not_by_arrival_of_the_body(world: World) -> None:
     client = world.client()
     first = world.broker.allocate_id()
     second = client.put()
@@ -33,7 +33,7 @@ def test_id_orders_jobs_and_not_when_their_body_came(world: World) -> None:
 
 
 @pytest.mark.parametrize("watch", list(itertools.permutations([b"a", b"b", b"c"])))
-def test_of_several_watched_tubes_the_smallest_priority_and_id_wins(world: World, watch: tuple[bytes, ...]) -> None:
+def test_reserve_takes_the_first_job_of_all_watched_tubes(world: World, watch: tuple[bytes, ...]) -> None:
     producer, worker = world.client(), world.client(watch=watch)
     ids = []
     for tube, pri in ((b"a", 7), (b"b", 7), (b"c", 3), (b"a", 3), (b"b", 0)):
@@ -42,7 +42,7 @@ def test_of_several_watched_tubes_the_smallest_priority_and_id_wins(world: World
     assert worker.take(5) == [ids[4], ids[2], ids[3], ids[0], ids[1]]
 
 
-def test_a_tube_not_watched_is_not_looked_at(world: World) -> None:
+def test_reserve_ignores_tubes_that_are_not_watched(world: World) -> None:
     producer, worker = world.client(use=b"a"), world.client()
     producer.put()
     assert worker.reserve(0) == "TIMED_OUT"
@@ -51,7 +51,7 @@ def test_a_tube_not_watched_is_not_looked_at(world: World) -> None:
 
 
 @pytest.mark.parametrize("way", ["release", "kick", "kick-job", "timeout", "disconnect", "delay"])
-def test_a_job_that_comes_back_regains_its_place(world: World, way: str) -> None:
+def test_returned_job_regains_its_place(world: World, way: str) -> None:
     """Its old place, not the tail."""
     producer, worker = world.client(), world.client()
     first = producer.put(ttr=5)
@@ -128,7 +128,7 @@ def test_a_job_buried_again_goes_to_the_end(world: World) -> None:
     assert world.buried() == [2, 1]
 
 
-def test_reserved_in_the_middle_and_released_elsewhere_a_job_stands_in_one_place(world: World) -> None:
+def test_job_reserved_from_the_middle_and_released_is_in_one_place(world: World) -> None:
     client = world.client()
     ids = [client.put(pri=10) for _ in range(5)]
     for pri in (3, 10, 3, 20, 10):
@@ -154,7 +154,7 @@ def test_a_disconnected_clients_jobs_are_offered_in_the_order_it_reserved_them(w
     assert [waiter.ended for waiter in waiters] == [[middle], [least], [most]]
 
 
-def test_a_disconnected_clients_jobs_come_back_slice_by_slice_in_order(world: World) -> None:
+def test_jobs_of_a_disconnected_client_return_slice_by_slice_in_order(world: World) -> None:
     producer, holder = world.client(), world.client()
     with world.in_bulk():
         ids = [producer.put() for _ in range(3 * SLICE)]

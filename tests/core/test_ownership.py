@@ -1,4 +1,4 @@
-"""Who may do what to which job."""
+"""Operations on jobs by state and holder."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from greenstalk_server.core.job import RESERVED, SECOND
 from tests.support.world import START, Actor, World, make_broker
 
-DEEDS: dict[str, Callable[[Actor, int], bool]] = {
+OPERATIONS: dict[str, Callable[[Actor, int], bool]] = {
     "delete": lambda actor, id: actor.delete(id),
     "release": lambda actor, id: actor.release(id),
     "bury": lambda actor, id: actor.bury(id),
@@ -56,19 +56,19 @@ def prepare(world: World, me: Actor, situation: str) -> int:
     return id
 
 
-@pytest.mark.parametrize("deed", DEEDS)
+@pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("situation", ALLOWED)
-def test_who_may_do_what(world: World, situation: str, deed: str) -> None:
+def test_operation_depends_on_state_and_holder(world: World, situation: str, operation: str) -> None:
     me = world.client()
     id = prepare(world, me, situation)
     before = world.state(id)
-    done = DEEDS[deed](me, id)
-    assert done == (deed in ALLOWED[situation])
+    done = OPERATIONS[operation](me, id)
+    assert done == (operation in ALLOWED[situation])
     if not done:
         assert world.state(id) == before
 
 
-def test_nobody_deletes_a_reserved_job_in_the_name_of_no_client(world: World) -> None:
+def test_reserved_job_cannot_be_deleted_without_a_client(world: World) -> None:
     client = world.client()
     reserved, ready = client.put(), client.put()
     client.reserve()
@@ -106,7 +106,7 @@ def test_a_delayed_job_reserved_by_id_does_not_turn_ready_when_its_delay_ends(wo
     assert world.state(id) == "ready"
 
 
-def test_ids_rise_and_none_is_given_twice(world: World) -> None:
+def test_ids_increase_and_are_never_reused(world: World) -> None:
     client = world.client()
     first = client.put()
     world.broker.allocate_id()

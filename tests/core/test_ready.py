@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from greenstalk_server.core.job import IN_RUN, Job
-from greenstalk_server.core.ready_queue import CHUNK, RUNS, ReadyQueue
+from greenstalk_server.core.ready_queue import MAX_CHUNK, MAX_RUNS, ReadyQueue
 from greenstalk_server.core.tube import Tube
 from tests.support.world import World
 
@@ -51,7 +51,7 @@ def walk_at_random(seed: int, pris: int, leaves_first: float) -> None:
     """Jobs come, mostly in order, leave from the front or from anywhere, and come back."""
     random, shelf, next_id = Random(seed), Shelf(), 1  # noqa: S311
     gone: list[int] = []
-    for step in range(6 * CHUNK):
+    for step in range(6 * MAX_CHUNK):
         if shelf.standing and random.random() < 0.4:
             first = shelf.queue.first()
             assert first is not None
@@ -71,14 +71,14 @@ def walk_at_random(seed: int, pris: int, leaves_first: float) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("pris", [1, 3, RUNS, 3 * RUNS, 10**6])
+@pytest.mark.parametrize("pris", [1, 3, MAX_RUNS, 3 * MAX_RUNS, 10**6])
 @pytest.mark.parametrize("leaves_first", [0.0, 0.5, 1.0])
-def test_it_keeps_the_order_and_knows_the_oldest(seed: int, pris: int, leaves_first: float) -> None:
+def test_queue_keeps_the_order_and_finds_the_oldest(seed: int, pris: int, leaves_first: float) -> None:
     walk_at_random(seed, pris, leaves_first)
 
 
-@given(st.lists(st.tuples(st.integers(1, 12), st.integers(0, RUNS + 2) | st.none()), max_size=300))
-def test_any_comings_and_goings_keep_the_order(steps: list[tuple[int, int | None]]) -> None:
+@given(st.lists(st.tuples(st.integers(1, 12), st.integers(0, MAX_RUNS + 2) | st.none()), max_size=300))
+def test_any_additions_and_removals_keep_the_order(steps: list[tuple[int, int | None]]) -> None:
     """A step gives a job a priority, or takes it out; one left comes back."""
     shelf = Shelf()
     for id, pri in steps:
@@ -89,25 +89,25 @@ def test_any_comings_and_goings_keep_the_order(steps: list[tuple[int, int | None
         shelf.check()
 
 
-def test_jobs_in_order_stand_in_a_run() -> None:
+def test_jobs_in_order_are_in_a_run() -> None:
     shelf = Shelf()
-    for id in range(1, 5 * CHUNK):
-        assert shelf.add(id, pri=id % RUNS).key == IN_RUN
+    for id in range(1, 5 * MAX_CHUNK):
+        assert shelf.add(id, pri=id % MAX_RUNS).key == IN_RUN
     shelf.check()
 
 
-def test_a_run_that_is_empty_makes_room_for_another_priority() -> None:
+def test_empty_run_is_replaced_by_another_priority() -> None:
     shelf = Shelf()
-    for id in range(1, RUNS + 1):
+    for id in range(1, MAX_RUNS + 1):
         shelf.add(id, pri=id)
-    assert shelf.add(RUNS + 1, pri=RUNS + 1).key != IN_RUN
+    assert shelf.add(MAX_RUNS + 1, pri=MAX_RUNS + 1).key != IN_RUN
     shelf.remove(3)
-    assert shelf.add(RUNS + 2, pri=RUNS + 2).key == IN_RUN
+    assert shelf.add(MAX_RUNS + 2, pri=MAX_RUNS + 2).key == IN_RUN
     shelf.check()
 
 
 @pytest.mark.parametrize("gone", [range(1, 1001), range(1000, 0, -1), range(1, 1001, 2)])
-def test_a_job_that_has_left_is_kept_by_nobody(world: World, gone: range) -> None:
+def test_removed_job_is_freed(world: World, gone: range) -> None:
     """Its body is free at once, from wherever it left."""
     client = world.client()
     with world.in_bulk():

@@ -6,7 +6,8 @@ import pytest
 
 from greenstalk_server.core.body_cache import BODY_COST, JOB_COST, Bodies
 from greenstalk_server.core.job import SECOND
-from greenstalk_server.core.limits import LIMIT_NAMES, Limits, Refusal, job_quotas
+from greenstalk_server.core.limits import LIMIT_NAMES, Limits, job_quotas
+from greenstalk_server.core.outcomes import Refusal
 from tests.support.world import FullJournal, World
 
 BODY = b"x" * 40

@@ -29,7 +29,7 @@ def test_jobs_are_counted_per_state_and_urgent_ones_are_ready_ones(world: World)
     assert world.stats().current_jobs_urgent == 1
 
 
-def test_job_stats_tell_its_story(world: World) -> None:
+def test_job_stats_show_its_history(world: World) -> None:
     client = world.client()
     id = client.put(pri=7, delay=2, ttr=30)
     world.advance(2.5)
@@ -66,7 +66,7 @@ def test_time_left_is_zero_unless_reserved_or_delayed(world: World) -> None:
     assert world.stats_job(id).time_left == 0
 
 
-def test_disconnect_raises_no_counter_of_a_job(world: World) -> None:
+def test_disconnect_increments_no_counter_of_a_job(world: World) -> None:
     client = world.client()
     id = client.put()
     client.reserve()
@@ -116,7 +116,7 @@ def test_uptime_and_facts_of_the_server(world: World) -> None:
     assert (stats.binlog_current_index, stats.binlog_max_size) == (0, 10485760)
 
 
-def test_drain_shows(world: World) -> None:
+def test_drain_is_shown_in_stats(world: World) -> None:
     assert not world.stats().draining
     world.broker.drain()
     assert world.stats().draining

@@ -48,14 +48,14 @@ def test_arming_for_sooner_replaces_the_time() -> None:
     assert timers.soonest() is None
 
 
-def test_arm_tells_whether_it_is_the_soonest_now() -> None:
+def test_arm_returns_whether_the_target_is_the_soonest() -> None:
     timers, first, second = Timers(), Target(), Target()
     assert timers.arm(first, 20)
     assert not timers.arm(second, 30)
     assert timers.arm(second, 10)
 
 
-def test_a_disarmed_target_is_not_called_on() -> None:
+def test_disarmed_target_is_not_returned() -> None:
     timers, target, other = Timers(), Target(), Target()
     timers.arm(target, 10)
     timers.arm(other, 20)
@@ -66,7 +66,7 @@ def test_a_disarmed_target_is_not_called_on() -> None:
     assert pop_all(timers, 100) == [other]
 
 
-def test_armed_anew_for_the_same_time_it_is_called_on_once() -> None:
+def test_target_armed_twice_for_one_time_is_returned_once() -> None:
     timers, target = Timers(), Target()
     for _ in range(3):
         timers.arm(target, 10)
@@ -75,7 +75,7 @@ def test_armed_anew_for_the_same_time_it_is_called_on_once() -> None:
     assert pop_all(timers, 10) == [target]
 
 
-def test_armed_while_called_on_it_is_called_on_again() -> None:
+def test_target_armed_when_returned_is_returned_again() -> None:
     timers, target = Timers(), Target()
     timers.arm(target, 10)
     assert timers.pop_due(10) is target
@@ -83,7 +83,7 @@ def test_armed_while_called_on_it_is_called_on_again() -> None:
     assert pop_all(timers, 10) == [target]
 
 
-def test_rests_are_bounded_however_often_a_target_is_armed() -> None:
+def test_dead_entries_are_bounded_however_often_a_target_is_armed() -> None:
     timers, target, other = Timers(), Target(), Target()
     timers.arm(other, 1)
     for when in range(10_000, 1, -1):

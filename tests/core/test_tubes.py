@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from greenstalk_server.core.broker import SLICE
 from greenstalk_server.core.job import BURIED, SECOND
+from greenstalk_server.core.transitions import SLICE
 from tests.support.world import World
 
 INSTANT = 1 / SECOND
@@ -25,7 +25,7 @@ def test_tubes_are_listed_in_the_order_of_creation(world: World) -> None:
 
 
 @pytest.mark.parametrize("why", ["used", "watched", "ready", "delayed", "buried", "reserved"])
-def test_a_tube_lives_while_there_is_a_reason(world: World, why: str) -> None:
+def test_tube_exists_while_it_is_needed(world: World, why: str) -> None:
     client = world.client()
     if why == "watched":
         client.watch(b"a")
@@ -49,7 +49,7 @@ def test_a_tube_lives_while_there_is_a_reason(world: World, why: str) -> None:
     assert world.tubes() == [b"default"]
 
 
-def test_a_tube_that_goes_takes_its_counters_and_its_pause_along(world: World) -> None:
+def test_dropped_tube_loses_its_counters_and_its_pause(world: World) -> None:
     client = world.client(use=b"a")
     client.put()
     client.pause_tube(b"a", 60)
@@ -75,7 +75,7 @@ def test_a_job_stays_in_its_tube_when_its_producer_uses_another(world: World) ->
     assert world.ready(b"a") == [1]
 
 
-def test_the_tube_of_a_gone_clients_reserved_job_lives(world: World) -> None:
+def test_tube_of_a_disconnected_clients_reserved_job_exists(world: World) -> None:
     client = world.client(use=b"a", watch=[b"a"])
     id = client.put()
     client.reserve()
@@ -179,15 +179,15 @@ def test_other_tubes_go_on_when_one_is_paused(world: World) -> None:
     assert worker.reserve() == 2
 
 
-@pytest.mark.parametrize("deed", ["put", "release", "kick", "timeout", "delay"])
-def test_jobs_turn_ready_in_a_paused_tube_and_serve_nobody(world: World, deed: str) -> None:
+@pytest.mark.parametrize("operation", ["put", "release", "kick", "timeout", "delay"])
+def test_jobs_that_turn_ready_in_a_paused_tube_are_not_handed_out(world: World, operation: str) -> None:
     holder, worker = world.client(), world.client()
-    id = holder.put(ttr=5, delay=5 if deed == "delay" else 0)
-    if deed in ("release", "kick", "timeout"):
+    id = holder.put(ttr=5, delay=5 if operation == "delay" else 0)
+    if operation in ("release", "kick", "timeout"):
         holder.reserve()
     holder.pause_tube(b"default", 60)
     worker.reserve()
-    match deed:
+    match operation:
         case "release":
             holder.release(id)
         case "kick":

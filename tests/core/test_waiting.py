@@ -80,14 +80,14 @@ def _disconnect(actor: Actor) -> None:
     actor.disconnect()
 
 
-@pytest.mark.parametrize("deed", [_put, _release, _kick, _kick_job, _disconnect])
-def test_every_way_to_ready_serves_who_waits(world: World, deed: Callable[[Actor], None]) -> None:
+@pytest.mark.parametrize("operation", [_put, _release, _kick, _kick_job, _disconnect])
+def test_every_job_that_turns_ready_goes_to_a_waiting_client(world: World, operation: Callable[[Actor], None]) -> None:
     holder, worker = world.client(), world.client()
-    if deed is not _put:
+    if operation is not _put:
         holder.put()
         holder.reserve()
     worker.reserve()
-    deed(holder)
+    operation(holder)
     assert worker.ended == [1]
 
 

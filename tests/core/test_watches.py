@@ -8,10 +8,10 @@ import pytest
 
 from greenstalk_server.core.job import READY, Job
 from greenstalk_server.core.tube import Tube
-from greenstalk_server.core.tube_set import AT_MOST, FEW, SLACK, Watch
+from greenstalk_server.core.tube_set import MANY_TUBES, MAX_TUBE_SETS, SLACK, TubeSet
 from tests.support.world import Actor, World
 
-NAMES = [b"tube-%d" % number for number in range(3 * FEW)]
+NAMES = [b"tube-%d" % number for number in range(3 * (MANY_TUBES - 1))]
 
 
 def watching(world: World, names: list[bytes] = NAMES) -> Actor:
@@ -33,7 +33,7 @@ def first_of_all(world: World, actor: Actor) -> Job | None:
 def test_a_reserve_gets_the_first_job_of_all_tubes(seed: int) -> None:
     random, world = Random(seed), World()  # noqa: S311
     broker = world.broker
-    producer, some = world.client(), NAMES[: FEW + 3]
+    producer, some = world.client(), NAMES[: (MANY_TUBES - 1) + 3]
     workers = [watching(world), watching(world), watching(world, some)]
     with world.in_bulk():
         for step in range(4000):
@@ -60,15 +60,15 @@ def test_a_reserve_gets_the_first_job_of_all_tubes(seed: int) -> None:
                 broker.delete(None, random.choice(list(broker.jobs)), world.now)
             if step % 100 == 0:
                 broker.check()
-    assert broker.watches
+    assert broker.tube_sets
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_who_waits_longest_gets_the_job_wherever_it_waits(seed: int) -> None:
+def test_job_goes_to_the_client_that_has_waited_longest(seed: int) -> None:
     """Some watch few tubes, and wait at each; most watch many, and wait in a watch; but not those who come too late."""
     random, world = Random(seed), World()  # noqa: S311
-    broker, producer, names = world.broker, world.client(), NAMES[: FEW + AT_MOST + 4]
-    watched = [names[: FEW + 1 + number] for number in range(AT_MOST + 4)]
+    broker, producer, names = world.broker, world.client(), NAMES[: (MANY_TUBES - 1) + MAX_TUBE_SETS + 4]
+    watched = [names[: MANY_TUBES + number] for number in range(MAX_TUBE_SETS + 4)]
     watched += [names[:1], names[1:4], names[2:4], names]
     workers = [watching(world, some) for some in watched]
     line: list[Actor] = []
@@ -139,32 +139,32 @@ def test_those_who_watch_the_same_share_a_watch_that_ends_with_the_last() -> Non
     world = World()
     first, second = watching(world), watching(world, NAMES[::-1])
     assert world.broker.reserve(first.client, world.now) is world.broker.reserve(second.client, world.now) is None
-    assert first.client.watch is second.client.watch is not None
+    assert first.client.tube_set is second.client.tube_set is not None
     world.broker.ignore(first.client, NAMES[0])
-    assert first.client.watch is None and second.client.watch is not None
+    assert first.client.tube_set is None and second.client.tube_set is not None
     second.disconnect()
-    assert not world.broker.watches
-    assert not any(tube.watches for tube in world.broker.tubes.values())
+    assert not world.broker.tube_sets
+    assert not any(tube.tube_sets for tube in world.broker.tubes.values())
 
 
 def test_there_are_no_more_watches_than_a_put_can_bear() -> None:
     world = World()
-    workers = [watching(world, NAMES[: FEW + 1 + number]) for number in range(AT_MOST + 3)]
+    workers = [watching(world, NAMES[: MANY_TUBES + number]) for number in range(MAX_TUBE_SETS + 3)]
     ids = []
     for worker in workers:
         world.broker.use(worker.client, NAMES[0])
         ids.append(worker.put())
     taken = [world.broker.reserve(worker.client, world.now) for worker in workers]
     assert [job and job.id for job in taken] == ids
-    assert len(world.broker.watches) == AT_MOST
+    assert len(world.broker.tube_sets) == MAX_TUBE_SETS
     world.broker.check()
 
 
 def test_a_job_that_comes_first_again_and_again_leaves_bounded_rests() -> None:
-    """Each time after a more urgent one has come and gone, while there is a lot besides that goes then."""
+    """Each time after a more urgent job was added and removed, while there are many other dead entries."""
     jobs: dict[int, Job] = {}
     tubes = [Tube(name, jobs) for name in NAMES]
-    watch = Watch(frozenset(tubes))
+    watch = TubeSet(frozenset(tubes))
 
     def add(tube: Tube, pri: int) -> Job:
         job = Job(len(jobs) + 1, tube, b"", pri, 0, 1, 0)
@@ -173,7 +173,7 @@ def test_a_job_that_comes_first_again_and_again_leaves_bounded_rests() -> None:
         return job
 
     others, least = [add(tube, 1) for tube in tubes[1:]], add(tubes[0], 2)
-    for _ in range(SLACK + 2 * FEW):
+    for _ in range(SLACK + 2 * (MANY_TUBES - 1)):
         tubes[0].remove_ready(add(tubes[0], 0))
         assert watch.first(0) is others[0]
     for other in others:
@@ -186,7 +186,7 @@ def test_a_job_that_comes_first_again_and_again_leaves_bounded_rests() -> None:
 def test_a_tube_whose_first_job_changes_for_ever_leaves_bounded_rests() -> None:
     jobs: dict[int, Job] = {}
     tubes = [Tube(name, jobs) for name in NAMES]
-    watch = Watch(frozenset(tubes))
+    watch = TubeSet(frozenset(tubes))
     for id in range(1, 5000):
         jobs[id] = Job(id, tubes[id % 5], b"", 5000 - id, 0, 1, id)
         tubes[id % 5].add_ready(jobs[id])

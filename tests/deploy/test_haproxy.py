@@ -62,7 +62,7 @@ class Producer(threading.Thread):
 
 def hand_over(active: Node) -> None:
     """Have *active* give its lead away, once it knows of its standby."""
-    wait_until(lambda: run_command(active, "handover").returncode == 0, lambda: active.said)
+    wait_until(lambda: run_command(active, "handover").returncode == 0, lambda: active.log)
 
 
 def test_a_handover_behind_the_balancer_takes_less_than_its_retries_would(cluster: Cluster, tmp_path: Path) -> None:

@@ -317,7 +317,7 @@ def test_a_lead_with_a_long_lease_can_be_released_when_its_holder_is_down(site: 
         holder_name, *_, is_over = lead(site, "released")
         assert is_over is False and str(holder_name).endswith(f":{first.port}")
         site.db1.ask(f"{RELEASE_LEAD} WHERE name = 'released'")
-        wait_until(lambda: second.role == "active", lambda: second.said)
+        wait_until(lambda: second.role == "active", lambda: second.log)
         assert put(second) == b"INSERTED 1"
 
 

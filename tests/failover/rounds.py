@@ -134,7 +134,7 @@ class Load:
                 raise AssertionError(f"{client.name}: {client.failure!r}") from client.failure
         self._history.check(drain(self._nodes.wait_for_roles().port))
         for node in self._nodes.nodes:
-            assert "Traceback" not in node.said and "internal error" not in node.said, node.said[-5000:]
+            assert "Traceback" not in node.log and "internal error" not in node.log, node.log[-5000:]
 
 
 class Rounds:

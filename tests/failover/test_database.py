@@ -49,7 +49,7 @@ def test_servers_keep_few_connections_while_commits_hang_and_serve_soon_after(
             assert isinstance(count, int) and count <= len(nodes.nodes) * MAX_BACKENDS
             time.sleep(0.1)
         set_standbys(cluster, "")
-        wait_until(lambda: any(node.listens() for node in nodes.nodes), lambda: active.said)
+        wait_until(lambda: any(node.listens() for node in nodes.nodes), lambda: active.log)
         census.stop()
         assert census.most <= MAX_BACKENDS
         leader = nodes.wait_for_roles()
@@ -65,7 +65,7 @@ def test_lock_on_the_table_of_standbys_does_not_delay_a_takeover(nodes: Nodes, c
         other.execute("LOCK TABLE greenstalk_standby IN ACCESS EXCLUSIVE MODE")
         assert ask(sock, PUT) == b"INSERTED 1"
         active.kill()
-        wait_until(lambda: standby.role == ACTIVE, lambda: standby.said)
+        wait_until(lambda: standby.role == ACTIVE, lambda: standby.log)
 
 
 def test_one_failed_renewal_does_not_make_the_active_server_unready(
@@ -89,9 +89,9 @@ def test_server_whose_epoch_was_raised_by_hand_restarts_and_serves(
         with connect(alone) as sock:
             assert ask(sock, PUT) == b"INSERTED 1"
             cluster.ask(f"UPDATE greenstalk_journal SET epoch = epoch + 1 WHERE name = '{flags[1]}'")  # noqa: S608
-            wait_until(lambda: sock.recv(100) == b"", lambda: alone.said)
-        wait_until(lambda: "active: epoch 3, 1 jobs" in alone.said, lambda: alone.said)
-        wait_until(alone.listens, lambda: alone.said)
+            wait_until(lambda: sock.recv(100) == b"", lambda: alone.log)
+        wait_until(lambda: "active: epoch 3, 1 jobs" in alone.log, lambda: alone.log)
+        wait_until(alone.listens, lambda: alone.log)
         with connect(alone) as sock:
             assert ask(sock, PUT).startswith(b"INSERTED")
 
@@ -105,7 +105,7 @@ def test_standby_reports_that_it_waits_for_the_database(nodes: Nodes) -> None:
         node.proxy.cut()
     second.kill()
     second.start()
-    wait_until(lambda: "nobody is active, waiting for the database; " in second.ask("readyz")[1], lambda: second.said)
+    wait_until(lambda: "nobody is active, waiting for the database; " in second.ask("readyz")[1], lambda: second.log)
     assert "<dd>waiting for the database</dd>" in second.ask("")[1]
     for node in nodes.nodes:
         assert node.proxy is not None

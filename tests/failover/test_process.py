@@ -20,7 +20,7 @@ import gevent
 import pytest
 from gevent.event import Event
 
-from greenstalk_server.cluster.leadership import Candidate, make_seat
+from greenstalk_server.cluster.leadership import Candidate, make_lease
 from greenstalk_server.cluster.status import ClusterStatus
 from greenstalk_server.config.command_line import parse
 from greenstalk_server.config.options import Options
@@ -55,7 +55,7 @@ def test_standby_exits_soon_while_the_database_does_not_answer(
         (standby,) = [node for node in nodes.nodes if node is not active]
         assert standby.proxy is not None
         standby.proxy.cut()
-        wait_until(lambda: standby.gauge("replication_lag_seconds") > 1, lambda: standby.said)
+        wait_until(lambda: standby.gauge("replication_lag_seconds") > 1, lambda: standby.log)
         began = time.monotonic()
         assert standby.stop() == 0
         took = time.monotonic() - began
@@ -77,7 +77,7 @@ def test_standby_that_cannot_read_the_journal_exits_without_leading(
         journal = f"SELECT id, 99, 0, false, '\\x{later.hex()}' FROM greenstalk_journal WHERE name = '{flags[1]}'"  # noqa: S608
         cluster.ask(f"INSERT INTO greenstalk_batch {journal}")
         assert standby.process is not None and standby.process.wait(20) == 10
-        assert "a later version of the server has written the journal; start that one" in standby.said
+        assert "a later version of the server has written the journal; start that one" in standby.log
         assert active.role == ACTIVE
 
 
@@ -145,7 +145,7 @@ def tables() -> int:
 def test_server_name_contains_only_characters_that_a_database_accepts() -> None:
     options = parse(["--journal", "postgresql://db/jobs"], {})
     assert isinstance(options, Options)
-    assert make_seat(options, "unix:/run/\udcff\n").name == f"{socket.gethostname()}:unix:/run/??"
+    assert make_lease(options, "unix:/run/\udcff\n").name == f"{socket.gethostname()}:unix:/run/??"
 
 
 def test_server_that_cannot_execute_its_program_again_exits(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ import sys
 from types import SimpleNamespace
 from greenstalk_server.cluster.leadership import ProcessLifetime
 sys.executable = "/nowhere/python"
-ProcessLifetime(SimpleNamespace(lead=None, links=[], seat=SimpleNamespace(me="me"))).execute_again()
+ProcessLifetime(SimpleNamespace(lead=None, links=[], lease=SimpleNamespace(me="me"))).execute_again()
 """
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=REPOSITORY, env=environment(), capture_output=True, text=True, check=False
@@ -222,12 +222,12 @@ def test_standby_that_reads_from_the_start_keeps_its_memory_for_jobs(
         assert said[-1] == b"INSERTED %d" % (2 * jobs)
         journal = f"(SELECT id FROM greenstalk_journal WHERE name = '{flags[1]}')"  # noqa: S608
         segments = f"SELECT segment FROM greenstalk_batch WHERE journal = {journal}"  # noqa: S608
-        wait_until(lambda: (1,) not in cluster.ask(segments), lambda: active.said)
+        wait_until(lambda: (1,) not in cluster.ask(segments), lambda: active.log)
         standby.signal(signal.SIGCONT)
-        wait_until(lambda: "reading the journal from the start" in standby.said, lambda: standby.said)
+        wait_until(lambda: "reading the journal from the start" in standby.log, lambda: standby.log)
         before = active.gauge("memory_limit_bytes")
         wait_until(
-            lambda: run_command(active, "handover").returncode == 0, lambda: standby.said
+            lambda: run_command(active, "handover").returncode == 0, lambda: standby.log
         )  # the standby is up to date
-        wait_until(lambda: standby.role == ACTIVE, lambda: standby.said)
+        wait_until(lambda: standby.role == ACTIVE, lambda: standby.log)
         assert standby.gauge("memory_limit_bytes") > before - jobs * len(body) / 2

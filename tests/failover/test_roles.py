@@ -79,7 +79,7 @@ def test_standby_leads_at_once_after_an_orderly_stop(nodes: Nodes) -> None:
     with connect(active) as sock:
         assert ask(sock, PUT) == b"INSERTED 1"
     assert active.stop() == 0
-    wait_until(lambda: standby.role == ACTIVE, lambda: standby.said)
+    wait_until(lambda: standby.role == ACTIVE, lambda: standby.log)
     with connect(standby) as sock:
         assert ask(sock, b"reserve-with-timeout 0\r\n") == b"RESERVED 1 1"
     assert run_command(standby, "handover").stderr == (
@@ -94,7 +94,7 @@ def test_active_server_drains_on_sigusr1(alone: Node) -> None:
     with connect(alone) as sock:
         assert ask(sock, PUT) == b"INSERTED 1"
         alone.signal(signal.SIGUSR1)
-        wait_until(lambda: ask(sock, PUT) == b"DRAINING", lambda: alone.said)
+        wait_until(lambda: ask(sock, PUT) == b"DRAINING", lambda: alone.log)
         assert ask(sock, b"reserve-with-timeout 0\r\n") == b"RESERVED 1 1"
 
 
@@ -109,7 +109,7 @@ def test_replies_wait_while_the_database_is_down_for_less_than_a_lease(alone: No
             other.sendall(b"peek 1\r\n")
             assert ask(sock, PUT).startswith(b"INSERTED")
         assert ask(sock, b"reserve-with-timeout 0\r\n") == b"RESERVED 1 1"
-    assert "lost leadership" not in alone.said
+    assert "lost leadership" not in alone.log
 
 
 def test_clients_are_dropped_when_the_lease_ends_and_service_resumes(alone: Node, cluster: Cluster) -> None:
@@ -119,20 +119,20 @@ def test_clients_are_dropped_when_the_lease_ends_and_service_resumes(alone: Node
         cluster.stop()
         try:
             sock.sendall(b"delete 1\r\n")
-            assert ask(other, b"peek 2\r\n") == b"FOUND 2 1", "what is in memory is told as long as the lease lasts"
+            assert ask(other, b"peek 2\r\n") == b"FOUND 2 1", "jobs in memory can be peeked at until the lease ends"
             assert select.select([sock], [], [], 0.2)[0] == [], "an acknowledgement of what is not committed"
             assert sock.recv(100) == b"", "an acknowledgement of what is not committed"
-            wait_until(lambda: alone.role == STANDBY or alone.ask("readyz")[0] == 503, lambda: alone.said)
+            wait_until(lambda: alone.role == STANDBY or alone.ask("readyz")[0] == 503, lambda: alone.log)
         finally:
             cluster.start()
-    wait_until(lambda: alone.role == ACTIVE, lambda: alone.said)
+    wait_until(lambda: alone.role == ACTIVE, lambda: alone.log)
     with connect(alone) as sock:
         assert ask(sock, b"peek 1\r\n") == b"FOUND 1 1"
         assert ask(sock, PUT) == b"INSERTED 3"
-    assert alone.ask("metrics", TOKEN)[0] == 200, "the environment has come through, secrets included"
+    assert alone.ask("metrics", TOKEN)[0] == 200, "the environment was passed on, including secrets"
     assert alone.ask("metrics", "*****")[0] == 401
-    assert "lost leadership: PostgreSQL: " in alone.said
-    assert "standby: the database answers again" in alone.said
+    assert "lost leadership: PostgreSQL: " in alone.log
+    assert "standby: the database answers again" in alone.log
 
 
 def test_database_error_is_logged_and_loses_nothing(nodes: Nodes, cluster: Cluster) -> None:
@@ -147,18 +147,18 @@ def test_database_error_is_logged_and_loses_nothing(nodes: Nodes, cluster: Clust
                CREATE TRIGGER refuse BEFORE INSERT ON greenstalk_batch FOR EACH ROW EXECUTE FUNCTION refuse()"""
         )
         sock.sendall(b"delete 1\r\n")
-        wait_until(lambda: active.ask("readyz") == (503, "journal: PostgreSQL: no room\n"), lambda: active.said)
+        wait_until(lambda: active.ask("readyz") == (503, "journal: PostgreSQL: no room\n"), lambda: active.log)
         assert ask(other, PUT) == b"OUT_OF_MEMORY"
         assert select.select([sock], [], [], 0.5)[0] == [], "an acknowledgement of what is not committed"
         cluster.ask("DROP FUNCTION refuse CASCADE")
         assert ask(sock, b"") == b"DELETED"
         assert ask(other, PUT).startswith(b"INSERTED")
     active.kill()
-    wait_until(lambda: standby.role == ACTIVE, lambda: standby.said)
+    wait_until(lambda: standby.role == ACTIVE, lambda: standby.log)
     with connect(standby) as sock:
         assert ask(sock, b"peek 1\r\n") == b"NOT_FOUND"
         assert ask(sock, b"peek 2\r\n") == b"FOUND 2 1"
-    assert "WARNING journal" not in standby.said
+    assert "WARNING journal" not in standby.log
 
 
 def test_suspended_server_acknowledges_nothing_after_a_takeover(nodes: Nodes) -> None:
@@ -169,7 +169,7 @@ def test_suspended_server_acknowledges_nothing_after_a_takeover(nodes: Nodes) ->
         assert ask(sock, PUT) == b"INSERTED 1"
         active.signal(signal.SIGSTOP)
         sock.sendall(b"delete 1\r\n" + PUT + b"reserve-with-timeout 0\r\n")
-        wait_until(standby.listens, lambda: standby.said)
+        wait_until(standby.listens, lambda: standby.log)
         with connect(standby) as other:
             assert ask(other, b"reserve-with-timeout 0\r\n") == b"RESERVED 1 1"
         active.signal(signal.SIGCONT)
@@ -177,7 +177,7 @@ def test_suspended_server_acknowledges_nothing_after_a_takeover(nodes: Nodes) ->
         while data := receive(sock):
             received += data
         assert received == b""
-    wait_until(lambda: active.role == STANDBY, lambda: active.said)
+    wait_until(lambda: active.role == STANDBY, lambda: active.log)
 
 
 def receive(sock: socket.socket) -> bytes:

@@ -61,15 +61,15 @@ def one(data: bytes) -> None:
 def _use(directory: Path, archive: bytes) -> None:
     reader = Reader(archive.splitlines(keepends=True))
     next_id = reader.head()
-    told = {each.id: facts(each) for each in reader.rest(next_id) if isinstance(each, Job)}
-    assert sum(len(body) for _, body, _, _ in told.values()) <= len(archive)
+    listed = {each.id: facts(each) for each in reader.rest(next_id) if isinstance(each, Job)}
+    assert sum(len(body) for _, body, _, _ in listed.values()) <= len(archive)
     disk = Disk({path.name: path.read_bytes() for path in directory.iterdir()})
     broker, binlog = started(disk)
-    told = {id: (*rest, min(created_at, LATER)) for id, (*rest, created_at) in told.items()}
-    assert {id: facts(job) for id, job in broker.jobs.items()} == told
+    listed = {id: (*rest, min(created_at, LATER)) for id, (*rest, created_at) in listed.items()}
+    assert {id: facts(job) for id, job in broker.jobs.items()} == listed
     exported = list(Writer().lines(START, broker.next_id, [], [broker.jobs[id] for id in sorted(broker.jobs)]))
     again = Reader(exported)
-    assert {each.id: facts(each) for each in again.rest(again.head()) if isinstance(each, Job)} == told
+    assert {each.id: facts(each) for each in again.rest(again.head()) if isinstance(each, Job)} == listed
     put_one(broker)
     _command(broker)
     startup.write_out(binlog)

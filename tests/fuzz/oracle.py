@@ -372,6 +372,6 @@ def _ok(data: str) -> bytes:
 
 def _agreeing(reply: bytes, facts: dict[str, object]) -> bytes:
     """Return *reply* if it has *facts*; else the reply that was expected."""
-    told = dict(line.split(": ", 1) for line in reply.decode().split("\n") if ": " in line)
-    wrong = {name: value for name, value in facts.items() if told.get(name) != str(value)}
+    listed = dict(line.split(": ", 1) for line in reply.decode().split("\n") if ": " in line)
+    wrong = {name: value for name, value in facts.items() if listed.get(name) != str(value)}
     return repr(wrong).encode() if wrong else reply

@@ -15,9 +15,10 @@ import gevent
 import pytest
 from gevent import socket as patient
 
-from greenstalk_server.core.broker import SLICE, Broker
+from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job import SECOND
 from greenstalk_server.core.limits import Limits
+from greenstalk_server.core.transitions import SLICE
 from greenstalk_server.net.acceptor import DescriptorBudget
 from greenstalk_server.net.listeners import Listener
 from greenstalk_server.net.server import Server

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from greenstalk_server.core import job_history
-from greenstalk_server.core.broker import DONE, Broker
+from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, SECOND
 from greenstalk_server.core.job_history import Event
+from greenstalk_server.core.outcomes import EditOutcome
 from greenstalk_server.journal import record
 from greenstalk_server.journal.segment import name_of, numbers
 from tests.journal import version1
@@ -37,8 +38,8 @@ def test_a_job_tells_the_same_after_a_restart() -> None:
     assert broker.reserve_job(client, id, START + 2)
     assert broker.bury(client, id, 5, START + 3)
     assert broker.kick_job(id, START + 4)
-    assert broker.edit_job(id, START + 5, pri=9) == DONE
-    assert broker.edit_job(id, START + 6, tube=b"mail") == DONE
+    assert broker.edit_job(id, START + 5, pri=9) == EditOutcome.DONE
+    assert broker.edit_job(id, START + 6, tube=b"mail") == EditOutcome.DONE
     assert broker.bury_job(id, START + 7)
     yard.tend()
     told = [
@@ -131,7 +132,7 @@ def test_a_buried_job_that_is_held_is_buried_again_after_a_restart(is_copied: bo
     id = buried(yard)
     assert yard.broker.reserve_job(yard.client, id, yard.now)
     if is_edited:
-        assert yard.broker.edit_job(id, yard.now, pri=9, is_forced=True) == DONE
+        assert yard.broker.edit_job(id, yard.now, pri=9, is_forced=True) == EditOutcome.DONE
     yard.tend()
     if is_copied:
         compact_away(yard, id)
@@ -253,7 +254,7 @@ def full_of_events(yard: Yard, count: int) -> None:
     """So many small jobs, each with all the events that it may have: these take more than the jobs."""
     for _ in range(count):
         id = yard.add(0)
-        for _ in range(job_history.KEPT):
+        for _ in range(job_history.MAX_EVENTS):
             assert yard.broker.bury_job(id, yard.now)
             assert yard.broker.kick_job(id, yard.now)
         yard.tend()
@@ -294,7 +295,7 @@ def test_on_a_full_disk_jobs_do_not_grow_by_their_events() -> None:
         yard.tend_full()
     assert yard.binlog.is_full
     for id in ids[::8]:
-        for _ in range(job_history.KEPT // 2):
+        for _ in range(job_history.MAX_EVENTS // 2):
             assert yard.broker.bury_job(id, yard.now)
             yard.tend_full()
             assert yard.broker.kick_job(id, yard.now)

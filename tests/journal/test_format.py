@@ -112,4 +112,4 @@ def test_version_and_kinds_are_the_codecs() -> None:
 def test_the_kinds_of_events_are_the_codecs() -> None:
     told = re.findall(r"(\d) ([a-z ]+)", re.findall(r"^\| 8 \| 1 \| kind \| (.*) \|$", DOCUMENT, re.MULTILINE)[0])
     assert [(int(number), name) for number, name in told] == list(enumerate(job_history.KINDS))[1:]
-    assert f"keeps its last {job_history.KEPT}" in DOCUMENT
+    assert f"keeps its last {job_history.MAX_EVENTS}" in DOCUMENT

@@ -35,7 +35,7 @@ def jobs(draw: st.DrawFn) -> Job:
     job.state = draw(STATES)
     job.deadline = draw(COUNT if job.state == BURIED else U64)
     change_counts(job, *[draw(U32) for _ in range(5)])
-    for kind, at, client in draw(st.lists(EVENTS, max_size=job_history.KEPT + 1)):
+    for kind, at, client in draw(st.lists(EVENTS, max_size=job_history.MAX_EVENTS + 1)):
         job.events = job_history.add(job.events, kind, at, client)
     return job
 
@@ -148,7 +148,9 @@ def test_a_reserved_job_is_read_with_the_reservation_as_its_last_event(
     found = replayed(salt, data).jobs[job.id]
     assert (
         job_history.unpack(found.events)
-        == [*job_history.unpack(job.events), job_history.Event(at, job_history.RESERVED, client)][-job_history.KEPT :]
+        == [*job_history.unpack(job.events), job_history.Event(at, job_history.RESERVED, client)][
+            -job_history.MAX_EVENTS :
+        ]
     )
     assert found.state == RESERVED
 

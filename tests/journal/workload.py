@@ -15,9 +15,10 @@ from typing import Any, Final, TypeVar
 
 from greenstalk_server.core import job_history
 from greenstalk_server.core.body_cache import Bodies
-from greenstalk_server.core.broker import DONE, HELD, NO_ROOM, Broker
+from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, SECOND, Job
+from greenstalk_server.core.outcomes import EditOutcome
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.journal import startup
 from greenstalk_server.journal.batch import Read
@@ -482,8 +483,8 @@ class Bench:
             body=random.choice((None, b"", b"edited %d:" % id + random.randbytes(random.choice((9, 900, 6000))))),
             is_forced=is_forced,
         )
-        if outcome != DONE:
-            assert outcome == (HELD if job.state == RESERVED and not is_forced else NO_ROOM)
+        if outcome != EditOutcome.DONE:
+            assert outcome == (EditOutcome.HELD if job.state == RESERVED and not is_forced else EditOutcome.NO_ROOM)
             assert self.broker.jobs[id] is job
             assert Look.of(job) == before
 

@@ -80,7 +80,7 @@ def test_a_put_whose_body_has_not_arrived_takes_little_memory() -> None:
     talks = [Talk() for _ in range(20)]
     for talk in talks:
         talk.broker.max_job_size = DECLARED
-        talk.session._largest = DECLARED
+        talk.session._max_body = DECLARED
         assert talk.send(b"put 0 0 60 %d\r\n" % DECLARED) == b""
         assert talk.send(b"x" * 65536) == b""
     assert resident_bytes() - before < DECLARED // 16

@@ -36,10 +36,7 @@ LOOPBACK = ("-l", "127.0.0.1", "-p", "0", "--web-port", "0")
 
 
 def limited_talk(**limits: int) -> Talk:
-    broker = make_broker()
-    broker.quotas = job_quotas(Limits(**limits))
-    broker.max_watched = Limits(**limits).watched
-    return Talk(broker)
+    return Talk(make_broker(limits=Limits(**limits)))
 
 
 def counted(broker: Broker) -> dict[str, int]:
@@ -86,10 +83,9 @@ def test_bytes_are_right_after_edits_moves_and_a_restart() -> None:
     talk.broker.edit_job(1, START, tube=b"other")
     talk.broker.check()
     assert talk.broker.quotas is not None and talk.broker.quotas.body_bytes == 40
-    again = make_broker()
-    again.quotas = job_quotas(Limits(bytes=100))
+    again = make_broker(limits=Limits(bytes=100))
     tube = again.tube(b"other")
-    again.jobs[1] = talk.broker.jobs[1].twin(tube, b"x" * 40)
+    again.jobs[1] = talk.broker.jobs[1].copy_with(tube, b"x" * 40)
     again.restore(2)
     assert again.quotas is not None and again.quotas.body_bytes == 40
 

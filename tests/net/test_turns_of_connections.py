@@ -16,8 +16,9 @@ from pathlib import Path
 import gevent
 import pytest
 
-from greenstalk_server.core.broker import SLICE, Broker
+from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job import Job
+from greenstalk_server.core.transitions import SLICE
 from greenstalk_server.net.connection import STREAM_BATCH
 from greenstalk_server.net.poller import BUDGET, PORTION
 from tests.net.test_hang_up import FACTS, Pair, Slow

@@ -1,1 +1,1 @@
-"""What users install: the wheel and its dependencies."""
+"""The wheel that users install, and its dependencies."""

@@ -44,7 +44,7 @@ def test_a_journal_goes_to_a_database_and_back_as_it_is(cluster: Cluster, tmp_pa
     )
     with Nodes([Node("alone", cluster.url, tmp_path, "--journal-name", NAME)]) as nodes:
         (node,) = nodes.nodes
-        wait_until(lambda: node.role == ACTIVE, lambda: node.said)
+        wait_until(lambda: node.role == ACTIVE, lambda: node.log)
         exported = run("journal", "export", cluster.url, "-o", str(second), GREENSTALK_JOURNAL_NAME=NAME)
         assert exported.returncode == 0 and f"in use by 127.0.0.1:{node.port}" in exported.stderr
         refused = run("journal", "import", cluster.url, str(first), GREENSTALK_JOURNAL_NAME=NAME)
@@ -91,7 +91,7 @@ def test_what_cannot_be_done_is_told_and_no_password(cluster: Cluster, tmp_path:
     )
     done = run("journal", "export", secret, GREENSTALK_JOURNAL_NAME="a\udcff")
     assert done.returncode == 5
-    assert done.stderr.startswith("greenstalk-server: GREENSTALK_JOURNAL_NAME 'a\\udcff': must be 1 to 200 characters")
+    assert done.stderr.startswith("greenstalk-server: GREENSTALK_JOURNAL_NAME 'a\\udcff': must be 1 to 200 printable characters")
     done = run("journal", "import", cluster.url, str(tmp_path / "none"), GREENSTALK_JOURNAL_NAME="unread")
     assert (done.returncode, done.stderr) == (
         10,

@@ -1,4 +1,4 @@
-"""What each verb replies, however its bytes arrive, and that the stream goes on at the right byte behind it."""
+"""The reply of each verb, however its bytes arrive, and that the session continues at the right byte."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ CONVERSATIONS: dict[str, tuple[bytes, bytes]] = {
     ),
     "put with garbage leaves the body to be read": (b"put 0 0 60 1 x\r\nx\r\n", b"BAD_FORMAT\r\nUNKNOWN_COMMAND\r\n"),
     "put with bad numbers leaves the body to be read": (b"put a 0 60 1\r\nx\r\n", b"BAD_FORMAT\r\nUNKNOWN_COMMAND\r\n"),
-    "body too long goes on right behind": (
+    "body too long: the next command follows at once": (
         b"put 0 0 60 1\r\nxyzstats-foo\r\n" + PUT,
         b"EXPECTED_CRLF\r\nBAD_FORMAT\r\nINSERTED 2\r\n",
     ),
@@ -129,7 +129,7 @@ CONVERSATIONS: dict[str, tuple[bytes, bytes]] = {
     "a line of CRs": (b"\r" * 500 + b"\n", b"BAD_FORMAT\r\n"),
 }
 
-BYTE_BY_BYTE_AT_MOST = 5000
+MAX_BYTE_BY_BYTE = 5000
 """Longer conversations are cut in other ways only: each feed checks the broker."""
 
 
@@ -139,9 +139,7 @@ def test_replies_are_the_same_however_the_bytes_arrive(name: str, cut: Cut) -> N
     sent, replies = CONVERSATIONS[name]
     talk = Talk()
     pieces = (
-        cut(sent)
-        if len(sent) <= BYTE_BY_BYTE_AT_MOST
-        else [sent[:20], *cut(sent[20:40]), sent[40:-20], *cut(sent[-20:])]
+        cut(sent) if len(sent) <= MAX_BYTE_BY_BYTE else [sent[:20], *cut(sent[20:40]), sent[40:-20], *cut(sent[-20:])]
     )
     assert talk.send_all(pieces) == replies
     assert talk.send_all(cut(MARK)) == MARKED

@@ -1,17 +1,17 @@
-"""One call does a bounded amount: output, commands and kicks go on with `has_more`, and nothing is lost between."""
+"""A call does a bounded amount of work: output, commands and kicks continue with `has_more`, without loss."""
 
 from __future__ import annotations
 
 import pytest
 
-from greenstalk_server.core.broker import SLICE
+from greenstalk_server.core.transitions import SLICE
 from greenstalk_server.protocol.session import (
     COMMAND_SLICE,
-    FEW_NAMES,
-    FEW_WATCHED,
-    NEW_TUBE_WEIGHT,
+    NEW_TUBE_COST,
     OUTPUT_SLICE,
-    WATCHED_WEIGHT,
+    SHORT_LIST,
+    WATCHED_BATCH,
+    WATCHED_COST,
 )
 from tests.support.talk import MARK, MARKED, Talk, stream_of
 from tests.support.world import make_broker
@@ -21,7 +21,7 @@ PUT = b"put 0 0 60 60000\r\n" + BODY + b"\r\n"
 
 
 def slices(talk: Talk, data: bytes) -> list[bytes]:
-    """What each call returns."""
+    """Return the output of each call."""
     out = [talk.session.receive(data, talk.now)]
     while talk.session.has_more:
         assert not talk.session.wants_input
@@ -61,13 +61,13 @@ def test_many_commands_are_served_in_slices() -> None:
 def test_a_reserve_weighs_as_much_as_the_tubes_it_looks_at() -> None:
     """Else a thousand that each look at ten thousand tubes would be one slice, of some seconds."""
     talk = Talk()
-    for number in range(2 * FEW_WATCHED):
+    for number in range(2 * WATCHED_BATCH):
         talk.session.receive(b"watch tube-%d\r\n" % number, talk.now)
-    count = 3 * OUTPUT_SLICE // (2 * WATCHED_WEIGHT)
+    count = 3 * OUTPUT_SLICE // (2 * WATCHED_COST)
     out = slices(talk, b"reserve-with-timeout 0\r\n" * count)
     assert b"".join(out) == b"TIMED_OUT\r\n" * count
     assert len(out) == 3
-    for number in range(2 * FEW_WATCHED):
+    for number in range(2 * WATCHED_BATCH):
         talk.session.receive(b"ignore tube-%d\r\n" % number, talk.now)
     assert len(slices(talk, b"reserve-with-timeout 0\r\n" * count)) == 1
 
@@ -118,7 +118,7 @@ def test_bodies_around_the_size_of_a_piece(pieces: int, more: int) -> None:
     assert talk.send(b"peek 1\r\n" + MARK) == b"FOUND 1 %d\r\n%b\r\n" % (len(body), body) + MARKED
 
 
-@pytest.mark.parametrize("count", [FEW_NAMES - 1, FEW_NAMES, FEW_NAMES + 1, 1000, 20_000])
+@pytest.mark.parametrize("count", [SHORT_LIST - 1, SHORT_LIST, SHORT_LIST + 1, 1000, 20_000])
 @pytest.mark.parametrize("length", [5, 200])
 def test_long_lists_are_streams_of_small_pieces(count: int, length: int) -> None:
     talk = Talk()
@@ -172,10 +172,10 @@ def test_lists_are_refused_while_too_many_names_are_being_sent() -> None:
 
 @pytest.mark.parametrize("verb", [b"use", b"watch"])
 def test_new_tubes_have_their_weight(verb: bytes) -> None:
-    count = 3 * OUTPUT_SLICE // NEW_TUBE_WEIGHT
+    count = 3 * OUTPUT_SLICE // NEW_TUBE_COST
     request = b"".join([b"%b tube-%d\r\nput 0 0 60 0\r\n\r\n" % (verb, number) for number in range(count)])
-    told = [out.count(b"INSERTED") for out in slices(Talk(), request)]
-    assert sum(told) == count and max(told) <= OUTPUT_SLICE // NEW_TUBE_WEIGHT + 1
+    counts = [out.count(b"INSERTED") for out in slices(Talk(), request)]
+    assert sum(counts) == count and max(counts) <= OUTPUT_SLICE // NEW_TUBE_COST + 1
 
 
 def test_others_are_served_between_slices() -> None:

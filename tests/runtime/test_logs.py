@@ -74,7 +74,7 @@ def test_every_line_of_the_json_log_is_an_event(json_server: subprocess.Popen[by
     serving = log.event("serving")
     assert serving["pid"] == json_server.pid
     assert serving["jobs"] == "in memory only; they do not survive a restart"
-    assert (serving["level"], serving["logger"]) == ("info", "greenstalk_server.cli")
+    assert (serving["level"], serving["logger"]) == ("info", "greenstalk_server.daemon")
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", serving["time"])
     host, _, port = serving["beanstalk"].rpartition(":")
 

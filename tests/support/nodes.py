@@ -106,7 +106,7 @@ class Node:
         return float(value)
 
     @property
-    def said(self) -> str:
+    def log(self) -> str:
         """The log so far."""
         return self.log_file.read_text()
 

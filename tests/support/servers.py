@@ -38,7 +38,7 @@ class ServerError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """How one of the two servers is started."""
+    """How to start one of the two servers."""
 
     name: str
     command: tuple[str, ...]
@@ -64,7 +64,7 @@ def peer() -> Kind:
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """What a server said just before a conversation began; normalise.py counts from here."""
+    """Figures of a server just before a conversation; normalise.py counts from here."""
 
     pid: int
     last_id: int
@@ -106,7 +106,7 @@ class Server:
     def barrier(self) -> None:
         """Return once the server has handled everything that reached it before.
 
-        An unknown command touches no counter. Its reply proves that the event loop has come round; three
+        An unknown command changes no counter. Its reply proves that the event loop has run; three
         replies, that what lay in the same batch of events, in any order, has been handled too.
         """
         if self._is_paused:
@@ -150,7 +150,7 @@ class Server:
             time.sleep(0.001)
 
     def reset(self) -> Baseline:
-        """Bring the server to the known state, starting it anew if it cannot be, and return the baseline."""
+        """Bring the server to the known state, by a restart if necessary, and return the baseline."""
         try:
             return self._reset()
         except ServerError:

@@ -12,7 +12,7 @@ from greenstalk_server.protocol.session import Session
 from tests.support.world import START, make_broker, slots
 
 MARK: Final = b"list-tube-used\r\n"
-"""A command that changes nothing, to see that the stream goes on at the right byte."""
+"""A command without effect, to check that the session continues at the right byte."""
 
 MARKED: Final = b"USING default\r\n"
 

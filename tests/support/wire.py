@@ -14,9 +14,9 @@ from collections.abc import Callable
 SILENCE = b"<silence>"
 """Stands in a transcript for a reply that did not come in time."""
 END = b"<end>"
-"""Stands for the end of the stream, by FIN or by reset."""
+"""End of the stream, by FIN or by reset."""
 QUIET = b"<quiet>"
-"""Stands for: nothing had arrived."""
+"""Nothing had arrived."""
 
 MISSING_CRLF = b"<no CRLF>"
 """Follows a reply whose body does not end where its line said."""
@@ -61,7 +61,7 @@ class Connection:
         return self.read_reply()
 
     def read_reply(self) -> bytes:
-        """The next reply without its last CRLF, or, after what there was of it, why there is no more."""
+        """Return the next reply without its last CRLF; if it is incomplete, its bytes and why the rest is missing."""
         while (size := self._reply_size()) is None:
             if not self._receive(self._patience) and not self._receive_settled():
                 return self._unfinished()
@@ -77,7 +77,7 @@ class Connection:
         return replies
 
     def read_arrived(self) -> list[bytes]:
-        """What has arrived already, or QUIET."""
+        """Return what has already arrived, or QUIET."""
         while self._receive(seconds=0.0):
             pass
         replies = []
@@ -88,7 +88,7 @@ class Connection:
         return replies or [QUIET]
 
     def _unfinished(self) -> bytes:
-        """What a read that cannot finish returns: the incomplete bytes, and why there are no more."""
+        """Return the result of a read that cannot finish: the incomplete bytes, and why the rest is missing."""
         left = bytes(self._received)
         self._received.clear()
         return left + (END if self._at_end else SILENCE)

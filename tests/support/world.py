@@ -1,7 +1,7 @@
-"""A broker in fake time, and clients that remember how their reserves ended.
+"""A broker in fake time, and clients that record how their reserves ended.
 
-Every step ends in `Broker.check()`, save in bulk. Time passes only in `advance`, which ticks when the broker has
-asked for it and at no other time; so a broker that forgets to ask fails here.
+Every step ends with `Broker.check()`, except in bulk. Time passes only in `advance`, which ticks when the broker has
+asked for it and at no other time. So a broker that does not ask for a tick fails the test.
 """
 
 from __future__ import annotations
@@ -10,31 +10,42 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, TypeAlias, TypeVar
 
-from greenstalk_server.core.broker import DEADLINE_SOON, DONE, HELD, NO_ROOM, NOT_FOUND, TIMED_OUT, WAITING, Broker
+from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.counters import ServerFacts
 from greenstalk_server.core.job import SECOND, STATE_NAMES, Job
 from greenstalk_server.core.journal import NullJournal
+from greenstalk_server.core.limits import Limits
 from greenstalk_server.core.listener import BrokerListener
+from greenstalk_server.core.outcomes import EditOutcome, WaitOutcome
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.protocol.stats import JobStats, ServerStats, TubeStats, job_stats, server_stats, tube_stats
 
 T = TypeVar("T")
 
 START: Final = 1_700_000_000 * SECOND
-"""When every fake time begins: a time of our days, as the broker may expect."""
+"""Start of the fake time, nanoseconds since the Unix epoch."""
 
 Outcome: TypeAlias = int | str
-"""How a reserve ended: with a job's id, or one of the words below."""
+"""Result of a reserve: a job's id, or one of the words below."""
 
-WORDS: Final = {WAITING: "WAITING", TIMED_OUT: "TIMED_OUT", DEADLINE_SOON: "DEADLINE_SOON"}
+WORDS: Final = {
+    WaitOutcome.WAITING: "WAITING",
+    WaitOutcome.TIMED_OUT: "TIMED_OUT",
+    WaitOutcome.DEADLINE_SOON: "DEADLINE_SOON",
+}
 
 
-EDITS: Final = {DONE: "DONE", NOT_FOUND: "NOT_FOUND", HELD: "HELD", NO_ROOM: "NO_ROOM"}
+EDITS: Final = {
+    EditOutcome.DONE: "DONE",
+    EditOutcome.NOT_FOUND: "NOT_FOUND",
+    EditOutcome.HELD: "HELD",
+    EditOutcome.NO_ROOM: "NO_ROOM",
+}
 
 
-def make_broker(max_job_size: int = 65535) -> Broker:
-    """A broker of a server about which everything is known, started at START."""
+def make_broker(max_job_size: int = 65535, limits: Limits | None = None) -> Broker:
+    """Return a broker of a server with known facts, started at START."""
     facts = ServerFacts(
         id="0123456789abcdef",
         pid=1,
@@ -45,23 +56,23 @@ def make_broker(max_job_size: int = 65535) -> Broker:
         started_at=START,
         rusage=lambda: (0.25, 1.5),
     )
-    return Broker(facts, max_job_size=max_job_size)
+    return Broker(facts, max_job_size=max_job_size, limits=limits)
 
 
 def outcome_of(result: Job | int | None) -> Outcome:
-    """What a reserve or a wait has given, as an Outcome."""
+    """Return the result of a reserve or a wait as an Outcome."""
     assert result is not None
     return result.id if isinstance(result, Job) else WORDS[result]
 
 
 def slots(one: object) -> tuple[str, ...]:
-    """The names of all that *one* holds, in whichever build: compiled classes have no `__slots__`."""
+    """Return the names of the attributes of *one*, in either build: compiled classes have no `__slots__`."""
     kind: Any = type(one)
     return tuple(kind.__slots__ if hasattr(kind, "__slots__") else kind.__mypyc_attrs__)
 
 
 class FullJournal(NullJournal):
-    """A journal that has no room."""
+    """A journal without room."""
 
     def put(self, job: Job) -> bool:
         return False
@@ -98,11 +109,11 @@ class World(BrokerListener):
         return Actor(self, use, list(watch))
 
     def advance(self, seconds: float) -> None:
-        """Let time pass, and the broker tick whenever it has asked to."""
+        """Let time pass, and tick whenever the broker has asked for it."""
         self.advance_to(self.now + round(seconds * SECOND))
 
     def advance_to(self, until: int) -> None:
-        """The same, to a time in nanoseconds."""
+        """Advance to a time in nanoseconds."""
         while self.due is not None and self.due <= until:
             self.now = max(self.now, self.due)
             self.due = self.broker.tick(self.now)
@@ -110,7 +121,7 @@ class World(BrokerListener):
         self.now = until
 
     def check(self) -> None:
-        """Have the broker verify its invariants."""
+        """Verify the broker's invariants."""
         if not self._is_bulk:
             self.broker.check()
 
@@ -121,7 +132,7 @@ class World(BrokerListener):
 
     @contextmanager
     def in_bulk(self) -> Iterator[None]:
-        """Check once, at the end: a check costs as much as there is in the broker."""
+        """Check once, at the end, since a check costs O(everything)."""
         self._is_bulk = True
         try:
             yield
@@ -140,7 +151,7 @@ class World(BrokerListener):
         body: bytes | None = None,
         is_forced: bool = False,
     ) -> str:
-        """Have an admin edit job *id*; times in seconds. Return how that ended, as a word."""
+        """Edit job *id* as an operator; times in seconds. Return the outcome as a word."""
         done = self.broker.edit_job(
             id,
             self.now,
@@ -201,7 +212,7 @@ class World(BrokerListener):
 
 
 class Actor:
-    """A client; times in seconds. `ended` lists how the reserves that had to wait have ended."""
+    """A client; times in seconds. `ended` lists the outcomes of the reserves that had to wait."""
 
     def __init__(self, world: World, use: bytes, watch: list[bytes]) -> None:
         self.world = world
@@ -241,7 +252,7 @@ class Actor:
         return id
 
     def reserve(self, timeout: float | None = None) -> Outcome:
-        """Reserve as a session does: take a job, or wait for one."""
+        """Reserve a job, or wait for one, as a session does."""
         now = self.world.now
         job = self.broker.reserve(self.client, now)
         if job is not None:

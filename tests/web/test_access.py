@@ -101,8 +101,8 @@ def test_each_page_shows_the_login_name(queue: Queue) -> None:
     admin, viewer = (Page(client.get("/", headers=basic("<ada>", password)).text).text for password in (ADMIN, VIEWER))
     assert "Logged in as <ada>" in admin
     assert "Logged in as <ada>" in viewer
-    assert "change nothing" in viewer
-    assert "change nothing" not in admin
+    assert "Read-only access" in viewer
+    assert "Read-only access" not in admin
     assert "Logged in" not in client.get("/", headers=basic("<ada>", "wrong")).text
 
 

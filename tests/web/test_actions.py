@@ -11,9 +11,9 @@ import pytest
 from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
-from greenstalk_server.core.broker import SLICE
 from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, SECOND
 from greenstalk_server.core.journal import NullJournal
+from greenstalk_server.core.transitions import SLICE
 from greenstalk_server.web.pages.actions import ACTIONS
 from greenstalk_server.web.pages.edit import version
 
@@ -129,7 +129,7 @@ def test_put_of_the_largest_and_a_too_large_body(queue: Queue, client: FlaskClie
     more = client.post("/tube/put", data=form | {"body": "x" * 65536}, headers=headers, content_type=kind)
     assert "“body” must be at most 65,535 bytes, but has 65,536" in refused(more, 400)
     flood = client.post("/tube/put", data=form | {"body": "x" * 500_000}, headers=headers, content_type=kind)
-    assert "larger than this dashboard accepts" in refused(flood, 413)
+    assert "exceeds the dashboard's size limit" in refused(flood, 413)
 
 
 def test_put_is_refused_while_draining_and_without_room(queue: Queue, client: FlaskClient) -> None:
@@ -236,4 +236,4 @@ def test_error_names_the_invalid_field(
 def test_missing_tube_or_job_cannot_be_changed(client: FlaskClient, action: str) -> None:
     if action != "tube/put":
         reason = "is not open" if action == "connection/close" else "does not exist"
-    assert reason in refused(post(client, f"/{action}", **GOOD[action]), 404)
+        assert reason in refused(post(client, f"/{action}", **GOOD[action]), 404)

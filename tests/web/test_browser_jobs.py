@@ -175,12 +175,12 @@ def test_pages_follow_the_queue(chromium: Browser, daemon: Daemon, clients: Clie
         with greenstalk.Client(("127.0.0.1", daemon.port), watch=clients.tube):
             list_of_all.page.wait_for_selector(".connections tbody tr:nth-child(3)")
         list_of_all.page.wait_for_selector(".connections tbody tr:nth-child(3)", state="detached")
-        assert not job.page.is_visible("text=This job was edited since")
+        assert not job.page.is_visible("text=This job was edited after")
         with chromium.tab(daemon.dashboard) as other:
             other.page.goto(f"{daemon.dashboard}job/form?id={id}")
             other.page.get_by_label("Body", exact=True).fill("y")
             press(other, "Save")
-        job.page.wait_for_selector("text=This job was edited since")
+        job.page.wait_for_selector("text=This job was edited after")
         job.page.get_by_role("link", name="Load the new body").click()
         assert job.page.inner_text("pre.body") == "y"
         assert (job.console, list_of_all.console) == ([], [])

@@ -60,10 +60,10 @@ def test_put_view_bury_kick_and_delete(tab: Tab, clients: Clients) -> None:
     assert clients.producer.peek(id).body == "one\ntwo ☃ <b>".encode()
     tab.page.locator(".jobs th.id a").click()
     assert tab.page.inner_text("pre.body") == "one\ntwo ☃ <b>"
-    press(tab, "Bury: set it aside")
+    press(tab, "Bury: set aside")
     assert notice_text(tab) == f"Job {id} was buried."
     assert clients.states() == (0, 0, 0, 1)
-    press(tab, "Kick: make it ready")
+    press(tab, "Kick: make ready")
     assert notice_text(tab) == f"Job {id} was kicked and is ready."
     assert clients.states() == (1, 0, 0, 0)
     tab.page.get_by_text("Delete", exact=True).click()
@@ -207,7 +207,7 @@ def test_acknowledged_change_is_on_disk(chromium: Browser, tmp_path: Path) -> No
             tab.page.get_by_label("Body").fill(body)
             press(tab, "Put")
         tab.page.goto(f"{daemon.dashboard}job?id=1")
-        press(tab, "Bury: set it aside")
+        press(tab, "Bury: set aside")
         tab.page.goto(f"{daemon.dashboard}job?id=2")
         tab.page.get_by_text("Delete", exact=True).click()
         press(tab, "Delete job 2 permanently")

@@ -439,8 +439,8 @@ def test_body_is_text_only_if_the_form_returns_it_unchanged(
 def test_line_ends_are_kept(queue: Queue, client: FlaskClient) -> None:
     for body, said, then in (
         (b"one\r\ntwo", "with CRLF line ends, as before", b"new\r\nlines\r\n"),
-        (b"one\ntwo", "its lines end in LF", b"new\nlines\n"),
-        (b"one", "its lines end in LF", b"new\nlines\n"),
+        (b"one\ntwo", "with LF line ends", b"new\nlines\n"),
+        (b"one", "with LF line ends", b"new\nlines\n"),
     ):
         id = queue.broker.put_into(b"mail", 5, 0, SECOND, body, queue.now)
         assert said in Page(client.get("/job/form", query_string={"id": id}).text).text

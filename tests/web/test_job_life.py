@@ -8,8 +8,8 @@ from html import unescape
 from flask.testing import FlaskClient
 
 from greenstalk_server.core import job_history
-from greenstalk_server.core.broker import PARTED_AT_MOST
 from greenstalk_server.core.job import SECOND
+from greenstalk_server.core.transitions import MAX_RECENT_WORKERS
 from greenstalk_server.web.pages.details import ADMIN_EVENTS, EVENTS
 
 from .conftest import Queue
@@ -73,7 +73,7 @@ def test_timed_out_and_abandoned_reservations(queue: Queue, client: FlaskClient)
     said = history_entries(client, id)
     assert said[2].startswith(f"Timed out while held by connection {slow.number} , {slow.address} ")
     assert said[4].startswith(f"Returned on disconnect by connection {gone.number}, disconnected, from 10.")
-    for _ in range(PARTED_AT_MOST + 1):  # enough others to evict its address
+    for _ in range(MAX_RECENT_WORKERS + 1):  # enough others to evict its address
         other = queue.connect()
         queue.broker.note_worker(other)
         queue.broker.disconnect(other, queue.now)
@@ -88,7 +88,7 @@ def test_events_beyond_the_history_are_counted(queue: Queue, client: FlaskClient
         queue.broker.release(worker, id, 5, 0, queue.now)
     said = history_entries(client, id)
     assert said[1].startswith("Older events: reserved 12 times, released 12 times Only the last 16 events are kept")
-    assert len(said) == 2 + job_history.KEPT
+    assert len(said) == 2 + job_history.MAX_EVENTS
     queue.broker.jobs[id].events = b""  # as restored from a journal of an earlier version
     said = history_entries(client, id)
     assert said[1].startswith("Older events: reserved 20 times, released 20 times")

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from greenstalk_server.core import job_history
-from greenstalk_server.core.broker import PARTED_AT_MOST
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.counters import COUNTERS
 from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, SECOND, Job
 from greenstalk_server.core.journal import NullJournal
+from greenstalk_server.core.transitions import MAX_RECENT_WORKERS
 from greenstalk_server.web.live.peer import Peer
 from greenstalk_server.web.operations import leases as module
 from greenstalk_server.web.operations.leases import (
@@ -192,7 +192,7 @@ def test_lease_counts_as_one_connection_of_a_worker(queue: Queue, driver: LeaseD
     assert driver.is_empty()
     assert counted(queue) == now | {"connections": 0, "workers": 0}
     assert list(driver.broker.tubes) == [b"default"]
-    assert driver.broker.parted[client.number] == "192.0.2.7"
+    assert driver.broker.recent_workers[client.number] == "192.0.2.7"
 
 
 def test_waiting_reserve_counts_as_waiting_until_it_ends(queue: Queue, driver: LeaseDriver) -> None:
@@ -547,7 +547,7 @@ def test_ended_leases_use_no_memory(queue: Queue, driver: LeaseDriver) -> None:
             assert driver.reserve("default") == []
             gevent.sleep(0)
 
-    reserve_and_finish(PARTED_AT_MOST)  # the broker keeps the addresses of so many
+    reserve_and_finish(MAX_RECENT_WORKERS)  # the broker keeps the addresses of so many
     gc.collect()
     gc.disable()
     blocks = sys.getallocatedblocks()

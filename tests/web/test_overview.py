@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from flask.testing import FlaskClient
 
-from greenstalk_server.core.broker import WAITING
 from greenstalk_server.core.job import BURIED, SECOND
 from greenstalk_server.core.journal import JournalStats
+from greenstalk_server.core.outcomes import WaitOutcome
 from greenstalk_server.protocol.stats import ServerStats
 from greenstalk_server.web.metrics.history import History
 from greenstalk_server.web.pages.onboarding import examples
@@ -78,7 +78,7 @@ def test_each_count_is_in_its_column(queue: Queue, client: FlaskClient) -> None:
     assert queue.broker.bury(worker, taken[0].id, 5, queue.now)
     queue.broker.watch(waiter, b"other")
     queue.broker.ignore(waiter, b"default")
-    assert queue.broker.wait(waiter, None, queue.now) == WAITING
+    assert queue.broker.wait(waiter, None, queue.now) == WaitOutcome.WAITING
     queue.broker.use(waiter, b"mail")
     queue.now += 75 * SECOND
     assert tubes(client) == {

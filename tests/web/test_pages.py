@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jinja2.runtime import Context
 
-from greenstalk_server.core.broker import SLICE
 from greenstalk_server.core.job import BURIED, SECOND
+from greenstalk_server.core.transitions import SLICE
 from greenstalk_server.web import cooperative
 from greenstalk_server.web.jobs.job_list import MAX_LISTED, MAX_SCANNED, PAGE_SIZE, list_jobs
 
@@ -226,7 +226,7 @@ def test_job_page_shows_the_holder(queue: Queue, client: FlaskClient) -> None:
     queue.now += 20 * SECOND
     text = collapsed(page(client, "/job", id=id).text)
     assert collapsed(f"Held by a client connection {worker.number}, {worker.address} The client has 39 s left") in text
-    assert collapsed("Has held it for 20 s") in text
+    assert collapsed("Held for 20 s") in text
     assert collapsed("Holds 1 job") in text
     assert collapsed("tube-8 and 6 other tubes") in text
     assert collapsed("TTR left 39 s of 1 min") in text

@@ -120,7 +120,7 @@ class Event(ResponseModel):
 class JobWithEvents(Job):
     """A job as it is now, and its events."""
 
-    events: Annotated[list[Event], Meta(description=f"The last {job_history.KEPT} events, oldest first.")]
+    events: Annotated[list[Event], Meta(description=f"The last {job_history.MAX_EVENTS} events, oldest first.")]
 
 
 class JobList(ResponseModel):

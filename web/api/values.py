@@ -31,7 +31,7 @@ TubeName = Annotated[
     Meta(
         # The lookahead is for Python, where `$` also matches before a newline at the end.
         pattern=r"^[A-Za-z0-9+/;.$_()][-A-Za-z0-9+/;.$_()]{0,199}$(?!\n)",
-        description="the name of a tube: 1 to 200 of A–Z, a–z, 0–9 and -+/;.$_(), not starting with a hyphen.",
+        description="a tube name: 1 to 200 of A–Z, a–z, 0–9 and -+/;.$_(), not starting with a hyphen.",
         examples=["mail"],
     ),
 ]

@@ -260,7 +260,7 @@ def _gauges(tube: Tube, now: int) -> Gauges:
         tube.watching,
         int(pause_left > 0),
         pause_left,
-        max(0, now - oldest.deadline) if oldest is not None else 0,
+        max(0, now - oldest.ready_since) if oldest is not None else 0,
     )
 
 

@@ -15,8 +15,9 @@ from flask import Flask, Request, redirect, render_template, request, url_for
 from werkzeug.exceptions import BadRequest, Conflict, NotFound, ServiceUnavailable
 from werkzeug.wrappers import Response
 
-from greenstalk_server.core.broker import DONE, HELD, NO_ROOM, NOT_FOUND, UNREAD, Broker
+from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job import BURIED, DELAYED, MAX_ID, READY, RESERVED, SECOND, Job
+from greenstalk_server.core.outcomes import EditOutcome
 from greenstalk_server.core.tube import is_tube_name
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web import fields, text
@@ -158,19 +159,19 @@ class Change:
         return self.action.changes(job, self.value)
 
     def apply(self, broker: Broker, id: int, body: bytes | None, is_forced: bool, now: int) -> int:
-        """Change the job *id*, whose body is *body*; return DONE or another outcome of `Broker.edit_job`."""
+        """Change the job *id*, whose body is *body*; return an EditOutcome, as `Broker.edit_job` does."""
         job = broker.jobs.get(id)
         if job is None:
-            return NOT_FOUND
+            return EditOutcome.NOT_FOUND
         if job.state == RESERVED and not is_forced:
-            return HELD
+            return EditOutcome.HELD
         if isinstance(self.value, bytes):
             return broker.edit_job(id, now, tube=self.value, body=body, is_forced=is_forced)
         if self.key == "pri":
             return broker.edit_job(id, now, pri=self.value, body=body, is_forced=is_forced)
         if self.key == "delay":
             return broker.edit_job(id, now, delay=self.value * SECOND, body=body)
-        return DONE if self._transition(broker, job, is_forced, now) else NOT_FOUND
+        return EditOutcome.DONE if self._transition(broker, job, is_forced, now) else EditOutcome.NOT_FOUND
 
     def _transition(self, broker: Broker, job: Job, is_forced: bool, now: int) -> bool:
         if self.key == "kick":
@@ -391,10 +392,10 @@ class Bulk:
                 continue
             self._stop_if_refused(task)
             outcome = plan.change.apply(self._broker, job.id, body, is_forced, self._clock())
-            if outcome == NO_ROOM:
+            if outcome == EditOutcome.NO_ROOM:
                 raise TaskFailed(f"The journal has no room for more records. {_so_far(task)}")
-            task.done += outcome == DONE
-            unread += outcome == UNREAD
+            task.done += outcome == EditOutcome.DONE
+            unread += outcome == EditOutcome.BODY_ON_DISK
             uncommitted_bytes += RECORD_OVERHEAD + (job.size if plan.change.action.field_name else 0)
             if uncommitted_bytes >= COMMIT_BATCH_BYTES:
                 self._settle(task)

@@ -33,10 +33,12 @@ from gevent import get_hub
 from gevent.event import Event
 
 from greenstalk_server.core.body_cache import held_bodies
-from greenstalk_server.core.broker import DEFAULT_TUBE, WAITING, Broker
+from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.job import RESERVED, STATE_NAMES, Job
 from greenstalk_server.core.limits import LIMIT_NAMES
+from greenstalk_server.core.outcomes import WaitOutcome
+from greenstalk_server.core.transitions import DEFAULT_TUBE
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.jobs.bodies import load_bodies
 from greenstalk_server.web.live.peer import Peer
@@ -263,7 +265,7 @@ class Leases:
 
         Return False at once if *client* cannot wait, as *until* is past.
         """
-        if self._broker.wait(client, until, self._clock()) != WAITING:
+        if self._broker.wait(client, until, self._clock()) != WaitOutcome.WAITING:
             return False
         woken.clear()
         with peer.watched(woken.set):

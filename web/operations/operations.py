@@ -15,10 +15,11 @@ from typing import Final, NoReturn
 import gevent
 from werkzeug.exceptions import Conflict, ServiceUnavailable
 
-from greenstalk_server.core.broker import DONE, HELD, NO_ROOM, Broker
+from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.job import BURIED, RESERVED, SECOND, STATE_NAMES, Job
-from greenstalk_server.core.limits import LIMIT_NAMES, Refusal
+from greenstalk_server.core.limits import LIMIT_NAMES
+from greenstalk_server.core.outcomes import EditOutcome, Refusal
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.runtime.scheduling import YIELD_DELAY
@@ -243,11 +244,11 @@ class Operations:
         )
 
     def _refuse_undone(self, job: Job, outcome: int, done: str) -> None:
-        if outcome == HELD:
+        if outcome == EditOutcome.HELD:
             self._refuse_held(job, done)
-        if outcome == NO_ROOM:
+        if outcome == EditOutcome.NO_ROOM:
             self._refuse_no_room("changed")
-        assert outcome == DONE
+        assert outcome == EditOutcome.DONE
 
     def _refuse_no_room(self, done: str) -> NoReturn:
         trouble = self._broker.journal.trouble

@@ -149,7 +149,7 @@ def job_details(broker: Broker, job: Job, now: int) -> JobDetails:
         reservation=reservation(job),
         history=_history(job, events, known, now),
         forgotten=_forgotten(job, events),
-        kept_events=job_history.KEPT,
+        kept_events=job_history.MAX_EVENTS,
         was_held=job.reserves > 0,
         edited=str(max((event.at for event in events if event.kind == job_history.EDITED), default=0)),
         figures=[
@@ -187,7 +187,7 @@ def _pause_left(stats: TubeStats) -> str:
 def _state_time(job: Job, stats: JobStats, events: list[job_history.Event], now: int) -> tuple[str, str, str]:
     """Return the figure of how long *job* has been in its state, or will be."""
     if job.state == READY:
-        return "Ready for", _since(job.deadline, now), f"ttr {text.duration(stats.ttr)}"
+        return "Ready for", _since(job.ready_since, now), f"ttr {text.duration(stats.ttr)}"
     if job.state == DELAYED:
         return "Ready in", text.duration(stats.time_left), ""
     if job.state == RESERVED:

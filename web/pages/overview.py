@@ -77,7 +77,7 @@ class TubeView:
     def oldest_age(self) -> int | None:
         """Seconds since its oldest ready job became ready; None without ready jobs."""
         job = self.tube.oldest_ready()
-        return None if job is None else max(0, self.now - job.deadline) // SECOND
+        return None if job is None else max(0, self.now - job.ready_since) // SECOND
 
     @property
     def drain_time(self) -> float | None:

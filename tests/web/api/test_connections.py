@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from greenstalk_server.core.broker import WAITING
 from greenstalk_server.core.job import SECOND
+from greenstalk_server.core.outcomes import WaitOutcome
 
 from ..conftest import Queue
 from .conftest import Program, problem
@@ -24,7 +24,7 @@ def test_lists_in_every_order(queue: Queue, program: Program, limit: int) -> Non
         queue.broker.reserve(clients[at], queue.now)
         queue.now += SECOND
     for at in (4, 0):
-        assert queue.broker.wait(clients[at], None, queue.now) == WAITING
+        assert queue.broker.wait(clients[at], None, queue.now) == WaitOutcome.WAITING
         queue.now += SECOND
     assert numbers(program, limit=limit) == [2, 3, 4, 5, 6]
     assert numbers(program, sort="held", limit=limit) == [5, 3, 2, 4, 6]
@@ -42,7 +42,7 @@ def test_one_connection(queue: Queue, program: Program) -> None:
     for _ in ids:
         queue.broker.reserve(client, queue.now)
     queue.now += 2 * SECOND
-    assert queue.broker.wait(client, queue.now + 10 * SECOND, queue.now) == WAITING
+    assert queue.broker.wait(client, queue.now + 10 * SECOND, queue.now) == WaitOutcome.WAITING
     found = program.get(f"/connections/{client.number}")
     assert found["jobs"] == [
         {"id": id, "tube": "mail", "pri": 2000, "size": 4, "reserved_at": "2027-01-15T08:00:00Z", "time_left": 58}

@@ -1,0 +1,120 @@
+"""Assertions of every invariant of the broker, for tests. They cost O(everything), so this module is not compiled."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from greenstalk_server.core import job_history
+from greenstalk_server.core.job import BURIED, DELAYED, MAX_ID, NO_KEY, READY, RESERVED, URGENT_BELOW
+from greenstalk_server.core.transitions import MAX_RECENT_WORKERS, SAFETY_MARGIN
+
+if TYPE_CHECKING:
+    from greenstalk_server.core.client import Client
+    from greenstalk_server.core.transitions import Transitions
+    from greenstalk_server.core.tube import Tube
+
+
+def check(broker: Transitions) -> None:
+    """Assert that *broker* is consistent."""
+    _check_places(broker)
+    _check_totals(broker)
+    _check_bodies(broker)
+    for tubes, tube_set in broker.tube_sets.items():
+        users = [client for client in broker.clients if client.tube_set is tube_set]
+        assert tube_set.users == len(users) and tubes == tube_set.tubes
+        assert set(tube_set.waiters) == {client for client in users if client.is_waiting}
+        tube_set.check()
+    for client in broker.clients:
+        _check_client(broker, client)
+    assert len(broker.recent_workers) <= MAX_RECENT_WORKERS
+
+
+def _check_places(broker: Transitions) -> None:
+    """Assert that each job is in exactly one place, and agrees with it."""
+    places: dict[int, int] = {}
+    for tube in broker.tubes.values():
+        _check_tube(broker, tube, places)
+    for job in broker.jobs.values():
+        if job.state == RESERVED:
+            places[job.id] = places.get(job.id, 0) + 1
+            assert job.key == NO_KEY and job.holder is not None and job.holder.reserved[job.id] is job
+            assert job.former_state in (0, BURIED, DELAYED)
+            timer_at = job.holder.timer_at  # of a closed client: when the next of its jobs is requeued
+            is_left_to_next_start = broker.is_stopping and job.holder.is_closed
+            assert is_left_to_next_start or (timer_at > 0 and (timer_at <= job.deadline or job.holder.is_closed))
+        assert len(job.events) in job_history.SIZES
+    assert places == dict.fromkeys(broker.jobs, 1)
+    assert all(0 < id < broker.next_id <= MAX_ID and job.id == id for id, job in broker.jobs.items())
+
+
+def _check_totals(broker: Transitions) -> None:
+    """Assert that the counts of all tubes and clients equal reality."""
+    states = [job.state for job in broker.jobs.values()]
+    assert broker.totals.urgent == sum(tube.urgent_count for tube in broker.tubes.values())
+    assert broker.totals.reserved == states.count(RESERVED)
+    assert broker.totals.delayed == states.count(DELAYED)
+    assert broker.totals.buried == states.count(BURIED)
+    assert broker.producer_count == sum(client.is_producer for client in broker.clients)
+    assert broker.worker_count == sum(client.is_worker for client in broker.clients)
+    assert broker.waiting_count == sum(client.is_waiting for client in broker.clients)
+
+
+def _check_bodies(broker: Transitions) -> None:
+    """Assert that the sizes of bodies add up."""
+    body_bytes = dict.fromkeys(broker.tubes.values(), 0)
+    for job in broker.jobs.values():
+        body_bytes[job.tube] += job.size
+    assert all(tube.body_bytes == size for tube, size in body_bytes.items())
+    assert broker.quotas is None or broker.quotas.body_bytes == sum(body_bytes.values())
+    if broker.bodies is not None:
+        held = [job.size for job in broker.jobs.values() if job.body is not None]
+        assert broker.bodies.jobs == len(broker.jobs)
+        assert broker.bodies.held == len(held)
+        assert broker.bodies.in_memory == sum(held)
+        assert broker.bodies.on_disk == sum(body_bytes.values()) - sum(held)
+
+
+def _check_tube(broker: Transitions, tube: Tube, places: dict[int, int]) -> None:
+    """Assert that *tube* is consistent, and count its jobs in *places*."""
+    assert broker.tubes[tube.name] is tube
+    assert tube is broker.default_tube or not tube.is_unneeded() or tube.paused_until
+    ready, delayed, buried = list(tube.ready.walk()), list(tube.delayed.walk()), list(tube.buried.values())
+    for state, jobs in ((READY, ready), (DELAYED, delayed), (BURIED, buried)):
+        for job in jobs:
+            assert job.state == state and job.tube is tube and job.holder is None and not job.former_state
+            assert (job.key == NO_KEY) == (state == BURIED)
+            places[job.id] = places.get(job.id, 0) + 1
+    assert [(job.pri, job.id) for job in ready] == sorted((job.pri, job.id) for job in ready)
+    assert [(job.deadline, job.id) for job in delayed] == sorted((job.deadline, job.id) for job in delayed)
+    tube.ready.check(ready)
+    tube.delayed.check(delayed)
+    assert tube.urgent_count == sum(job.pri < URGENT_BELOW for job in ready)
+    clients = list(broker.clients)
+    assert tube.reserved_count == sum(job.tube is tube and job.state == RESERVED for job in broker.jobs.values())
+    assert tube.using == sum(client.used is tube for client in clients)
+    assert tube.watching == sum(tube.name in client.watched for client in [*clients, *broker.closing_clients])
+    assert tube.total_reserves == sum(tube.waits.values())
+    waiting = [client for client in clients if client.is_waiting and tube.name in client.watched]
+    assert set(tube.waiters) == {client for client in waiting if client.tube_set is None}
+    assert tube.waiting_count == len(waiting)
+    assert tube.first_waiter() is min(waiting, key=lambda client: client.wait_number, default=None)
+    assert not (waiting and ready) or tube.paused_until or tube.timer_at
+    if delayed:
+        assert 0 < tube.timer_at <= delayed[0].deadline
+    if tube.paused_until:
+        assert 0 < tube.timer_at <= tube.paused_until
+
+
+def _check_client(broker: Transitions, client: Client) -> None:
+    """Assert that the connected *client* is consistent."""
+    assert client.tube_set is None or client.tube_set.tubes == set(client.watched.values())
+    assert all(broker.jobs[id] is job and job.holder is client for id, job in client.reserved.items())
+    assert client.watched and broker.tubes[client.used.name] is client.used
+    assert all(broker.tubes[name] is tube for name, tube in client.watched.items())
+    if client.is_waiting:
+        assert client.outcome is None
+        if client.wait_until is not None:
+            assert 0 < client.timer_at <= client.wait_until
+        if client.reserved:
+            soonest = min(job.deadline for job in client.reserved.values())
+            assert 0 < client.timer_at <= soonest - SAFETY_MARGIN

@@ -1,0 +1,372 @@
+"""The state of the queue, and the moves of jobs, waits and tubes from which the broker makes its operations.
+
+`Broker` inherits from `Transitions` and adds one method for each operation. It is a base class with one subclass: calls
+of own methods are the cheapest, in the compiled build and in the interpreted one.
+
+A job is *detached* between two moves: it is in no place of its tube, and no client holds it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from itertools import islice
+from typing import Final
+
+from greenstalk_server.core import job_history
+from greenstalk_server.core.body_cache import Bodies
+from greenstalk_server.core.client import Client
+from greenstalk_server.core.counters import Counters, ServerFacts
+from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, SECOND, Job
+from greenstalk_server.core.job_table import JobTable
+from greenstalk_server.core.journal import Journal
+from greenstalk_server.core.limits import LIMIT_NAMES, JobQuotas, LimitCounters, Limits, job_quotas
+from greenstalk_server.core.listener import BrokerListener
+from greenstalk_server.core.name_list import NameBudget, NameList
+from greenstalk_server.core.outcomes import Refusal
+from greenstalk_server.core.timers import Timers
+from greenstalk_server.core.tube import Totals, Tube
+from greenstalk_server.core.tube_set import MAX_TUBE_SETS, TubeSet
+
+DEFAULT_TUBE: Final = b"default"
+
+SAFETY_MARGIN: Final = SECOND
+"""A client does not wait during the last second of a job that it holds (protocol.txt, "reserve")."""
+
+SLICE: Final = 256
+"""Maximum number of jobs that one tick, kick, clear or disconnect moves: about a millisecond of work."""
+
+MAX_RECENT_WORKERS: Final = 10_000
+"""Disconnected workers whose addresses are kept, since the events of jobs name them by number."""
+
+
+class Transitions:
+    """All jobs, tubes and clients of one server.
+
+    jobs            every job by id.
+    tubes           every tube by name, in the order of creation.
+    default_tube    the tube "default", which always exists.
+    totals          number of jobs by state.
+    tube_sets       sets of many tubes that some client watches and has reserved from.
+    clients         every connected client.
+    closing_clients disconnected clients whose jobs or watches later ticks end; while the server stops, the next start.
+    recent_workers  addresses of the workers that disconnected last, by client number.
+    bodies          which bodies are in memory; None if all are.
+    is_draining     puts are refused.
+    is_stopping     jobs of clients that disconnect stay reserved; the next start requeues them.
+    limit_counters  how often each limit was hit, here, in the server and in sessions.
+    listed_names    budget of the names in lists that are being sent.
+    max_watched     maximum number of tubes that a client may watch; 0 means no limit.
+    quotas          limits of jobs and tubes; None without any.
+    """
+
+    def __init__(
+        self, facts: ServerFacts, journal: Journal, max_job_size: int, limits: Limits, bodies: Bodies | None
+    ) -> None:
+        self._listeners: list[BrokerListener] = []
+        self.facts: ServerFacts = facts
+        self.journal: Journal = journal
+        self.max_job_size: int = max_job_size
+        self.jobs: JobTable = JobTable()
+        self.tubes: dict[bytes, Tube] = {}
+        self.totals: Totals = Totals()
+        self.tube_sets: dict[frozenset[Tube], TubeSet] = {}
+        self.clients: dict[Client, None] = {}
+        self.closing_clients: dict[Client, None] = {}
+        self.recent_workers: OrderedDict[int, str] = OrderedDict()
+        self.counters: Counters = Counters()
+        self.bodies: Bodies | None = bodies
+        self.is_draining: bool = False
+        self.is_stopping: bool = False
+        self.limit_counters: LimitCounters = LimitCounters(self._listeners)
+        self.quotas: JobQuotas | None = job_quotas(limits)
+        self.listed_names: NameBudget = NameBudget()
+        self.max_watched: int = limits.watched
+        self.next_id: int = 1
+        self.producer_count: int = 0
+        self.worker_count: int = 0
+        self.waiting_count: int = 0
+        self._names: NameList | None = None
+        self._burials: int = 0
+        self._waits: int = 0
+        self._last_client: int = 0
+        self._timers: Timers = Timers()
+        self.default_tube: Tube = self.tube(DEFAULT_TUBE)
+
+    def check(self) -> None:
+        """Assert every invariant in the docstring of `Broker`'s module. O(everything): for tests."""
+        from greenstalk_server.core import invariants  # noqa: PLC0415  only tests need it
+
+        invariants.check(self)
+
+    # Tubes
+
+    def tube(self, name: bytes) -> Tube:
+        """Return the tube *name*, created if it does not exist. The caller gives it a job, a user or a pause."""
+        tube = self.tubes.get(name)
+        if tube is None:
+            tube = self.tubes[name] = Tube(name, self.jobs, self.totals)
+            self._names = None
+        return tube
+
+    def name_list(self) -> NameList:
+        """Return the names of all tubes, in the order of creation; the same list until a tube is created or dropped."""
+        if self._names is None:
+            self._names = NameList(self.tubes, self.listed_names)
+        return self._names
+
+    def _drop_if_unneeded(self, tube: Tube) -> None:
+        if tube.is_unneeded() and tube is not self.default_tube and self.tubes.get(tube.name) is tube:
+            del self.tubes[tube.name]
+            self._names = None
+            for listener in self._listeners:
+                listener.on_tube_dropped(tube)
+            self._timers.disarm(tube)
+            if tube.paused_until:
+                tube.pause = tube.paused_until = 0
+                self.journal.pause(tube)
+
+    def _refuse_tube(self, name: bytes, client: Client) -> int:
+        """Return 0 if the tube *name* exists or may be created for *client*; else count and return the Refusal."""
+        if name in self.tubes or self.quotas is None:
+            return 0
+        refusal = self.quotas.refuse_tube(len(self.tubes))
+        return self._refuse(refusal, client, name) if refusal else 0
+
+    def _refuse_watch(self, name: bytes, client: Client) -> int:
+        """Return 0 if *client* may watch the tube *name* too; else count and return the Refusal."""
+        if self.max_watched and len(client.watched) >= self.max_watched:
+            return self._refuse(Refusal.WATCHED, client, name)
+        return self._refuse_tube(name, client)
+
+    def _refuse(self, refusal: int, client: Client, tube: bytes) -> int:
+        """Count that *client*'s request for *tube* hit a limit; return *refusal*."""
+        self.limit_counters.note(LIMIT_NAMES[refusal], client.address, tube.decode(errors="replace"))
+        return refusal
+
+    # Tube sets of clients that watch many tubes
+
+    def _join_tube_set(self, client: Client) -> bool:
+        """Have *client* share the set of the tubes that it watches; return False if there are too many sets."""
+        tubes = frozenset(client.watched.values())
+        tube_set = self.tube_sets.get(tubes)
+        if tube_set is None:
+            if len(self.tube_sets) >= MAX_TUBE_SETS:
+                return False
+            tube_set = self.tube_sets[tubes] = TubeSet(tubes)
+        tube_set.users += 1
+        client.tube_set = tube_set
+        return True
+
+    def _leave_tube_set(self, client: Client) -> None:
+        """Note that the tubes that *client* watches change."""
+        tube_set, client.tube_set = client.tube_set, None
+        if tube_set is not None:
+            tube_set.users -= 1
+            if not tube_set.users:
+                tube_set.close()
+                del self.tube_sets[tube_set.tubes]
+
+    # Places of a job
+
+    def _add_ready(self, job: Job, now: int) -> None:
+        """Make the detached *job* ready, or reserve it for the client that has waited longest."""
+        tube = job.tube
+        waiter = tube.first_waiter() if (tube.waiters or tube.tube_sets) and tube.paused_until <= now else None
+        if waiter is None:
+            tube.add_ready(job)
+        elif tube.ready.count:  # a pause has ended, and no tick has followed, or one slice was not enough
+            tube.add_ready(job)
+            self._hand_out(tube, now)
+        else:
+            self._grant(job, waiter, now)
+
+    def _add_delayed(self, job: Job) -> None:
+        job.tube.add_delayed(job)
+        self._arm(job.tube, job.deadline)
+
+    def _add_reserved(self, job: Job, client: Client, now: int) -> None:
+        """Have *client* hold the detached *job*, whose `ready_since` is set."""
+        tube = job.tube
+        wait = now - job.deadline  # ready_since
+        length = wait.bit_length()
+        tube.wait_time += wait
+        tube.waits[length] = tube.waits.get(length, 0) + 1
+        tube.total_reserves += 1
+        tube.reserved_count += 1
+        self.totals.reserved += 1
+        if self.bodies is not None:
+            self.bodies.reserved(job)
+        job.state = RESERVED
+        job.holder = client
+        job.reserves += 1
+        job.reserved_at = now
+        job.deadline = now + job.ttr
+        client.hold(job)
+        if not 0 < client.timer_at <= job.deadline:
+            self._arm(client, job.deadline)
+        self.journal.reserve(job)
+
+    def _remove_reserved(self, job: Job) -> None:
+        assert job.holder is not None
+        del job.holder.reserved[job.id]
+        job.holder = None
+        job.tube.reserved_count -= 1
+        self.totals.reserved -= 1
+
+    # Ends of a reservation
+
+    def _end_run(self, job: Job, kind: int, by: int, now: int) -> None:
+        """Detach the reserved *job* from its holder, as the client *by* asked for; *kind* is the event to record."""
+        assert job.holder is not None
+        holder, tube = job.holder.number, job.tube
+        self._remove_reserved(job)
+        run = now - job.reserved_at
+        length = run.bit_length()
+        tube.run_time += run
+        tube.runs[length] = tube.runs.get(length, 0) + 1
+        job.events = job_history.add(job.events, job_history.RESERVED, job.reserved_at, holder)
+        job.events = job_history.add(job.events, kind, now, by)
+        job.former_state = job.former_deadline = 0
+
+    def _record_lapse(self, job: Job, kind: int, client: int, now: int) -> None:
+        """Record the events of a reservation by *client* that ended without a command."""
+        job.events = job_history.add(job.events, job_history.RESERVED, job.reserved_at, client)
+        job.events = job_history.add(job.events, kind, now, client)
+        job.former_state = job.former_deadline = 0
+
+    def _release(self, job: Job, pri: int, delay: int, by: int, now: int) -> None:
+        self._end_run(job, job_history.RELEASED, by, now)
+        job.tube.total_releases += 1
+        job.pri = pri
+        job.delay = delay
+        job.releases += 1
+        job.deadline = now + delay
+        job.state = DELAYED if delay else READY
+        self.journal.update(job)
+        if delay:
+            self._add_delayed(job)
+        else:
+            self._add_ready(job, now)
+
+    def _kick(self, job: Job, now: int) -> None:
+        job.tube.remove(job)
+        job.tube.total_kicks += 1
+        job.kicks += 1
+        job.ready_since = now
+        job.events = job_history.add(job.events, job_history.KICKED, now, job_history.NOBODY)
+        job.state = READY
+        self.journal.update(job)
+        self._add_ready(job, now)
+
+    def _bury(self, job: Job) -> None:
+        """Bury the detached *job*."""
+        job.tube.total_buries += 1
+        job.buries += 1
+        self._burials += 1
+        job.burial_number = self._burials
+        job.tube.add_buried(job)
+        self.journal.update(job)
+
+    def _close_some(self, client: Client, limit: int, now: int) -> None:
+        """Requeue up to *limit* jobs of the closed *client*, and end up to *limit* of its watches.
+
+        The next ticks do the rest. While the server stops, the client keeps both.
+        """
+        if self.is_stopping:
+            self.closing_clients[client] = None
+            return
+        for job in list(islice(client.reserved.values(), limit)):
+            self._remove_reserved(job)
+            self._record_lapse(job, job_history.RETURNED, client.number, now)
+            job.ready_since = now
+            self.journal.lapse(job)
+            self._add_ready(job, now)
+        for tube in list(islice(client.watched.values(), limit)):
+            del client.watched[tube.name]
+            tube.watching -= 1
+            self._drop_if_unneeded(tube)
+        if client.reserved or client.watched:
+            self.closing_clients[client] = None
+            self._arm(client, now)
+        else:
+            self.closing_clients.pop(client, None)
+            self._timers.disarm(client)
+
+    # Edits
+
+    def _set_delay(self, job: Job, delay: int | None, now: int) -> None:
+        """Set when the detached *job* turns ready: *delay* from *now*, if it is to be ready or delayed."""
+        if delay is not None and job.state in (READY, DELAYED):
+            job.delay = delay
+            job.state = DELAYED if delay else READY
+            job.deadline = now + delay
+        elif job.state == READY:
+            job.ready_since = now  # the queue of ready jobs needs an arrival no earlier than the last one
+
+    def _replace(self, old: Job, new: Job, now: int) -> None:
+        """Put *new* in the place of *old*, or where its own state, tube and rank belong."""
+        self.jobs.set(new)
+        if self.bodies is not None:
+            self.bodies.remove(old)
+            self.bodies.add(new)
+        old.tube.body_bytes -= old.size
+        new.tube.body_bytes += new.size
+        if self.quotas is not None:
+            self.quotas.body_bytes += new.size - old.size
+        if new.holder is not None:
+            old.holder = None
+            new.holder.reserved[new.id] = new
+            old.tube.reserved_count -= 1
+            new.tube.reserved_count += 1
+        elif new.state == BURIED and new.tube is old.tube:
+            new.tube.buried[new.id] = new
+        else:
+            old.tube.remove(old)
+            if new.state == READY:
+                self._add_ready(new, now)
+            elif new.state == DELAYED:
+                self._add_delayed(new)
+            else:
+                new.tube.add_buried(new)
+
+    # Waits and timers
+
+    def _hand_out(self, tube: Tube, now: int) -> None:
+        """Reserve ready jobs of *tube*, which is not paused, for the clients that wait for them, longest waiting first.
+
+        One slice of jobs; the next ticks do the rest.
+        """
+        for _ in range(SLICE):
+            waiter, job = tube.first_waiter(), tube.ready.first()
+            if waiter is None or job is None:
+                return
+            tube.remove_ready(job)
+            self._grant(job, waiter, now)
+        self._arm(tube, now)
+
+    def _grant(self, job: Job, client: Client, now: int) -> None:
+        """End the wait of *client* with the detached *job*."""
+        self._add_reserved(job, client, now)
+        self._end_wait(client, job)
+
+    def _end_wait(self, client: Client, outcome: Job | int) -> None:
+        """End the wait of *client* with a job, or with a WaitOutcome, and wake it."""
+        self.cancel_wait(client)
+        client.outcome = outcome
+        client.wake()
+
+    def cancel_wait(self, client: Client) -> None:
+        """End *client*'s wait, if it waits, without an outcome and without waking it."""
+        if client.is_waiting:
+            client.is_waiting = False
+            self.waiting_count -= 1
+            if client.tube_set is not None:
+                del client.tube_set.waiters[client]
+            else:
+                for tube in client.watched.values():
+                    del tube.waiters[client]
+
+    def _arm(self, target: Client | Tube, when: int) -> None:
+        if self._timers.arm(target, when):
+            for listener in self._listeners:
+                listener.on_alarm(when)
