@@ -91,7 +91,9 @@ def test_what_cannot_be_done_is_told_and_no_password(cluster: Cluster, tmp_path:
     )
     done = run("journal", "export", secret, GREENSTALK_JOURNAL_NAME="a\udcff")
     assert done.returncode == 5
-    assert done.stderr.startswith("greenstalk-server: GREENSTALK_JOURNAL_NAME 'a\\udcff': must be 1 to 200 printable characters")
+    assert done.stderr.startswith(
+        "greenstalk-server: GREENSTALK_JOURNAL_NAME 'a\\udcff': must be 1 to 200 printable characters"
+    )
     done = run("journal", "import", cluster.url, str(tmp_path / "none"), GREENSTALK_JOURNAL_NAME="unread")
     assert (done.returncode, done.stderr) == (
         10,
