@@ -58,6 +58,7 @@ class Tube:
     name_chunk      place of the name in the broker's TubeNames.
     timer_at        time for which the broker's timers are armed, 0 for none (see Timers).
     total_jobs, cmd_delete, total_*   counters since the tube was created.
+    name_chunk      the chunk of the broker's TubeNames that has the name.
     waits, runs     histograms of how long jobs were ready until they were reserved, and reserved until they were
                     deleted, released or buried: number of jobs by the bit length of that time in nanoseconds.
     wait_time, run_time   the sums of those times, nanoseconds.

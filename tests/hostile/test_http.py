@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import socket
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from http.client import HTTPConnection
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -74,7 +74,7 @@ def test_http_connections_do_not_keep_workers_out() -> None:
             worker.sock.settimeout(10)
             assert worker.ask(b"list-tube-used") == b"USING default"
         silent.close()
-        connection = http.client.HTTPConnection(urlsplit(server.dashboard).netloc, timeout=PATIENCE)
+        connection = HTTPConnection(urlsplit(server.dashboard).netloc, timeout=PATIENCE)
         connection.request("GET", "/api/v1/server")
         with connection.getresponse() as answer:
             assert json.load(answer)["limited"]["files"] > 0

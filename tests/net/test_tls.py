@@ -508,15 +508,15 @@ def test_certificate_file_that_disappears_is_a_start_error(
     content = files[gone].read_bytes()
     files[gone] = tmp_path / "gone.pem"
     files[gone].write_bytes(content)
-    look = tls._look
+    check = tls._check_readable
 
-    def look_and_remove(options: Options, field: str, path: str) -> int:
-        mode = look(options, field, path)
+    def check_and_remove(options: Options, field: str, path: str) -> int:
+        mode = check(options, field, path)
         if path == str(files[gone]):
             files[gone].unlink()
         return mode
 
-    monkeypatch.setattr(tls, "_look", look_and_remove)
+    monkeypatch.setattr(tls, "_check_readable", check_and_remove)
     with pytest.raises(StartError, match="No such file or directory"):
         Certificates(parsed(*(str(part) for item in files.items() for part in item)))
 
