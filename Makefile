@@ -13,7 +13,7 @@ COMPILED := build/compiled
 ON_COMPILED := bad_clients.py greenstalk.py hang_up.py many.py memory_limit.py
 # Tests without servers or other programs: they take a minute of CPU.
 QUICK := tests/core tests/protocol $(filter-out %_ids.py %restart.py,$(wildcard tests/journal/test_*.py)) \
-  tests/ctl/test_units.py tests/ctl/test_docs.py tests/test_options.py tests/test_config_file.py
+  tests/ctl/test_units.py tests/ctl/test_docs.py tests/config/test_command_line.py tests/config/test_config_file.py
 # Processes of pytest, one more than CI has processors: half of the time a test waits.
 WORKERS := 3
 # An environment in which the compiled build stands before the source.

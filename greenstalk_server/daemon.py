@@ -28,7 +28,7 @@ from greenstalk_server.config.options import PROGRAM, Options
 from greenstalk_server.core.body_cache import Bodies
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.journal import Journal, NullJournal
-from greenstalk_server.core.limits import LimitCounters, job_quotas
+from greenstalk_server.core.limits import LimitCounters
 from greenstalk_server.journal.files import Directory
 from greenstalk_server.journal.lock import DirectoryLock
 from greenstalk_server.journal.startup import recover
@@ -219,12 +219,8 @@ def _recovered_broker(options: Options, clock: Clock) -> tuple[Broker, Committer
 
 def _broker(options: Options, clock: Clock, journal: Journal, *, can_evict: bool) -> Broker:
     """Return an empty broker; *can_evict*: whether bodies can be read back from *journal*."""
-    broker = Broker(server_facts(started_at=clock()), journal, options.max_job_size)
-    broker.quotas = job_quotas(options.limits)
-    broker.max_watched = options.limits.watched
-    if options.memory_limit:
-        broker.bodies = Bodies(_memory_for_jobs(options.memory_limit), can_evict)
-    return broker
+    bodies = Bodies(_memory_for_jobs(options.memory_limit), can_evict) if options.memory_limit else None
+    return Broker(server_facts(started_at=clock()), journal, options.max_job_size, options.limits, bodies)
 
 
 @cache

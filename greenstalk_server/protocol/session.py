@@ -65,7 +65,7 @@ WATCHED_COST: Final = 512
 about two milliseconds."""
 
 NAME_COST: Final = 2
-"""Cost of each name of a long list that is copied in one call, to be sent as a stream."""
+"""Cost of each name of a long list that is copied to be sent as a stream."""
 
 KICK_COST: Final = 128
 """Cost of each job that a kick moves."""

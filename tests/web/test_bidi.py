@@ -85,7 +85,7 @@ def test_pages_show_texts_in_logical_order(tab: Tab, daemon: Daemon, clients: Cl
     tab.page.locator("tbody td.tick input").first.check()
     if not tab.page.locator("#bulk-panel").evaluate("panel => panel.open"):
         tab.page.get_by_text("Change many jobs").click()
-    tab.page.get_by_label("What", exact=True).select_option("Bury")
+    tab.page.get_by_label("Action", exact=True).select_option("Bury")
     press(tab, "Preview")
     assert SPELLED in tab.page.inner_text("td.body")
     assert tab.page.evaluate(SHOWN, CONTROLS) == []

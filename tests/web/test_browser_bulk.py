@@ -35,7 +35,7 @@ def ticked(tab: Tab) -> list[int]:
 def choose(tab: Tab, label: str) -> None:
     if not tab.page.locator("#bulk-panel").evaluate("panel => panel.open"):
         tab.page.get_by_text("Change many jobs").click()
-    tab.page.get_by_label("What", exact=True).select_option(label)
+    tab.page.get_by_label("Action", exact=True).select_option(label)
 
 
 def wait_done(tab: Tab) -> str:
@@ -165,7 +165,7 @@ def test_shift_selects_a_range_and_the_header_selects_all(chromium: Browser, dae
         tab.page.keyboard.press("Space")
         tab.page.keyboard.up("Shift")
         assert ticked(tab) == [6, 7]
-        tab.page.get_by_label("What", exact=True).select_option("Set the priority")
+        tab.page.get_by_label("Action", exact=True).select_option("Set the priority")
         assert tab.page.get_by_label("New value").is_visible()
         assert not tab.page.get_by_label("Destination tube").is_visible()
         assert (tab.console, tab.elsewhere) == ([], [])
@@ -184,7 +184,7 @@ def test_selection_survives_live_updates(chromium: Browser, daemon: Daemon, clie
         tab.page.wait_for_selector(f"tr[data-key='{ids[2]}']", state="detached")
         assert [boxes(tab).nth(at).get_attribute("value") for at in ticked(tab)] == [str(ids[4])]
         assert tab.page.inner_text("#ticked") == ": 1"
-        tab.page.get_by_label("What", exact=True).select_option("Bury")
+        tab.page.get_by_label("Action", exact=True).select_option("Bury")
         press(tab, "Preview")
         press(tab, "Bury 1 job")
         assert "1 buried" in wait_done(tab)

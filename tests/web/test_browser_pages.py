@@ -50,7 +50,7 @@ def test_kick_some_then_all(tab: Tab, clients: Clients) -> None:
 
 def test_put_view_bury_kick_and_delete(tab: Tab, clients: Clients) -> None:
     tab.page.goto(clients.url)
-    tab.page.get_by_text("Put a job").click()
+    tab.page.get_by_text("Put a job", exact=True).click()
     tab.page.get_by_label("Body").fill("one\ntwo ☃ <b>")
     tab.page.get_by_label("Priority").fill("7")
     tab.page.get_by_label("TTR, s").fill("90")
@@ -200,10 +200,10 @@ def test_acknowledged_change_is_on_disk(chromium: Browser, tmp_path: Path) -> No
     flags = (*FLAGS, "-b", str(tmp_path), "-f", "0")
     with Daemon(*flags) as daemon, chromium.tab(daemon.dashboard) as tab:
         tab.page.goto(f"{daemon.dashboard}tube?tube=default")
-        tab.page.get_by_text("Put a job").click()
+        tab.page.get_by_text("Put a job", exact=True).click()
         for body in ("kept", "gone"):
             tab.page.goto(f"{daemon.dashboard}tube?tube=default")
-            tab.page.get_by_text("Put a job").click()
+            tab.page.get_by_text("Put a job", exact=True).click()
             tab.page.get_by_label("Body").fill(body)
             press(tab, "Put")
         tab.page.goto(f"{daemon.dashboard}job?id=1")
