@@ -485,7 +485,7 @@ def test_wrong_prefix_is_not_the_api(guarded: str, token: str) -> None:
 
 def test_hidden_bodies_and_read_only_server() -> None:
     with Daemon("-l", "127.0.0.1", "-p", "0", "--web-port", "0", "--read-only", "--hide-bodies") as daemon:
-        assert daemon.request(b"put 0 0 60 6\r\nsecret\r\n") == b"INSERTED 1"
+        assert daemon.ask(b"put 0 0 60 6\r\nsecret\r\n") == b"INSERTED 1"
         api = ["--api", daemon.dashboard]
         assert run(*api, "peek", "1", "--json").json["body"] is None
         assert "not shown" in run(*api, "peek", "1").text
@@ -633,7 +633,7 @@ def test_https_verifies_the_certificate(with_api: WithApi, tmp_path: Path, monke
         done = run("--api", f"https://localhost:{proxy.partition(':')[2]}", "stats")
         assert (done.code, "certificate" in done.err) == (3, True)
     done = run("--api", with_api.dashboard.replace("http:", "https:"), "stats")
-    assert (done.code, "is it http://" in done.err) == (3, True)
+    assert (done.code, "should be http://" in done.err) == (3, True)
 
 
 # URLs

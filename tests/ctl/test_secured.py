@@ -223,13 +223,13 @@ def test_client_certificate_of_another_authority_is_refused(mutual: str, directo
 
 
 def test_plain_client_on_a_tls_port_is_advised_to_add_tls(plain_client: str) -> None:
-    assert "If it expects TLS, add --tls" in error_line(3, "-s", plain_client, "stats")
+    assert "if it expects TLS, add --tls" in error_line(3, "-s", plain_client, "stats")
 
 
 def test_tls_alert_is_distinguished_from_other_replies() -> None:
-    """Stunnel and nginx send this alert to a client without TLS."""
+    """The TLS alert is what stunnel and nginx send to a client without TLS."""
     with answering(b"\x15\x03\x03\x00\x02\x02\x46") as where:
-        assert "If it expects TLS, add --tls" in error_line(3, "-s", where, "stats")
+        assert "if it expects TLS, add --tls" in error_line(3, "-s", where, "stats")
 
 
 @contextmanager

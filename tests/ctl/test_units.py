@@ -59,7 +59,7 @@ def test_durations_of_commands(server: Server) -> None:
     [
         ("pause mail 50ms", "is not a whole number of seconds"),
         ("put x --delay 1.5", "is not a whole number of seconds"),
-        ("put x --ttr 50000d", "at most 4294967295"),
+        ("put x --ttr 50000d", "up to 4294967295"),
         ("put x --ttr 1y", "such as 90, 50ms, 30s, 5m, 1h30m or 2d"),
         ("tail mail --interval 10ms", "at least 0.05 s and at most 60 s"),
         ("--timeout 0s stats", "more than 0 s"),
