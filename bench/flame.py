@@ -34,7 +34,7 @@ class Node:
 
 
 def svg(root: Node, title: str, unit: str, whole: float, legend: dict[str, str]) -> str:
-    """Return the SVG of *root*, whose width stands for *whole* in *unit*; *legend* maps names to colours."""
+    """Return the SVG of *root*, whose width represents *whole* in *unit*; *legend* maps names to colours."""
     height = (root.depth + 3) * _ROW_HEIGHT + 2 * _MARGIN
     box = f'viewBox="0 0 {_WIDTH + 2 * _MARGIN} {height}"'
     lines = [
