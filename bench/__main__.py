@@ -150,7 +150,7 @@ def _headline(bench: Bench, contenders: list[Contender]) -> str:
         str(bench.cpus),
         _dashboard_condition(bench),
         f"a measurement is repeated if other processes use more than {DISTURBED_PERCENT:g} % of a CPU",
-        f"median (lowest..highest) of {bench.rounds} rounds of {bench.seconds:g} s: the spread is the machine's noise",
+        f"median (lowest..highest) of {_rounds(bench)}: the spread is the machine's noise",
     ]
     return "\n".join(lines) + "\n"
 
@@ -160,8 +160,12 @@ def _conditions(bench: Bench) -> str:
     return (
         f"{cpu_model()}, {platform.system()} {platform.release()}, Python {platform.python_version()};\n"
         f"{bench.cpus}; {_dashboard_condition(bench)}.\n"
-        f"Each figure is the median (lowest–highest) of {bench.rounds} rounds of {bench.seconds:g} s."
+        f"Each figure is the median (lowest–highest) of {_rounds(bench)}."
     )
+
+
+def _rounds(bench: Bench) -> str:
+    return f"{bench.rounds} {'round' if bench.rounds == 1 else 'rounds'} of {bench.seconds:g} s"
 
 
 def _dashboard_condition(bench: Bench) -> str:

@@ -18,14 +18,17 @@ from .report import OURS, PEER, ModeResult
 BEGIN: Final = "<!-- Measured figures, written by `python -m bench --report`: do not edit. -->"
 END: Final = "<!-- End of the measured figures. -->"
 
-_COST: Final[tuple[Metric, ...]] = (
-    "cpu_us",
-    "p50_us",
-    "p99_us",
-    "bytes_per_connection",
-    "bytes_per_job",
-    "restart_seconds",
-)
+_RATIO_LABELS: Final[dict[Metric, str]] = {
+    "cpu_us": "server CPU per command",
+    "p50_us": "latency, p50",
+    "p99_us": "latency, p99",
+    "bytes_per_connection": "memory per connection",
+    "bytes_per_job": "memory per job",
+    "restart_seconds": "time to restart",
+    "rate": "throughput",
+}
+"""The metrics whose ratios are reported; `rate` is the one of which more is better."""
+
 _OUR_NAME: Final = "Greenstalk"
 
 
@@ -64,7 +67,7 @@ def tables(results: list[ModeResult]) -> str:
                 absolute.append(row)
             elif _measures_throughput(result.mode):
                 throughput += [row] if metric == "rate" else []
-            elif metric in _COST:
+            elif metric in _RATIO_LABELS and metric != "rate":
                 cost.append(row)
     builds = list(dict.fromkeys(build for result in results for build in result.builds))
     parts = []
@@ -100,7 +103,7 @@ def _ratios(rows: list[_Row], builds: list[str]) -> Iterable[str]:
     for row in rows:
         ratios = [_ratio(row, build) for build in builds]
         target = f"{row.target.bound:g}" if row.target is not None else ""
-        yield _line([*_load(row), *ratios, target])
+        yield _line([*_load(row), _RATIO_LABELS[row.metric], *ratios, target])
 
 
 def _values(rows: list[_Row], builds: list[str]) -> Iterable[str]:
@@ -109,12 +112,12 @@ def _values(rows: list[_Row], builds: list[str]) -> Iterable[str]:
     for row in rows:
         values = [_value(row, column) for column in (*builds, PEER)]
         assert row.target is not None
-        yield _line([*_load(row), *values, f"{row.target.relation} {row.target.bound:,g}"])
+        yield _line([*_load(row), METRIC_LABELS[row.metric], *values, f"{row.target.relation} {row.target.bound:,g}"])
 
 
 def _load(row: _Row) -> list[str]:
     mode = row.result.mode
-    return [f"`{mode.name}`", f"{mode.connections:,}", METRIC_LABELS[row.metric]]
+    return [f"`{mode.name}`", f"{mode.connections:,}"]
 
 
 def _column(build: str) -> str:
@@ -127,6 +130,8 @@ def _ratio(row: _Row, build: str) -> str:
     ratio = row.result.ratio(row.metric, build)
     if isnan(ratio.middle):
         return ""
+    if ratio.low == ratio.high:
+        return f"{ratio.middle:.2f}"
     return f"{ratio.middle:.2f} ({ratio.low:.2f}–{ratio.high:.2f})"
 
 
