@@ -1,4 +1,4 @@
-# The project's verbs. Set-up is a target like any other: a marker file in .venv says that it is done.
+# Commands of the project. `make` lists them. A marker file in .venv records that the environment is set up.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -9,18 +9,18 @@ VENV := .venv
 BIN := $(VENV)/bin
 PACKAGING := pyproject.toml greenstalk_server/__init__.py
 COMPILED := build/compiled
-# Those of the server's tests that concern the core, and the loop around it.
+# Server tests of the compiled modules.
 ON_COMPILED := bad_clients.py greenstalk.py hang_up.py many.py memory_limit.py
-# Tests without servers or other programs: they take a minute of CPU.
+# Tests without servers and other programs, which take 100 s of CPU.
 QUICK := tests/core tests/protocol $(filter-out %_ids.py %restart.py,$(wildcard tests/journal/test_*.py)) \
   tests/ctl/test_units.py tests/ctl/test_docs.py tests/config/test_command_line.py tests/config/test_config_file.py
-# Processes of pytest, one more than CI has processors: half of the time a test waits.
+# Processes of pytest: one more than CI has CPUs, because tests wait for half of their time.
 WORKERS := 3
-# An environment in which the compiled build stands before the source.
+# Environment in which Python imports the compiled build instead of the source.
 WITH_COMPILED := PYTHONSAFEPATH=1 PYTHONPATH=$(COMPILED):.
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
-unexport PYTHONDONTWRITEBYTECODE  # else each of the hundreds of servers that tests start compiles the source anew
+unexport PYTHONDONTWRITEBYTECODE  # otherwise each of the hundreds of servers in the tests compiles the source again
 
 .PHONY: help run test quick test-compiled check compiled audit coverage crash-test failover-test fuzz soak bench profile clean
 
@@ -39,57 +39,57 @@ test: $(VENV)/.installed-dev  ## set up, then run every test
 quick: $(VENV)/.installed-dev  ## set up, then run the tests of the core, protocol, journal and commands that start no server
 	$(BIN)/python -m pytest -n 2 --no-loadscope-reorder $(QUICK)
 
-compiled: $(COMPILED)/.made  ## set up, then compile the core with mypyc into build/compiled
+compiled: $(COMPILED)/.made  ## set up, then compile the hot modules with mypyc into build/compiled
 
-test-compiled: $(COMPILED)/.made  ## the same, then run the core's tests against that build
+test-compiled: $(COMPILED)/.made  ## set up, compile, then run the tests of the compiled modules against that build
 	@$(call need,beanstalkd,beanstalkd)
-	$(WITH_COMPILED) $(BIN)/python -c 'from greenstalk_server.core import broker as it; assert it.__file__.endswith(".so"), it.__file__'
+	$(WITH_COMPILED) $(BIN)/python -c 'from greenstalk_server.core import broker; assert broker.__file__.endswith(".so"), broker.__file__'
 	$(WITH_COMPILED) $(BIN)/python -m pytest -o pythonpath= -n 2 --no-loadscope-reorder --max-worker-restart 0 \
 	  tests/core tests/protocol $(addprefix tests/net/test_,$(ON_COMPILED))
 
-check: $(VENV)/.installed-dev  ## set up, then lint, check the format, types and the import rule
+check: $(VENV)/.installed-dev  ## set up, then check lint, format, types and import layers
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check --quiet
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 
-audit: $(VENV)/.installed-dev  ## look for known vulnerabilities in all that is installed; asks PyPI
+audit: $(VENV)/.installed-dev  ## check the installed packages for known vulnerabilities (queries PyPI)
 	$(PYTHON) -m venv build/audit && build/audit/bin/pip install --quiet pip-audit
 	$(BIN)/pip freeze --exclude-editable | build/audit/bin/pip-audit --strict --no-deps --disable-pip -r /dev/stdin
 
-coverage: $(VENV)/.installed-dev  ## run every test, and show the lines that none reached
+coverage: $(VENV)/.installed-dev  ## run every test, and list the lines that are not covered
 	$(need_all)
 	$(BIN)/coverage erase
 	$(BIN)/coverage run -m pytest
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 
-crash-test: $(VENV)/.installed-dev  ## set up, then kill a loaded server in ROUNDS=300 rounds, and audit each; SEED=1 to repeat
+crash-test: $(VENV)/.installed-dev  ## set up, then kill a loaded server in ROUNDS=300 rounds and verify its jobs; SEED=1 to repeat
 	$(BIN)/python -m tests.crash --rounds $(or $(ROUNDS),300) $(if $(SEED),--seed $(SEED))
 
-failover-test: $(VENV)/.installed-dev  ## set up, then take the lead from a loaded server in ROUNDS=100 ways, and audit; SEED=1 to repeat
+failover-test: $(VENV)/.installed-dev  ## set up, then fail over from a loaded server in ROUNDS=100 rounds and verify the jobs; SEED=1 to repeat
 	@$(need_postgresql)
 	$(BIN)/python -m tests.failover --rounds $(or $(ROUNDS),100) $(if $(SEED),--seed $(SEED))
 
-fuzz: $(VENV)/.installed-dev  ## set up, then fuzz wire, journal and imports for SECONDS=1200; ARGS="--keep" to add to the corpus
+fuzz: $(VENV)/.installed-dev  ## set up, then fuzz protocol, journal and imports for SECONDS=1200; ARGS="--keep" adds to the corpus
 	$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),1200) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
-soak: $(VENV)/.installed-dev  ## set up, then use a server in every way for SECONDS=3600, and account for each job in build/soak
+soak: $(VENV)/.installed-dev  ## set up, then run a mixed load for SECONDS=3600 and account for every job; report in build/soak
 	$(BIN)/python -m tests.soak --seconds $(or $(SECONDS),3600) $(if $(SEED),--seed $(SEED))
 
-bench: $(COMPILED)/.made  ## set up, then measure ours, as it is and compiled, against beanstalkd
+bench: $(COMPILED)/.made  ## set up, then measure the server, interpreted and compiled, against beanstalkd; ARGS="--report FILE"
 	@$(call need,gcc,gcc libc6-dev)
 	@$(call need,beanstalkd,beanstalkd)
 	$(BIN)/python -m bench $(ARGS) --also \
 	  "compiled=env $(WITH_COMPILED) $(BIN)/python -m greenstalk_server -l 127.0.0.1 -p {port} {web}"
 	$(BIN)/python -m bench.dashboard
 
-profile: $(VENV)/.installed-dev  ## set up, then show where a command's CPU time goes, and draw a flame graph; MODE=cycle
+profile: $(VENV)/.installed-dev  ## set up, then profile the CPU time of a command and draw a flame graph; MODE=cycle
 	@$(call need,gcc,gcc libc6-dev)
 	@$(call need,perf,linux-perf)
 	$(BIN)/python -m bench.profile $(or $(MODE),cycle) $(ARGS)
 
-clean:  ## remove the environment and everything made
+clean:  ## remove the environment and all build files
 	rm -rf $(VENV) build dist *.egg-info .coverage* .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -103,11 +103,11 @@ $(VENV)/.installed-dev: $(PACKAGING) | $(VENV)/.made
 
 $(COMPILED)/.made: setup.py pyproject.toml $(shell find greenstalk_server web greenstalkctl templates static -type f -not -name '*.pyc') | $(VENV)/.installed-dev
 	@$(call need,gcc,gcc libc6-dev)
-	rm -rf build  # what another build has left there would get in
+	rm -rf build  # files of another build would be included
 	GREENSTALK_COMPILE=1 $(BIN)/pip install --quiet --no-deps --target $(COMPILED) .
 	@touch $@
 
-# Made whole or not at all: a half-made environment has no marker, and is made anew.
+# An incomplete environment has no marker, and is created again.
 $(VENV)/.made:
 	@command -v $(PYTHON) >/dev/null || { echo >&2 "Python 3.11 or newer is needed: apt-get install python3 python3-venv"; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
@@ -118,13 +118,13 @@ $(VENV)/.made:
 	$(PYTHON) -m venv --clear $(VENV)
 	@touch $@
 
-# The browser tests use either.
+# Browser tests use either program.
 need_chromium = command -v chromium-headless-shell chromium >/dev/null || { echo >&2 "Chromium is needed: apt-get install chromium-headless-shell"; exit 1; }
 
-# Debian has the server's programs outside of PATH.
+# Debian installs the PostgreSQL server outside of PATH.
 need_postgresql = ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || { echo >&2 "PostgreSQL is needed: apt-get install postgresql"; exit 1; }
 
-# End with a message if a program that the tests run is missing.
+# Fail with a message if a program that the tests run is missing.
 define need_all
 @$(call need,beanstalkd,beanstalkd)
 @$(need_chromium)
@@ -141,5 +141,5 @@ define need_all
 @$(need_postgresql)
 endef
 
-# $(call need,COMMAND,DEBIAN PACKAGES): end with a message if COMMAND is missing.
+# $(call need,COMMAND,DEBIAN PACKAGES): fail with a message if COMMAND is missing.
 need = PATH="$$PATH:/usr/sbin" command -v $(1) >/dev/null || { echo >&2 "$(1) is needed: apt-get install $(2)"; exit 1; }

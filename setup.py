@@ -1,6 +1,6 @@
-"""Compiles the core's hot modules with mypyc if GREENSTALK_COMPILE=1 asks for it. All else is in pyproject.toml.
+"""Compile the hot modules with mypyc if GREENSTALK_COMPILE=1 is set. All other settings are in pyproject.toml.
 
-The source is the same, and so is what it does: `make test-compiled` runs the core's tests against that build.
+Source and behaviour are the same: `make test-compiled` runs the core's tests against the compiled build.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ COMPILED = (
     "protocol/streams",
     "runtime/clock",
 )
-"""Modules of greenstalk_server: the core, and the loop of a connection around it."""
+"""Modules of greenstalk_server to compile: the core, the protocol, and the loop of a connection."""
 
-IS_ASKED = os.environ.get("GREENSTALK_COMPILE") == "1"
+IS_ENABLED = os.environ.get("GREENSTALK_COMPILE") == "1"
 
 
 class BuildFromScratch(build_py):
-    """Copies the modules into an empty directory: what an earlier build left there would be installed too."""
+    """Copies the modules into an empty directory, so that no file of an earlier build is installed."""
 
     def run(self) -> None:
         library = Path(self.build_lib)
@@ -62,7 +62,7 @@ class BuildFromScratch(build_py):
 
 
 def refuse_without_compiler() -> None:
-    """Exit with a line that says what to install, instead of some hundred lines from mypyc and setuptools."""
+    """Exit with one line that says what to install, instead of a long traceback of mypyc and setuptools."""
     compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")[0]
     if shutil.which(compiler) is None:
         sys.exit(f"GREENSTALK_COMPILE=1 needs a C compiler, and {compiler} is missing: apt-get install gcc libc6-dev")
@@ -71,14 +71,14 @@ def refuse_without_compiler() -> None:
 
 
 def extensions() -> list[Any]:
-    """The extension modules to build."""
-    if not IS_ASKED:
+    """Return the extension modules to build."""
+    if not IS_ENABLED:
         return []
     refuse_without_compiler()
     try:
-        from mypyc.build import mypycify  # noqa: PLC0415  only where it is asked for
+        from mypyc.build import mypycify  # noqa: PLC0415  an optional dependency
     except ImportError:
-        if "egg_info" in sys.argv:  # pip's first pass, which asks what the build needs
+        if "egg_info" in sys.argv:  # the first pass of pip, which determines the build requirements
             return []
         raise
     return mypycify([f"greenstalk_server/{module}.py" for module in COMPILED], opt_level="3")
@@ -87,5 +87,5 @@ def extensions() -> list[Any]:
 setup(
     ext_modules=extensions(),
     cmdclass={"build_py": BuildFromScratch},
-    setup_requires=["mypy[mypyc]>=1.13"] if IS_ASKED else [],
+    setup_requires=["mypy[mypyc]>=1.13"] if IS_ENABLED else [],
 )

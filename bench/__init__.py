@@ -1,1 +1,1 @@
-"""The benchmark: ours against beanstalkd, in turns, on loopback. See README.md."""
+"""Benchmark of Greenstalk Server against beanstalkd, in turns, on loopback. See README.md."""

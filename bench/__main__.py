@@ -1,4 +1,4 @@
-"""Measure ours against beanstalkd, in turns: python -m bench. See README.md."""
+"""Measure Greenstalk Server against beanstalkd, in turns: python -m bench. See README.md."""
 
 import argparse
 import json
@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 from typing import Final, NoReturn
 
-from .cpus import choose_cpus
+from . import document
+from .cpus import choose_cpus, cpu_model
 from .errors import BenchError
 from .measure import DISTURBED_PERCENT, Bench
 from .modes import METRIC_LABELS, SUITES, Mode, select
@@ -23,11 +24,13 @@ _QUICK_ROUNDS, _QUICK_SECONDS = 1, 0.5
 
 
 def main() -> int:
-    """Run the benchmark; return its exit status: 0, 1 if a mode failed, 2 if none could start."""
+    """Run the benchmark; return its exit status: 0, 1 if a mode failed, 2 if the benchmark could not start."""
     options = _parser().parse_args()
-    signal.signal(signal.SIGTERM, _leave)
+    signal.signal(signal.SIGTERM, _interrupt)
     _raise_file_limit()
     try:
+        if options.report:
+            document.check(options.report)
         modes = _modes(options.modes)
         contenders = _contenders(options)
         bench = Bench(
@@ -53,28 +56,33 @@ def main() -> int:
     print(summary(complete, failed))
     if options.json:
         _write_json(options.json, bench, contenders, complete)
+    if options.report and complete:
+        document.write(options.report, _conditions(bench), complete)
     return 1 if failed else 0
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m bench",
-        description="Measure ours against beanstalkd, in turns, on loopback.",
+        description="Measure Greenstalk Server against beanstalkd, in turns, on loopback.",
         epilog="\n".join(f"{name}: {' '.join(mode.name for mode in suite)}" for name, suite in SUITES.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--modes", default="core,durable", help="modes and suites, by comma (core,durable)")
-    add("--rounds", type=_positive_int, default=3, help="turns for each server (3)")
-    add("--seconds", type=_positive, default=2.0, help="per measurement, at most (2)")
-    add("--attempts", type=_positive_int, default=4, help="at a sample that others disturb (4)")
+    add("--modes", default="core,durable", help="comma-separated modes and suites (core,durable)")
+    add("--rounds", type=_positive_int, default=3, help="measurements of each server and mode (3)")
+    add("--seconds", type=_positive, default=2.0, help="maximum length of a measurement (2)")
+    add("--attempts", type=_positive_int, default=4, help="attempts at a sample that other processes disturb (4)")
     add("--quick", action="store_true", help="one round of half a second")
-    add("--ours", metavar="CMD", default=OURS_COMMAND, help="how ours is started; {web}: its dashboard")
-    add("--peer", metavar="CMD", default=_PEER_COMMAND, help="how its peer is started")
-    add("--also", metavar="NAME=CMD", action="append", default=[], type=_named_command)
-    add("--no-dashboard", action="store_true", help="serve none; else ours has one, open in one tab all the while")
-    add("--no-floor", action="store_true", help="leave out the canned replies")
+    add("--ours", metavar="CMD", default=OURS_COMMAND, help="command of Greenstalk Server; {web}: dashboard options")
+    add("--peer", metavar="CMD", default=_PEER_COMMAND, help="command of the peer")
+    add(
+        "--also", metavar="NAME=CMD", action="append", default=[], type=_named_command, help="another server to measure"
+    )
+    add("--no-dashboard", action="store_true", help="run without the dashboard, which is otherwise open in one tab")
+    add("--no-floor", action="store_true", help="leave out the server of canned replies")
     add("--json", metavar="FILE", type=Path, help="write all samples to FILE")
+    add("--report", metavar="FILE", type=Path, help="replace the measured figures in FILE, as in docs/performance.md")
     return parser
 
 
@@ -95,7 +103,7 @@ def _positive_int(text: str) -> int:
 def _named_command(text: str) -> Contender:
     name, separator, command = text.partition("=")
     if not (name and separator and "{port}" in command):
-        raise argparse.ArgumentTypeError(f"{text}: NAME=CMD with {{port}} is needed")
+        raise argparse.ArgumentTypeError(f"{text}: must be NAME=CMD, and contain {{port}}")
     return Contender(name, command)
 
 
@@ -103,7 +111,7 @@ def _modes(names: str) -> list[Mode]:
     try:
         return select(names.split(","))
     except KeyError as error:
-        raise BenchError(f"--modes: no mode or suite is called {error}") from error
+        raise BenchError(f"--modes: there is no mode or suite {error}") from error
 
 
 def _contenders(options: argparse.Namespace) -> list[Contender]:
@@ -115,7 +123,7 @@ def _contenders(options: argparse.Namespace) -> list[Contender]:
 
 
 def _measure(bench: Bench, mode: Mode, contenders: list[Contender]) -> ModeResult | None:
-    """The result of *mode*, printed as it comes; None if it could not be had."""
+    """Measure *mode* and print its table; return None if the measurement failed."""
     result = ModeResult(mode)
     try:
         for number, contender, sample in bench.run(mode, contenders):
@@ -140,11 +148,28 @@ def _headline(bench: Bench, contenders: list[Contender]) -> str:
     lines += [
         f"Python {platform.python_version()}, {platform.system()} {platform.release()}",
         str(bench.cpus),
-        "the dashboard of ours is open in one tab" if bench.has_dashboard else "without the dashboard",
-        f"a measurement with more than {DISTURBED_PERCENT:g} % of a CPU used by others is repeated",
-        f"median (lowest..highest) of {bench.rounds} rounds of {bench.seconds:g} s: the spread is the machine's noise",
+        _dashboard_condition(bench),
+        f"a measurement is repeated if other processes use more than {DISTURBED_PERCENT:g} % of a CPU",
+        f"median (lowest..highest) of {_rounds(bench)}: the spread is the machine's noise",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _conditions(bench: Bench) -> str:
+    """Describe the machine and the measurement in one paragraph of a document."""
+    return (
+        f"{cpu_model()}, {platform.system()} {platform.release()}, Python {platform.python_version()};\n"
+        f"{bench.cpus}; {_dashboard_condition(bench)}.\n"
+        f"Each figure is the median (lowest–highest) of {_rounds(bench)}."
+    )
+
+
+def _rounds(bench: Bench) -> str:
+    return f"{bench.rounds} {'round' if bench.rounds == 1 else 'rounds'} of {bench.seconds:g} s"
+
+
+def _dashboard_condition(bench: Bench) -> str:
+    return "the dashboard is open in one tab" if bench.has_dashboard else "no dashboard"
 
 
 def _write_json(path: Path, bench: Bench, contenders: list[Contender], results: list[ModeResult]) -> None:
@@ -163,13 +188,13 @@ def _write_json(path: Path, bench: Bench, contenders: list[Contender], results: 
 
 
 def _raise_file_limit() -> None:
-    """Let the servers inherit the hard limit: the peer does not raise its own."""
+    """Raise the limit on open files to the hard limit, for beanstalkd, which does not raise its own."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def _leave(signal_number: int, frame: object) -> NoReturn:
-    """End as by Ctrl-C, so that every server is stopped on the way out."""
+def _interrupt(signal_number: int, frame: object) -> NoReturn:
+    """Exit as on Ctrl-C, so that every server is stopped."""
     raise KeyboardInterrupt
 
 

@@ -1,8 +1,8 @@
-"""A large backlog, put and drained: python -m bench.backlog. See README.md.
+"""Put and drain a large backlog: python -m bench.backlog. See README.md.
 
-One server of ours with a journal. Jobs are put in order and drained in order by the protocol, pipelined on one
-connection. Each body is made from the job's number, and made anew to compare: a job that is lost, damaged, out of
-order or there twice ends the run with a message.
+One Greenstalk Server with a journal. Jobs are put and drained in order, pipelined on one connection. Each body is
+generated from the job's number, and generated again for comparison: a job that is lost, damaged, out of order or
+duplicated ends the run with a message.
 """
 
 import argparse
@@ -21,28 +21,28 @@ from typing import Final
 from .cpus import choose_cpus, started_on
 from .errors import BenchError
 from .modes import Mode
-from .onlooker import looked_at
 from .report import OURS
 from .servers import OURS_COMMAND, Contender, Server, data_directory, running_server
+from .viewer import dashboard_viewer
 
 JOBS: Final = 5_000_000
 BODY: Final = 1_024
-SHORTEST_BODY: Final = 16
-"""Bytes: the job's number."""
+MIN_BODY: Final = 16
+"""Minimum bytes of a body, which hold the job's number."""
 
 _BATCH: Final = 500
-_BATCHES_AHEAD: Final = 3  # that are sent before their replies are read, so that the server always has work
-_NOISE: Final = random.Random(1).randbytes(1 << 20)  # noqa: S311  nothing secret
-_STRIDE: Final = 7_919  # a prime, so that bodies begin anywhere in the noise
+_MAX_UNREAD_BATCHES: Final = 3  # batches sent before their replies are read, so that the server always has work
+_NOISE: Final = random.Random(1).randbytes(1 << 20)  # noqa: S311  not a secret
+_STRIDE: Final = 7_919  # a prime number, so that bodies start at every offset of the noise
 _REPLY_SECONDS: Final = 120.0
 _RECEIVE_BYTES: Final = 1 << 20
 _RESERVED: Final = re.compile(rb"RESERVED (\d+) (\d+)")
-_LOOK_EVERY: Final = 100  # batches
+_SAMPLE_INTERVAL: Final = 100  # batches
 
 
 @dataclass(frozen=True)
-class Pace:
-    """How quickly all jobs were put, or drained."""
+class Throughput:
+    """The speed at which all jobs were put or drained."""
 
     jobs: int
     seconds: float
@@ -51,17 +51,17 @@ class Pace:
 
     def __str__(self) -> str:
         return (
-            f"{self.jobs / self.seconds:,.0f} jobs a second in {self.seconds:,.0f} s;"
-            f" {1e6 * self.server_cpu_seconds / self.jobs:.1f} µs of server CPU each;"
+            f"{self.jobs / self.seconds:,.0f} jobs per second in {self.seconds:,.0f} s;"
+            f" {1e6 * self.server_cpu_seconds / self.jobs:.1f} µs of server CPU per job;"
             f" the client used {self.client_cpu_seconds / self.seconds:.0%} of its CPU"
         )
 
 
 class Bodies:
-    """What is in job number n, all of *size* bytes: the number, and noise that begins elsewhere for each."""
+    """Generates bodies of *size* bytes: the job's number, then noise that starts at a different offset for each."""
 
     def __init__(self, size: int) -> None:
-        self._noise_size = size - SHORTEST_BODY
+        self._noise_size = size - MIN_BODY
         self._starts = len(_NOISE) - self._noise_size
 
     def of(self, number: int) -> bytes:
@@ -70,51 +70,51 @@ class Bodies:
 
 
 class Client:
-    """One connection that puts and then drains *jobs* jobs of *body* bytes, calling *look* now and then."""
+    """One connection that puts, then drains *jobs* jobs of *body* bytes, and calls *sample* periodically."""
 
-    def __init__(self, port: int, jobs: int, body: int, look: Callable[[], None]) -> None:
+    def __init__(self, port: int, jobs: int, body: int, sample: Callable[[], None]) -> None:
         self._sock = socket.create_connection(("127.0.0.1", port), timeout=_REPLY_SECONDS)
         self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._body, self._bodies = body, Bodies(body)
         self._batches = [range(first, min(first + _BATCH, jobs)) for first in range(0, jobs, _BATCH)]
-        self._look = look
+        self._sample = sample
         self._received, self._at = b"", 0
 
     def close(self) -> None:
         self._sock.close()
 
     def put(self) -> None:
-        """Put all jobs; return once each is acknowledged."""
+        """Put all jobs; return once every put is acknowledged."""
         head, of = b"put 0 0 600 %d\r\n" % self._body, self._bodies.of
         unread: deque[range] = deque()
         for index, batch in enumerate(self._batches):
             self._send(b"".join([b"%b%b\r\n" % (head, of(number)) for number in batch]))
             unread.append(batch)
-            if len(unread) == _BATCHES_AHEAD:
+            if len(unread) == _MAX_UNREAD_BATCHES:
                 self._expect_lines(b"INSERTED ", unread.popleft())
-            if index % _LOOK_EVERY == 0:
-                self._look()
+            if index % _SAMPLE_INTERVAL == 0:
+                self._sample()
         for batch in unread:
             self._expect_lines(b"INSERTED ", batch)
-        self._look()
+        self._sample()
 
     def drain(self) -> None:
-        """Reserve and delete all jobs, each of which has to come in its turn and as it was put."""
-        to_come = iter(self._batches[_BATCHES_AHEAD:])
+        """Reserve and delete all jobs; raise BenchError unless they arrive in order and unchanged."""
+        to_come = iter(self._batches[_MAX_UNREAD_BATCHES:])
         unread: deque[tuple[bytes, range]] = deque()
-        for batch in self._batches[:_BATCHES_AHEAD]:
+        for batch in self._batches[:_MAX_UNREAD_BATCHES]:
             self._reserve(batch, unread)
         while unread:
-            due, batch = unread.popleft()
-            if due == b"RESERVED":
+            expected, batch = unread.popleft()
+            if expected == b"RESERVED":
                 ids = [self._next_job(number) for number in batch]
                 self._send(b"".join([b"delete %b\r\n" % job for job in ids]))
                 unread.append((b"DELETED", batch))
                 self._reserve(next(to_come, range(0)), unread)
             else:
-                self._expect_lines(due, batch)
-            if batch.start // _BATCH % _LOOK_EVERY == 0:
-                self._look()
+                self._expect_lines(expected, batch)
+            if batch.start // _BATCH % _SAMPLE_INTERVAL == 0:
+                self._sample()
         self._send(b"reserve-with-timeout 0\r\n")
         self._expect_lines(b"TIMED_OUT", range(1))
 
@@ -124,25 +124,25 @@ class Client:
             unread.append((b"RESERVED", batch))
 
     def _next_job(self, number: int) -> bytes:
-        """The id of the job that comes next; BenchError unless it is that which was put with *number*."""
+        """Return the id of the next job; raise BenchError unless it is job *number*, unchanged."""
         line = self._line()
-        found = _RESERVED.fullmatch(line)
-        if found is None:
-            raise BenchError(f"job {number:,}: the server said {line[:80]!r}")
-        size = int(found[2])
+        match = _RESERVED.fullmatch(line)
+        if match is None:
+            raise BenchError(f"job {number:,}: the server replied {line[:80]!r}")
+        size = int(match[2])
         while len(self._received) - self._at < size + 2:
             self._receive()
         body = self._received[self._at : self._at + size]
         self._at += size + 2
         if body != self._bodies.of(number):
-            raise BenchError(f"job {number:,} was due, and {body[:SHORTEST_BODY]!r} came, or it is damaged")
-        return found[1]
+            raise BenchError(f"expected job {number:,}, got {body[:MIN_BODY]!r}: out of order, or damaged")
+        return match[1]
 
     def _expect_lines(self, start: bytes, batch: range) -> None:
         for number in batch:
             line = self._line()
             if not line.startswith(start):
-                raise BenchError(f"job {number:,}: {start.decode()} was due, and the server said {line[:80]!r}")
+                raise BenchError(f"job {number:,}: expected {start.decode()}, but the server replied {line[:80]!r}")
 
     def _line(self) -> bytes:
         while (end := self._received.find(b"\r\n", self._at)) < 0:
@@ -155,7 +155,7 @@ class Client:
         try:
             self._sock.sendall(data)
         except OSError as error:
-            raise BenchError(f"the server takes no more: {error}") from error
+            raise BenchError(f"cannot send to the server: {error}") from error
 
     def _receive(self) -> None:
         try:
@@ -168,32 +168,32 @@ class Client:
 
 
 class Footprint:
-    """What a server takes: memory, and of the disk in *directory*."""
+    """The memory of a server, and the disk space of its *directory*."""
 
     def __init__(self, server: Server, directory: str) -> None:
         self._status = Path("/proc") / str(server.pid) / "status"
         self._directory = Path(directory)
-        self.most_on_disk = 0
+        self.peak_on_disk = 0
 
-    def look(self) -> None:
-        self.most_on_disk = max(self.most_on_disk, self.on_disk())
+    def sample(self) -> None:
+        self.peak_on_disk = max(self.peak_on_disk, self.on_disk())
 
     def on_disk(self) -> int:
-        """Bytes allocated to files now."""
+        """Return the bytes allocated to files."""
         total = 0
         for path in self._directory.rglob("*"):
             try:
                 total += path.stat().st_blocks * 512
-            except FileNotFoundError:  # removed meanwhile
+            except FileNotFoundError:  # removed since it was listed
                 continue
         return total
 
     def peak_memory(self) -> int:
-        """The most bytes ever resident."""
+        """Return the peak resident memory in bytes."""
         return self._of("VmHWM")
 
     def memory(self) -> int:
-        """Bytes resident now."""
+        """Return the resident memory in bytes."""
         return self._of("VmRSS")
 
     def _of(self, key: str) -> int:
@@ -202,7 +202,7 @@ class Footprint:
 
 
 def main() -> int:
-    """Run it; return the exit status: 0, or 1 if a job was not as it was put or the server failed."""
+    """Run the benchmark; return its exit status: 0, or 1 if a job was wrong or the server failed."""
     options = _parser().parse_args()
     arguments = ["-b", "{dir}", *shlex.split(options.sync)]
     if options.memory_limit:
@@ -214,7 +214,7 @@ def main() -> int:
         with (
             data_directory() as directory,
             running_server(ours, mode, directory, cpus.server, has_dashboard=not options.no_dashboard) as server,
-            looked_at(server.web_port),
+            dashboard_viewer(server.web_port),
             started_on(cpus.load),
         ):
             _measure(server, Footprint(server, directory), options.jobs, options.body)
@@ -227,24 +227,24 @@ def main() -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench.backlog", description=(__doc__ or "").splitlines()[0])
     add = parser.add_argument
-    add("--jobs", type=int, default=JOBS, help=f"how many ({JOBS:,})")
+    add("--jobs", type=int, default=JOBS, help=f"number of jobs ({JOBS:,})")
     add("--body", type=_body_size, default=BODY, help=f"bytes of each body ({BODY})")
-    add("--memory-limit", metavar="BYTES", help="given to the server as it is")
-    add("--sync", default="-f 50", help="the server's options for its journal (-f 50)")
-    add("--ours", metavar="CMD", default=OURS_COMMAND, help="how the server is started")
-    add("--no-dashboard", action="store_true", help="serve none; else it is open in one tab")
+    add("--memory-limit", metavar="BYTES", help="--memory-limit of the server")
+    add("--sync", default="-f 50", help="journal options of the server (-f 50)")
+    add("--ours", metavar="CMD", default=OURS_COMMAND, help="command of the server")
+    add("--no-dashboard", action="store_true", help="run without the dashboard, which is otherwise open in one tab")
     return parser
 
 
 def _body_size(text: str) -> int:
     size = int(text)
-    if not SHORTEST_BODY <= size <= 65_535:
-        raise argparse.ArgumentTypeError(f"{text}: not between {SHORTEST_BODY} and 65535")
+    if not MIN_BODY <= size <= 65_535:
+        raise argparse.ArgumentTypeError(f"{text}: not between {MIN_BODY} and 65535")
     return size
 
 
 def _measure(server: Server, footprint: Footprint, jobs: int, body: int) -> None:
-    client = Client(server.port, jobs, body, footprint.look)
+    client = Client(server.port, jobs, body, footprint.sample)
     empty = footprint.memory()
     try:
         print(f"  put      {_timed(server, jobs, client.put)}")
@@ -255,17 +255,17 @@ def _measure(server: Server, footprint: Footprint, jobs: int, body: int) -> None
         print(f"  drain    {_timed(server, jobs, client.drain)}")
     finally:
         client.close()
-    print("           every job came once, in order, with the body that was put")
-    print(f"  most     {_megabytes(footprint.peak_memory())} resident, {_megabytes(footprint.most_on_disk)} on disk")
+    print("           every job arrived once, in order, with its body unchanged")
+    print(f"  peak     {_megabytes(footprint.peak_memory())} resident, {_megabytes(footprint.peak_on_disk)} on disk")
     print(f"  after    {_megabytes(footprint.memory())} resident, {_megabytes(footprint.on_disk())} on disk; before:"
           f" {_megabytes(empty)} resident")  # fmt: skip
 
 
-def _timed(server: Server, jobs: int, do: Callable[[], None]) -> Pace:
+def _timed(server: Server, jobs: int, do: Callable[[], None]) -> Throughput:
     began, cpu_ns, client_seconds = time.monotonic(), server.cpu_ns(), time.process_time()
     do()
     seconds = time.monotonic() - began
-    return Pace(jobs, seconds, (server.cpu_ns() - cpu_ns) / 1e9, time.process_time() - client_seconds)
+    return Throughput(jobs, seconds, (server.cpu_ns() - cpu_ns) / 1e9, time.process_time() - client_seconds)
 
 
 def _megabytes(size: int) -> str:

@@ -1,4 +1,4 @@
-"""Which CPU serves and which one loads, so that neither disturbs the other."""
+"""Assign separate CPUs to the server and the load generator, so that neither disturbs the other."""
 
 import os
 from collections.abc import Iterator
@@ -12,13 +12,13 @@ _BUSY_FIELDS: Final = (1, 2, 3, 6, 7, 8)  # proc(5), /proc/stat: all but idle, i
 
 @dataclass(frozen=True)
 class Cpus:
-    """One CPU for the server and another for the load; None: wherever it likes."""
+    """The CPUs of the server and of the load generator; None means not pinned."""
 
     server: int | None
     load: int | None
 
     def busy_seconds(self) -> float:
-        """How long these CPUs have worked so far, for anyone; stolen time included."""
+        """Return the total time in seconds that these CPUs have been busy, for any process; includes stolen time."""
         wanted = ["cpu"] if self.server is None else [f"cpu{self.server}", f"cpu{self.load}"]
         rows = (line.split() for line in Path("/proc/stat").read_text().splitlines())
         ticks = sum(int(row[i]) for row in rows if row[0] in wanted for i in _BUSY_FIELDS)
@@ -30,8 +30,15 @@ class Cpus:
         return f"server pinned to CPU {self.server}, load generator to CPU {self.load}"
 
 
+def cpu_model() -> str:
+    """Return the number and model of this machine's CPUs."""
+    lines = (line.partition(":") for line in Path("/proc/cpuinfo").read_text().splitlines())
+    model = next((value.strip() for name, _, value in lines if name.strip() == "model name"), "CPU of unknown model")
+    return f"{os.cpu_count()} CPUs, {model}"
+
+
 def choose_cpus() -> Cpus:
-    """Two CPUs of those this process may use, if there are two."""
+    """Choose two CPUs that this process may use; none if there is only one."""
     allowed = sorted(os.sched_getaffinity(0))
     if len(allowed) < 2:
         return Cpus(None, None)
@@ -40,7 +47,7 @@ def choose_cpus() -> Cpus:
 
 @contextmanager
 def started_on(cpu: int | None) -> Iterator[None]:
-    """Processes that are started inside run on *cpu* alone, all their threads too."""
+    """Pin processes started inside the block, with all their threads, to *cpu*."""
     before = os.sched_getaffinity(0)
     if cpu is not None:
         os.sched_setaffinity(0, {cpu})

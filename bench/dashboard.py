@@ -1,8 +1,8 @@
-"""What open dashboards cost the workers: python -m bench.dashboard. See README.md.
+"""Measure what open dashboards cost the workers: python -m bench.dashboard. See README.md.
 
-One server of ours, with a million jobs in one tube and two thousand tubes besides. In turns: `cycle` on 20
-connections while nobody looks; and the same while ten tabs are open, a search passes over every job again and again,
-and a bulk action over all of the large tube.
+One Greenstalk Server holds a million jobs in one tube, and two thousand other tubes. In turns, `cycle` runs on 20
+connections without viewers; and with ten open tabs, a search that repeatedly scans every job, and a bulk action on all
+jobs of the large tube.
 """
 
 import argparse
@@ -25,19 +25,19 @@ from .errors import BenchError
 from .generator import running_generator
 from .measure import Sample, speed
 from .modes import METRIC_LABELS, Metric, Mode
-from .onlooker import open_tab
 from .programs import build
 from .report import OURS, Figure
 from .servers import OURS_COMMAND, Contender, Server, running_server
+from .viewer import open_tab
 
 JOBS: Final = 1_000_000
 TUBES: Final = 2_000
 LARGE: Final = "large"
 PAGES: Final = 20
-"""How often the first page of the large tube is asked for."""
+"""Number of requests for the first page of the large tube."""
 
-P99_AT_MOST: Final = 1.5
-PAGE_MS_AT_MOST: Final = 50.0
+MAX_P99_RATIO: Final = 1.5
+MAX_PAGE_MS: Final = 50.0
 
 CYCLE: Final = Mode("cycle", "cycle", "put, reserve, delete; one command in flight", connections=20)
 COMPARED: Final[tuple[Metric, ...]] = ("cpu_us", "rate", "p50_us", "p99_us", "p999_us", "others_busy")
@@ -50,9 +50,9 @@ TABS: Final = (
     {"page": "tube", "tube": "tube-0001"},
     {"page": "connections"},
 )
-"""What ten people look at."""
+"""The pages that ten viewers have open."""
 
-SEARCH: Final = "body:there-is-none-such"
+SEARCH: Final = "body:matches-no-job"
 BULK: Final = {"scope": "all", "q": f"tube:{LARGE}", "tube": LARGE, "state": "ready", "action": "pri"}
 
 _CHUNK: Final = 1_000
@@ -60,17 +60,17 @@ _TASK: Final = re.compile(r"(?:task|id)=([0-9a-f]{16})")
 
 
 class Dashboard:
-    """The dashboard of a server under test, as a browser asks it."""
+    """A client of the dashboard of a server under test, which sends requests as a browser does."""
 
     def __init__(self, port: int) -> None:
         self.port = port
 
     def get(self, path: str, **query: str) -> str:
-        """The body of a page that has to be there."""
+        """Return the body of a page; raise BenchError if it does not exist."""
         return self._ask("GET", f"{path}?{urlencode(query)}")[1]
 
     def post(self, path: str, **form: str) -> str:
-        """Where a change leads to."""
+        """Submit a form; return the location it redirects to."""
         return self._ask("POST", path, urlencode(form))[0]
 
     def _ask(self, method: str, path: str, body: str | None = None) -> tuple[str, str]:
@@ -88,12 +88,12 @@ class Dashboard:
         return response.getheader("Location", ""), text
 
 
-class Over(Exception):
+class MeasurementEnded(Exception):
     """The measurement has ended."""
 
 
-class Onlookers:
-    """Ten open tabs; and a search and a bulk action, each begun anew when it ends."""
+class Viewers:
+    """Ten open tabs; and a search and a bulk action, each restarted when it ends."""
 
     def __init__(self, dashboard: Dashboard) -> None:
         self._dashboard = dashboard
@@ -101,7 +101,7 @@ class Onlookers:
         self._threads = [threading.Thread(target=run) for run in (self._watch, self._search, self._change)]
         self._tabs = [open_tab(dashboard.port, **tab) for tab in TABS]
         self.received = 0
-        self.begun = {"search": 0, "bulk": 0}
+        self.started = {"search": 0, "bulk": 0}
         self.error: Exception | None = None
 
     def start(self) -> None:
@@ -109,7 +109,7 @@ class Onlookers:
             thread.start()
 
     def stop(self) -> None:
-        """Close the tabs, and end what runs; raise what went wrong meanwhile."""
+        """Close the tabs and stop the threads; raise BenchError if any of them failed."""
         self._is_over.set()
         for thread in self._threads:
             thread.join()
@@ -117,7 +117,7 @@ class Onlookers:
             tab.close()
         if self.error is not None:
             raise BenchError(f"dashboard: {self.error}") from self.error
-        if not (self.received and all(self.begun.values())):
+        if not (self.received and all(self.started.values())):
             raise BenchError("dashboard: nothing was received, searched or changed")
 
     def _watch(self) -> None:
@@ -128,7 +128,7 @@ class Onlookers:
                 for key, _ in selector.select(0.2):
                     data = key.data.recv(65536)
                     if not data:
-                        self.error = BenchError("a stream of events has ended")
+                        self.error = BenchError("an event stream ended")
                         return
                     self.received += len(data)
 
@@ -136,34 +136,34 @@ class Onlookers:
         self._repeat(self._search_once)
 
     def _search_once(self) -> None:
-        self.begun["search"] += 1
-        self._await_task(self._dashboard.get("/search", q=SEARCH))
+        self.started["search"] += 1
+        self._wait_for_task(self._dashboard.get("/search", q=SEARCH))
 
     def _change(self) -> None:
         self._repeat(self._change_once)
 
     def _change_once(self) -> None:
-        """The dry run, and then the run, of another priority for every job of the large tube."""
-        self.begun["bulk"] += 1
-        dry_run = self._dashboard.post("/bulk/preview", **BULK, pri=str(1_000 + self.begun["bulk"] % 2))
-        self._await_task(dry_run)
-        self._await_task(self._dashboard.post("/bulk/run", task=_task_of(dry_run)))
+        """Change the priority of every job of the large tube: the dry run, then the change."""
+        self.started["bulk"] += 1
+        dry_run = self._dashboard.post("/bulk/preview", **BULK, pri=str(1_000 + self.started["bulk"] % 2))
+        self._wait_for_task(dry_run)
+        self._wait_for_task(self._dashboard.post("/bulk/run", task=_task_of(dry_run)))
 
-    def _await_task(self, text: str) -> None:
-        """Return when the task that *text* names has ended; cancel it, and raise Over, when all this has."""
+    def _wait_for_task(self, text: str) -> None:
+        """Wait until the task in *text* has ended; when the measurement ends, cancel it and raise MeasurementEnded."""
         task = _task_of(text)
         while json.loads(self._dashboard.get("/live", page="task", id=task))["shown"]["task-running"]:
             if self._is_over.wait(0.25):
                 self._dashboard.post("/task/cancel", id=task)
-                raise Over
+                raise MeasurementEnded
 
     def _repeat(self, do: Callable[[], None]) -> None:
         try:
             while not self._is_over.is_set():
                 do()
-        except Over:
+        except MeasurementEnded:
             pass
-        except Exception as error:  # noqa: BLE001  it is raised where the onlookers are stopped
+        except Exception as error:  # noqa: BLE001  `stop` raises it
             self.error = error
 
 
@@ -182,19 +182,19 @@ def main() -> int:
         print(f"bench: {error}", file=sys.stderr)
         return 1
     print(_table(alone, watched, options))
-    print(f"  first page of the large tube: {page_ms:.1f} ms of server CPU, to be at most {PAGE_MS_AT_MOST:g}")
+    print(f"  first page of the large tube: {page_ms:.1f} ms of server CPU, target: at most {MAX_PAGE_MS:g}")
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench.dashboard", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=5, help="turns for each (5)")
-    parser.add_argument("--seconds", type=float, default=3.0, help="per measurement (3)")
+    parser.add_argument("--rounds", type=int, default=5, help="measurements with and without viewers (5)")
+    parser.add_argument("--seconds", type=float, default=3.0, help="length of a measurement (3)")
     return parser
 
 
 def _fill(port: int) -> None:
-    """Put a job into each tube but the large one, and the rest of them there; end once all are acknowledged."""
+    """Put one job into each small tube and the rest into the large one; return once all are acknowledged."""
     puts = [b"use tube-%04d\r\nput 1000 0 60 2\r\n{}\r\n" % number for number in range(TUBES)]
     body = b"x" * 128
     job = b"put 1000 0 60 %d\r\n%b\r\n" % (len(body), body)
@@ -217,7 +217,7 @@ def _converse(sock: socket.socket, commands: bytes, replies: int) -> None:
 def _rounds(
     cpus: Cpus, server: Server, dashboard: Dashboard, rounds: int, seconds: float
 ) -> tuple[list[Sample], list[Sample]]:
-    """Samples of the server alone and of the server watched, in turns."""
+    """Return samples without and with viewers, taken in turns."""
     alone, watched = [], []
     for _ in range(rounds):
         alone.append(_sample(cpus, server, seconds))
@@ -234,13 +234,13 @@ def _sample(cpus: Cpus, server: Server, seconds: float) -> Sample:
 
 @contextmanager
 def _watched(dashboard: Dashboard) -> Iterator[None]:
-    onlookers = Onlookers(dashboard)
-    onlookers.start()
+    viewers = Viewers(dashboard)
+    viewers.start()
     try:
-        time.sleep(1)  # for the search and the bulk action to be under way
+        time.sleep(1)  # until the search and the bulk action are running
         yield
     finally:
-        onlookers.stop()
+        viewers.stop()
 
 
 def _page_ms(server: Server, dashboard: Dashboard) -> float:
@@ -256,15 +256,15 @@ def _table(alone: list[Sample], watched: list[Sample], options: argparse.Namespa
     lines = [
         f"dashboard: {CYCLE.about}; {JOBS:,} jobs, {TUBES:,} tubes",
         f"  {CYCLE.conditions}; median (lowest..highest) of {options.rounds} rounds of {options.seconds:g} s",
-        f"  {'':30}{'nobody looks':>28}{'10 tabs, search, bulk':>28}{'ratio':>8}",
+        f"  {'':30}{'no viewers':>28}{'10 tabs, search, bulk':>28}{'ratio':>8}",
     ]
     for metric in COMPARED:
         before, after = ([sample[metric] for sample in samples] for samples in (alone, watched))
         ratio = median(after) / median(before) if median(before) else 0.0
         lines.append(f"  {METRIC_LABELS[metric]:30}{Figure.of(before)!s:>28}{Figure.of(after)!s:>28}{ratio:8.2f}")
     p99 = median([sample["p99_us"] for sample in watched]) / median([sample["p99_us"] for sample in alone])
-    word = "reached" if p99 <= P99_AT_MOST else "MISSED"
-    lines.append(f"  {word}: p99 is {p99:.2f} times that of the server alone, to be at most {P99_AT_MOST:g}")
+    word = "reached" if p99 <= MAX_P99_RATIO else "MISSED"
+    lines.append(f"  {word}: p99 is {p99:.2f} times that without viewers, target: at most {MAX_P99_RATIO:g}")
     return "\n".join(lines)
 
 

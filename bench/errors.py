@@ -1,5 +1,5 @@
-"""What can go wrong in a measurement, as one exception."""
+"""The exception of a failed measurement."""
 
 
 class BenchError(Exception):
-    """A measurement that cannot be had; the message says what failed and why."""
+    """A measurement failed; the message says what failed and why."""

@@ -1,9 +1,9 @@
-/* floor: answers the beanstalk protocol with canned bytes, to show what the system
- * calls alone cost. It keeps no jobs: a put is INSERTED 1, every reserve gives job 1
- * with a body of --body bytes. It runs until it is killed; its port is on loopback.
+/* floor: answers the beanstalk protocol with canned replies, to measure the cost of the
+ * system calls alone. It keeps no jobs: a put replies INSERTED 1, every reserve returns
+ * job 1 with a body of --body bytes. It runs until it is killed, and listens on loopback.
  *
- * Sockets block. A recv follows epoll's word that there is something to read, and one
- * send answers all that came in it: the fewest calls that an event loop can make.
+ * Sockets block. epoll reports a readable socket, one recv reads it, and one send answers
+ * all commands in it: the minimum number of calls that an event loop can make.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -137,7 +137,7 @@ static void prepare_replies(void)
     reserved = checked(malloc(body_size + 64));
     reserved_size = (size_t)sprintf(reserved, "RESERVED 1 %zu\r\n", body_size);
     for (size_t i = 0; i < body_size; i++)
-        reserved[reserved_size++] = (char)('a' + i % 26); /* the body that load.c puts */
+        reserved[reserved_size++] = (char)('a' + i % 26); /* the same body as in load.c */
     memcpy(reserved + reserved_size, "\r\n", 2);
     reserved_size += 2;
     replies = checked(malloc((received_capacity / SHORTEST_COMMAND + 1) * (reserved_size + 32)));

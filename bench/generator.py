@@ -1,4 +1,4 @@
-"""The load generator as a child process, driven step by step."""
+"""Run the load generator as a child process, one step at a time."""
 
 import json
 import subprocess
@@ -12,14 +12,14 @@ from typing import IO, Final
 from .cpus import started_on
 from .errors import BenchError
 
-_SETUP_SECONDS: Final = 300.0  # to fill a backlog, and to answer what is in flight, on a busy machine too
+_SETUP_SECONDS: Final = 300.0  # time to put a backlog and to finish the commands in flight, even on a busy machine
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the load generator measured."""
+    """The measurement of the load generator."""
 
-    ops: int  # commands answered
+    ops: int  # number of commands answered
     seconds: float
     load_cpu_seconds: float
     p50_us: float
@@ -29,13 +29,13 @@ class Outcome:
 
 
 class Generator:
-    """A load generator that stands ready, its connections open."""
+    """A load generator whose connections are open."""
 
     def __init__(self, process: subprocess.Popen[str], errors: IO[str]) -> None:
         self._process = process
         self._errors = errors
 
-    def await_ready(self) -> None:
+    def wait_until_ready(self) -> None:
         if self._next_line() != "ready\n":
             raise BenchError("load generator: expected its ready line")
 
@@ -46,10 +46,10 @@ class Generator:
         return Outcome(**{name: figures[name] for name in Outcome.__annotations__})
 
     def finish(self) -> None:
-        """Close the connections; fail if anything was wrong with them."""
+        """Close the connections; raise BenchError if any of them failed."""
         self._continue()
         if self._process.wait() != 0:
-            raise BenchError(self._complaint())
+            raise BenchError(self._error_message())
 
     def _continue(self) -> None:
         assert self._process.stdin is not None
@@ -57,28 +57,27 @@ class Generator:
             self._process.stdin.write("\n")
             self._process.stdin.flush()
         except BrokenPipeError as error:
-            raise BenchError(self._complaint()) from error
+            raise BenchError(self._error_message()) from error
 
     def _next_line(self) -> str:
-        """Its next line of output; it comes, or the process ends: it has a deadline."""
+        """Return the next line of output. The load generator has a deadline, so this always returns."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise BenchError(self._complaint())
+            raise BenchError(self._error_message())
         return line
 
-    def _complaint(self) -> str:
+    def _error_message(self) -> str:
         status = self._process.wait()
         self._errors.seek(0)
-        said = self._errors.read().strip()
-        return said or f"load generator ended with status {status}"
+        return self._errors.read().strip() or f"load generator ended with status {status}"
 
 
 @contextmanager
 def running_generator(
     program: Path, port: int, arguments: list[str], seconds: float, cpu: int | None
 ) -> Iterator[Generator]:
-    """A load generator against *port* on loopback, ready to measure for *seconds*."""
+    """Start a load generator against *port* on loopback, ready to measure for *seconds*."""
     argv = [str(program), "--port", str(port), "--stepwise", *arguments]
     argv += ["--deadline", str(seconds + _SETUP_SECONDS)]
     with tempfile.TemporaryFile("w+") as errors:
@@ -92,7 +91,7 @@ def running_generator(
             )
         try:
             generator = Generator(process, errors)
-            generator.await_ready()
+            generator.wait_until_ready()
             yield generator
         finally:
             process.kill()

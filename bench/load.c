@@ -1,17 +1,17 @@
 /* load: a load generator for the beanstalk protocol, one thread over epoll.
  *
- * A connection always knows which reply it is due. Bytes that arrive are
- * matched against exactly that reply, the whole job body included; anything
- * else ends the program with a message. A matched reply is handed to the
- * mode's step function, which sends the next command, or nothing once claim()
- * says that the measurement is over. The measurement ends when no reply is
- * outstanding, so every command sent is also answered and counted.
+ * Each connection knows which reply it expects. Received bytes are compared
+ * with exactly that reply, including the whole job body; anything else ends
+ * the program with a message. A matched reply is passed to the mode's step
+ * function, which sends the next command, or nothing once claim() returns 0.
+ * The measurement ends when no reply is outstanding, so every command sent is
+ * also answered and counted.
  *
- * A run has three parts: set-up (connections opened, the backlog put), the
- * measured part, and the end, when connections close. With --stepwise the
- * program stops between them until a line, or EOF, comes on stdin, so that
- * whoever drives it can read the server's CPU time and memory on either side.
- * Its output is "ready" (only if stepwise), then one line of JSON.
+ * A run has three parts: setup (open the connections, put the backlog), the
+ * measurement, and the end, when connections close. With --stepwise the
+ * program waits between them for a line or EOF on stdin, so that the caller
+ * can read the server's CPU time and memory before and after the measurement.
+ * The output is "ready" (with --stepwise only), then one line of JSON.
  *
  * Times are nanoseconds of the monotonic clock unless the name says otherwise.
  */
@@ -41,21 +41,21 @@
 #define UNLIMITED UINT64_MAX
 #define PRIORITY 1024
 #define TTR_SECONDS 600
-#define LINE_LIMIT 224            /* protocol.txt: the longest line */
-#define READ_ROOM (16 * 1024)     /* free space offered to each recv, beside a body */
+#define LINE_LIMIT 224            /* maximum bytes of a line, by protocol.txt */
+#define READ_ROOM (16 * 1024)     /* bytes offered to each recv, in addition to a body */
 #define EVENTS_PER_WAIT 256
-#define SOCKET_TIMEOUT_SECONDS 10 /* for the blocking calls of set-up */
-#define PER_SOURCE_ADDRESS 10000  /* connections, well below the ephemeral ports */
+#define SOCKET_TIMEOUT_SECONDS 10 /* for the blocking calls of the setup */
+#define PER_SOURCE_ADDRESS 10000  /* connections per source address, well below the number of ports */
 #define BACKLOG_CONNECTIONS 4
 #define BACKLOG_DEPTH 100
-#define TUBE "tube-%06u"          /* the tubes of --tubes and --watch */
+#define TUBE "tube-%06u"          /* names of the tubes of --tubes and --watch */
 #define NO_TUBE UINT32_MAX
-#define PACE_SHARE 20             /* --due: this part of the backlog shows how long all of it takes, */
-#define SLOWER_AT_MOST 3          /* or at most so many times as long, */
-#define DUE_ROOM (3 * SECOND)     /* and then there is some time left */
+#define PACE_SHARE 20             /* --due: 1/PACE_SHARE of the backlog is put to estimate the time for all of it */
+#define MAX_SLOWDOWN 3          /* --due: the backlog may take this many times the estimate */
+#define DUE_ROOM (3 * SECOND)     /* --due: additional time before the first job is due */
 #define TEXT_OF(number) #number
 #define TEXT(number) TEXT_OF(number)
-#define LOOK_EVERY (SECOND / 5)   /* probe: between two looks at what is still delayed */
+#define POLL_INTERVAL (SECOND / 5)   /* probe: time between two requests for the number of delayed jobs */
 
 enum word { INSERTED, RESERVED, DELETED, USING, WATCHING, OK };
 static const char *const words[] = {"INSERTED", "RESERVED", "DELETED", "USING", "WATCHING", "OK"};
@@ -68,19 +68,19 @@ struct buffer {
 struct connection {
     int fd;
     bool awaits_writable;
-    enum word expected;    /* what each reply now due must be */
-    unsigned due;          /* replies not yet received */
-    uint64_t sent;         /* when the commands now unanswered were sent */
+    enum word expected;    /* the expected word of each outstanding reply */
+    unsigned due;          /* number of outstanding replies */
+    uint64_t sent;         /* time at which the unanswered commands were sent */
     uint64_t *ids;         /* drain: jobs reserved by this batch */
-    unsigned reserved;     /* drain: how many of them */
-    unsigned tube, next_tube; /* tour: the one it watches, and the one it goes to */
+    unsigned reserved;     /* drain: number of ids */
+    unsigned tube, next_tube; /* tour: the watched tube, and the next one */
     struct buffer in, out;
-    struct connection *next_idle; /* fan: another producer with nothing to do */
+    struct connection *next_idle; /* fan: next in the list of idle producers */
 };
 
 struct mode {
     const char *name;
-    unsigned connections, depth; /* unless the command line says otherwise */
+    unsigned connections, depth; /* defaults */
     void (*start)(struct connection *connection, unsigned index);
     void (*step)(struct connection *connection, uint64_t id);
 };
@@ -96,19 +96,19 @@ static struct {
     .host = "127.0.0.1", .port = "11300", .body = 128, .deadline_seconds = 120,
 };
 
-/* The measured part, or the filling of the backlog, while it runs. */
+/* The state of the measurement, or of putting the backlog. */
 static struct {
     const struct mode *mode;
     unsigned depth;
-    uint64_t now;         /* when the event being handled was picked up */
-    uint64_t stop;        /* no job is claimed from then on */
-    uint64_t jobs_left;   /* that may still be claimed */
-    uint64_t outstanding; /* replies that must come before the run is over */
+    uint64_t now;         /* time at which the current event was received */
+    uint64_t stop;        /* time from which no job is claimed */
+    uint64_t jobs_left;   /* jobs that may still be claimed */
+    uint64_t outstanding; /* replies that must arrive before the run ends */
     uint64_t answered;
     struct connection *idle_producers; /* fan */
-    unsigned waiting_consumers;        /* fan: blocked, and no put under way for them */
-    unsigned handing_over;             /* fan: puts sent whose job has not arrived */
-    uint64_t next_look;                /* probe */
+    unsigned waiting_consumers;        /* fan: blocked consumers without an outstanding put */
+    unsigned handing_over;             /* fan: puts whose job has not arrived */
+    uint64_t next_poll;                /* probe */
 } run;
 
 struct outcome {
@@ -117,12 +117,12 @@ struct outcome {
 
 static int epoll_fd;
 static uint64_t deadline;
-static uint64_t due; /* with --due: when the first job of the backlog is, and the last one a second later */
-static uint64_t put_delay; /* seconds, of put_command */
-static char *put_command, *payload; /* payload: a body and its CRLF, in put_command */
+static uint64_t due; /* --due: time at which the first job of the backlog is due; the last is due a second later */
+static uint64_t put_delay; /* delay in put_command, in seconds */
+static char *put_command, *payload; /* payload: the body and its CRLF in put_command */
 static size_t put_size, payload_size;
 
-/* ---- Failing, and the clock ---- */
+/* ---- Errors, and the clock ---- */
 
 __attribute__((noreturn, format(printf, 1, 2)))
 static void die(const char *format, ...)
@@ -157,7 +157,7 @@ static double cpu_seconds(void)
     return (double)now.tv_sec + (double)now.tv_nsec / SECOND;
 }
 
-/* ---- Latencies: 128 buckets for every power of two, so within 0.8 % ---- */
+/* ---- Latencies: 128 buckets for each power of two, so accurate to 0.8 % ---- */
 
 #define SUB_BITS 7
 #define SUB_BUCKETS (1u << SUB_BITS)
@@ -263,7 +263,7 @@ static void flush(struct connection *connection)
         watch(connection, EPOLL_CTL_MOD, unsent);
 }
 
-/* Send what was appended: *count* commands, each to be answered by *expected*. */
+/* Send the appended *count* commands, each of which expects the reply *expected*. */
 static void transmit(struct connection *connection, enum word expected, unsigned count)
 {
     connection->expected = expected;
@@ -285,19 +285,19 @@ static void build_put_command(uint64_t delay_seconds)
     payload = put_command + line_size;
     memcpy(put_command, line, (size_t)line_size);
     for (uint64_t i = 0; i < options.body; i++)
-        payload[i] = (char)('a' + i % 26); /* floor.c answers with the same */
+        payload[i] = (char)('a' + i % 26); /* the same body as in floor.c */
     memcpy(payload + options.body, "\r\n", 2);
 }
 
-/* With --due all jobs of the backlog fall due within one second, whenever each is put: its delay
- * is in whole seconds, and gets shorter by one with each that passes. */
+/* With --due all jobs of the backlog are due within one second, whenever each is put: the delay is
+ * in whole seconds, and is reduced by one for each second that passes. */
 static uint64_t backlog_delay(void)
 {
     uint64_t now = clock_now();
     if (!options.falls_due)
         return options.delay_seconds;
     if (now >= due)
-        die("--due: the backlog took more than " TEXT(SLOWER_AT_MOST) " times as long as its start promised");
+        die("--due: the backlog took more than " TEXT(MAX_SLOWDOWN) " times the estimated time");
     return (due - now) / SECOND + 1;
 }
 
@@ -382,7 +382,8 @@ static bool accept_line(struct cursor *line, enum word expected, uint64_t *id)
 
 static const char none_delayed[] = "\ncurrent-jobs-delayed: 0\n";
 
-/* The size of the reply at the head of *data*; of an OK *id* tells whether nothing is delayed; 0 if more of it is to come, -1 if it is wrong. */
+/* Return the size of the reply at the start of *data*, 0 if it is incomplete, -1 if it is wrong. For OK, *id* says
+ * whether no job is delayed. */
 static ssize_t read_reply(enum word expected, const char *data, size_t size, uint64_t *id)
 {
     const char *newline = memchr(data, '\n', size);
@@ -441,7 +442,7 @@ static void receive(struct connection *connection)
         die("%s: the server closed a connection that was due %u %s", run.mode->name,
             connection->due, words[connection->expected]);
     in->end += (size_t)received;
-    in->data[in->end] = '\0'; /* for die_of_reply alone */
+    in->data[in->end] = '\0'; /* for die_of_reply only */
     while (in->start < in->end) {
         uint64_t id = 0;
         ssize_t size = connection->due == 0 ? -1
@@ -455,9 +456,9 @@ static void receive(struct connection *connection)
     }
 }
 
-/* ---- Modes: what each connection sends first, and after each reply ---- */
+/* ---- Modes: the first commands of each connection, and those after each reply ---- */
 
-/* How many of *wanted* jobs may still be handled before the run is over. */
+/* Return how many of *wanted* jobs may still be processed in this run. */
 static unsigned claim(unsigned wanted)
 {
     if (run.now >= run.stop)
@@ -526,7 +527,7 @@ static void step_cycle(struct connection *connection, uint64_t id)
     }
 }
 
-/* Each connection goes round its share of --tubes: in each it puts a job, reserves one and deletes it. */
+/* Each connection visits its share of --tubes: in each it puts a job, reserves one and deletes it. */
 static void start_tour(struct connection *connection, unsigned index)
 {
     (void)index;
@@ -559,22 +560,22 @@ static void step_tour(struct connection *connection, uint64_t id)
     }
 }
 
-/* A cycle that goes on until nothing is delayed any more in the default tube. */
+/* A cycle that runs until no job in the default tube is delayed. */
 static void step_probe(struct connection *connection, uint64_t id)
 {
     if (connection->expected == OK && id)
         run.stop = run.now;
-    if (connection->expected == DELETED && run.now >= run.next_look) {
-        run.next_look = run.now + LOOK_EVERY;
+    if (connection->expected == DELETED && run.now >= run.next_poll) {
+        run.next_poll = run.now + POLL_INTERVAL;
         send_line(connection, OK, "stats-tube default\r\n", 0);
     } else {
         step_cycle(connection, id);
     }
 }
 
-/* Each put is sent when a consumer is already blocked, so every job is a hand-off to
- * a waiting client. Producers left to run free would outpace the consumers, who send
- * two commands a job: the queue would grow and no reserve would ever block. */
+/* Each put is sent when a consumer is already blocked, so every job goes to a waiting
+ * client. Unrestricted producers would outpace the consumers, which send two commands
+ * per job: the queue would grow, and no reserve would ever block. */
 static void match_producers(void)
 {
     while (run.waiting_consumers > 0 && run.idle_producers && claim(1)) {
@@ -582,7 +583,7 @@ static void match_producers(void)
         run.idle_producers = producer->next_idle;
         run.waiting_consumers--;
         run.handing_over++;
-        run.outstanding++; /* the RESERVED that this put will cause */
+        run.outstanding++; /* the RESERVED reply caused by this put */
         send_puts(producer, 1);
     }
 }
@@ -597,7 +598,7 @@ static void await_producer(struct connection *producer)
 static void await_job(struct connection *consumer)
 {
     send_reserves(consumer, 1);
-    run.outstanding--; /* its reply is owed only once a put is matched with it */
+    run.outstanding--; /* its reply is counted once a put is sent for it */
     run.waiting_consumers++;
     match_producers();
 }
@@ -637,7 +638,7 @@ static void start_idle(struct connection *connection, unsigned index)
 {
     (void)index;
     send_reserves(connection, 1);
-    run.outstanding--; /* nobody puts: it never comes */
+    run.outstanding--; /* without a put the reply never comes */
 }
 
 __attribute__((noreturn))
@@ -708,7 +709,7 @@ static int connect_unix(void)
     return fd;
 }
 
-/* On loopback, connections are spread over source addresses: one has too few ports. */
+/* On loopback, connections use several source addresses, because one has too few ports. */
 static void bind_source(int fd, const struct sockaddr_in *server, unsigned index)
 {
     int on = 1;
@@ -743,7 +744,7 @@ static int connect_tcp(unsigned index)
     return fd;
 }
 
-/* Send one command on a blocking socket and return when *enough* is in the reply. */
+/* Send one command on a blocking socket; return when the reply contains *enough*. */
 static void ask(int fd, const char *command, const char *enough, char *reply, size_t size)
 {
     size_t used = 0;
@@ -759,7 +760,7 @@ static void ask(int fd, const char *command, const char *enough, char *reply, si
     } while (!strstr(reply, enough) && used < size - 1);
 }
 
-/* One exchange shows that the server has accepted the connection and serves it. */
+/* Exchange one command, to be sure that the server has accepted the connection. */
 static void greet(int fd)
 {
     char reply[LINE_LIMIT];
@@ -775,7 +776,7 @@ static int open_blocking(unsigned index)
     return fd;
 }
 
-/* Send what is in *out*, and return once *count* replies of a line each, of any of *expected*, have come. */
+/* Send *out*; return once *count* one-line replies, each one of *expected*, have arrived. */
 static void converse(int fd, struct buffer *out, unsigned count, const char *expected)
 {
     char replies[READ_ROOM], first = '\n';
@@ -805,7 +806,7 @@ static void append_line(struct buffer *out, const char *format, ...)
     va_end(arguments);
 }
 
-/* Have connection number *index* watch --watch tubes, and use one of them. */
+/* Make connection number *index* watch --watch tubes, and use one of them. */
 static void watch_tubes(int fd, unsigned index)
 {
     struct buffer out = {0};
@@ -858,7 +859,7 @@ static void handle(const struct epoll_event *event)
         receive(connection);
 }
 
-/* Handle what the server sends; return after *timeout_ms* if it sends nothing. */
+/* Process received data; return after *timeout_ms* without any. */
 static void poll_connections(int timeout_ms)
 {
     struct epoll_event events[EVENTS_PER_WAIT];
@@ -903,7 +904,7 @@ static struct outcome measure(struct connection *connections, uint64_t jobs, dou
     };
 }
 
-/* Put the backlog into --tubes in turns. */
+/* Put the backlog into the --tubes in turn. */
 static void fill_tubes(void)
 {
     struct buffer out = {0};
@@ -933,10 +934,10 @@ static void fill_backlog(void)
     struct connection *connections = open_connections(BACKLOG_CONNECTIONS, BACKLOG_DEPTH, false);
     if (options.falls_due) {
         uint64_t began = clock_now();
-        build_put_command(0); /* these stay ready */
+        build_put_command(0); /* these jobs stay ready */
         put_jobs(connections, options.backlog / PACE_SHARE);
         uint64_t now = clock_now();
-        due = now + (now - began) * PACE_SHARE * SLOWER_AT_MOST + DUE_ROOM;
+        due = now + (now - began) * PACE_SHARE * MAX_SLOWDOWN + DUE_ROOM;
     }
     build_put_command(backlog_delay());
     put_jobs(connections, options.backlog);
@@ -955,7 +956,7 @@ static uint64_t count_waiting(int fd)
     return strtoull(found + strlen(key), NULL, 10);
 }
 
-/* Return when the server says that all connections wait in reserve. */
+/* Wait until the server reports that all connections are blocked in reserve. */
 static void await_waiting(void)
 {
     int fd = open_blocking(options.connections);
@@ -968,7 +969,7 @@ static void await_waiting(void)
     close(fd);
 }
 
-/* ---- The driver's side: stdin, stdout and the command line ---- */
+/* ---- The caller's side: stdin, stdout and the command line ---- */
 
 static void await_line(void)
 {
@@ -1006,7 +1007,7 @@ static void await_driver(void)
     await_line();
 }
 
-/* Return shortly before the backlog falls due. */
+/* Wait until shortly before the backlog is due. */
 static void await_due(void)
 {
     if (!options.falls_due)
@@ -1016,7 +1017,7 @@ static void await_due(void)
     nanosleep(&rest, NULL);
 }
 
-/* Open the connections and block them in reserve, report, and hold them. */
+/* Open the connections, block them in reserve, report, and keep them open. */
 static void run_idle(void)
 {
     await_driver();
@@ -1029,7 +1030,7 @@ static void run_idle(void)
         .cpu_seconds = cpu_seconds(),
     });
     await_line();
-    poll_connections(0); /* any reply, and any connection lost, ends the program */
+    poll_connections(0); /* any reply or lost connection ends the program */
     close_connections(connections, options.connections);
 }
 
@@ -1063,7 +1064,7 @@ static void raise_file_limit(void)
 }
 
 __attribute__((noreturn))
-static void usage(const char *complaint)
+static void usage(const char *message)
 {
     fprintf(stderr, "load: %s\n"
         "usage: load --mode MODE [options]\n"
@@ -1074,28 +1075,28 @@ static void usage(const char *complaint)
         "  --connections N  (50; pipelined and preload 4; idle 10000)\n"
         "  --depth N        commands in a batch, for put, drain and preload\n"
         "  --body BYTES     (128)\n"
-        "  --seconds S      measure for S seconds at most\n"
-        "  --jobs N         measure N jobs at most\n"
-        "  --backlog N      put N jobs before measuring; drain takes these and ends\n"
-        "  --delay S        delay of the jobs of the backlog, or of preload\n"
-        "  --due            instead: they all fall due within one second, once all are put\n"
-        "  --tubes N        spread the backlog over N tubes; tour goes round them\n"
-        "  --watch N        each connection watches N of these tubes, not default, and uses one of them\n"
-        "  --deadline S     give up after S seconds in all (120)\n"
-        "  --stepwise       wait for a line on stdin before and after measuring\n",
-        complaint);
+        "  --seconds S      measure for at most S seconds\n"
+        "  --jobs N         measure at most N jobs\n"
+        "  --backlog N      put N jobs before the measurement; drain takes these and ends\n"
+        "  --delay S        delay of the backlog's jobs, or of preload's\n"
+        "  --due            instead of --delay: all jobs of the backlog are due within one second\n"
+        "  --tubes N        spread the backlog over N tubes; tour visits them\n"
+        "  --watch N        each connection watches N of these tubes, without default, and uses one of them\n"
+        "  --deadline S     exit with an error after S seconds in total (120)\n"
+        "  --stepwise       wait for a line on stdin before and after the measurement\n",
+        message);
     exit(2);
 }
 
 static double parse_number(const char *name, const char *text, double low, double high)
 {
-    char *end, complaint[128];
+    char *end, message[128];
     double number = strtod(text, &end);
     if (end != text && *end == '\0' && number >= low && number <= high)
         return number;
-    snprintf(complaint, sizeof complaint, "--%s %.40s: a number from %g to %g is needed",
+    snprintf(message, sizeof message, "--%s %.40s: must be a number from %g to %g",
              name, text, low, high);
-    usage(complaint);
+    usage(message);
 }
 
 static const struct option long_options[] = {
@@ -1136,7 +1137,7 @@ static void parse_option(int letter, const char *name)
 static void check_options(void)
 {
     if (!options.mode)
-        usage("--mode: one of those below is needed");
+        usage("--mode: must be one of those below");
     if (!options.connections)
         options.connections = options.mode->connections;
     if (!is_batched() || !options.depth)
@@ -1144,7 +1145,7 @@ static void check_options(void)
     if (is_drain() && !options.backlog)
         usage("drain needs --backlog");
     if (is_mode("tour") && options.tubes < 2 * options.connections)
-        usage("tour needs two --tubes for each connection at least");
+        usage("tour needs at least two --tubes per connection");
     if (is_mode("probe") && !(options.falls_due && options.backlog >= PACE_SHARE && options.watch))
         usage("probe needs --due, --watch and a --backlog of " TEXT(PACE_SHARE) " or more");
     if (is_mode("fan") && (options.connections % 2 || options.backlog))
@@ -1161,7 +1162,7 @@ int main(int argc, char **argv)
     while ((letter = getopt_long(argc, argv, "", long_options, &index)) != -1)
         parse_option(letter, long_options[index].name);
     if (optind < argc)
-        usage("no arguments but options are taken");
+        usage("only options are allowed");
     check_options();
     raise_file_limit();
     deadline = clock_now() + (uint64_t)(options.deadline_seconds * SECOND);

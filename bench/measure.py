@@ -1,4 +1,4 @@
-"""One measurement of one server, and the rounds in which servers take turns."""
+"""Measure one server under one mode, in rounds in which the servers take turns."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -10,14 +10,14 @@ from typing import Final
 from .cpus import Cpus
 from .generator import Generator, running_generator
 from .modes import Measurement, Metric, Mode
-from .onlooker import looked_at
 from .servers import Contender, Server, data_directory, running_server
+from .viewer import dashboard_viewer
 
 Sample = dict[Metric, float]
 
 DISTURBED_PERCENT: Final = 5.0
-_ACCOUNTING_SECONDS: Final = 0.02  # for the last replies' CPU time to be booked
-_QUIET_SECONDS: Final = 5.0  # for a probe of a server where nothing falls due
+_ACCOUNTING_SECONDS: Final = 0.02  # until the CPU time of the last replies is accounted
+_QUIET_SECONDS: Final = 5.0  # length of a probe of a server on which no job becomes ready
 
 
 @dataclass(frozen=True)
@@ -28,22 +28,19 @@ class Bench:
     cpus: Cpus
     seconds: float
     rounds: int
-    attempts: int  # at a measurement that others disturb
-    has_dashboard: bool  # whether ours serves it, and somebody looks
+    attempts: int  # maximum attempts at a measurement that other processes disturb
+    has_dashboard: bool  # whether Greenstalk Server serves its dashboard, which a viewer has open
 
     def run(self, mode: Mode, contenders: list[Contender]) -> Iterator[tuple[int, Contender, Sample]]:
-        """Yield each round's samples as they come, the contenders in turns.
-
-        Each round starts with another contender, so that none is always first.
-        """
-        entered = [c for c in contenders if c.takes_part_in(mode)]
+        """Yield the samples of each round; the contenders take turns, and each round starts with another one."""
+        servers = [c for c in contenders if c.supports(mode)]
         for number in range(self.rounds):
-            first = number % len(entered)
-            for contender in entered[first:] + entered[:first]:
+            first = number % len(servers)
+            for contender in servers[first:] + servers[:first]:
                 yield number, contender, self._undisturbed_sample(mode, contender)
 
     def _undisturbed_sample(self, mode: Mode, contender: Contender) -> Sample:
-        """A sample while nobody else used the CPUs, or the least disturbed of several."""
+        """Return a sample during which no other process used the CPUs, or the least disturbed of several."""
         samples = []
         for _ in range(self.attempts):
             with data_directory() as directory:
@@ -55,7 +52,7 @@ class Bench:
 
 @dataclass(frozen=True)
 class Trial:
-    """One sample to be had: of *contender* under *mode*, on an empty *directory*."""
+    """One measurement of *contender* under *mode*, with an empty *directory*."""
 
     bench: Bench
     mode: Mode
@@ -64,27 +61,27 @@ class Trial:
 
     @contextmanager
     def server(self) -> Iterator[Server]:
-        """The server, running, and looked at if the conditions say so."""
+        """Run the server, with a viewer of its dashboard if the benchmark has one."""
         bench = self.bench
         with ExitStack() as stack:
             starting = running_server(
                 self.contender, self.mode, self.directory, bench.cpus.server, has_dashboard=bench.has_dashboard
             )
             server = stack.enter_context(starting)
-            stack.enter_context(looked_at(server.web_port))
+            stack.enter_context(dashboard_viewer(server.web_port))
             yield server
 
     @contextmanager
     def generator(self, server: Server, mode: Mode | None = None, seconds: float | None = None) -> Iterator[Generator]:
-        """A load generator for *mode*, or the trial's own, ready to measure; the backlog is put."""
-        lasts = self.bench.seconds if seconds is None else seconds
-        arguments = (mode or self.mode).load_arguments(lasts)
-        with running_generator(self.bench.program, server.port, arguments, lasts, self.bench.cpus.load) as generator:
+        """Start a load generator for *mode* (default: the trial's), and put its backlog."""
+        duration = self.bench.seconds if seconds is None else seconds
+        arguments = (mode or self.mode).load_arguments(duration)
+        with running_generator(self.bench.program, server.port, arguments, duration, self.bench.cpus.load) as generator:
             yield generator
 
 
 def speed(cpus: Cpus, server: Server, generator: Generator) -> Sample:
-    """Run the measured part of *generator*, and tell how *server* did."""
+    """Run the measured part of *generator*; return the speed of *server*."""
     busy, cpu_ns = cpus.busy_seconds(), server.cpu_ns()
     outcome = generator.measure()
     time.sleep(_ACCOUNTING_SECONDS)
@@ -108,10 +105,10 @@ def _speed(trial: Trial) -> Sample:
 
 
 def _growth(trial: Trial) -> Sample:
-    """Speed over the backlog, and what that does to p99.9."""
+    """Return the speed over the backlog, and the growth of p99.9 relative to the empty server."""
     cpus = trial.bench.cpus
     with trial.server() as server:
-        with trial.generator(server, trial.mode.on_an_empty_server()) as generator:
+        with trial.generator(server, trial.mode.without_backlog()) as generator:
             empty = speed(cpus, server, generator)
         with trial.generator(server) as generator:
             sample = speed(cpus, server, generator)
@@ -122,10 +119,10 @@ def _growth(trial: Trial) -> Sample:
 
 
 def _due(trial: Trial) -> Sample:
-    """The longest that a connection with one command in flight waited for a reply."""
+    """Return the longest wait for a reply on a connection with one command in flight."""
     cpus = trial.bench.cpus
     with trial.server() as server:
-        with trial.generator(server, trial.mode.on_an_empty_server(), _QUIET_SECONDS) as generator:
+        with trial.generator(server, trial.mode.without_backlog(), _QUIET_SECONDS) as generator:
             before = generator.measure()
             generator.finish()
         with trial.generator(server) as generator:
@@ -144,17 +141,17 @@ def _due(trial: Trial) -> Sample:
 
 
 def _connection_memory(trial: Trial) -> Sample:
-    grown, _ = _grown(trial)
+    grown, _ = _memory_growth(trial)
     return {"bytes_per_connection": grown / trial.mode.connections}
 
 
 def _job_memory(trial: Trial) -> Sample:
-    grown, jobs = _grown(trial)
+    grown, jobs = _memory_growth(trial)
     return {"bytes_per_job": grown / jobs}
 
 
-def _grown(trial: Trial) -> tuple[int, int]:
-    """By how many bytes the server has grown, and over how many commands."""
+def _memory_growth(trial: Trial) -> tuple[int, int]:
+    """Return the growth of the server's memory in bytes, and the number of commands."""
     with trial.server() as server, trial.generator(server) as generator:
         before = server.settled_private_bytes()
         outcome = generator.measure()
@@ -183,7 +180,7 @@ def _restart(trial: Trial) -> Sample:
     with running_server(
         trial.contender, trial.mode, trial.directory, cpus.server, has_dashboard=trial.bench.has_dashboard
     ) as server:
-        server.await_reply()
+        server.wait_for_reply()
         seconds = time.monotonic() - began
         others = cpus.busy_seconds() - busy - server.cpu_ns() / 1e9
     return {"restart_seconds": seconds, "others_busy": 100 * max(0.0, others) / seconds}

@@ -1,7 +1,6 @@
-"""The modes: what is measured, under which load, and what is aimed at.
+"""The modes: each names a load, the server's options, what is measured, and the targets.
 
-All of it is data. A new comparison is a new row of a table below; nothing else
-needs to know it.
+All of it is data. To add a comparison, add a mode to one of the suites; no other code changes.
 """
 
 from collections.abc import Iterable
@@ -9,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 BODY: Final = 128
-LARGEST_BODY: Final = 65_535  # beanstalkd's default for -z
+MAX_BODY: Final = 65_535  # beanstalkd's default for -z
 
 Metric = Literal[
     "cpu_us",
@@ -30,12 +29,12 @@ Metric = Literal[
 ]
 Measurement = Literal[
     "speed",  # CPU, throughput and latency
-    "growth",  # the same over the backlog, and its p99.9 beside that of the server before, empty
-    "due",  # how long one connection waits at most while the backlog falls due
+    "growth",  # speed over a backlog, and the ratio of its p99.9 to that of the same server when empty
+    "due",  # the longest wait for a reply on one connection while the backlog becomes ready
     "connection memory",
     "job memory",
-    "returned memory",  # once the backlog is drained
-    "restart",  # on what the load has put
+    "returned memory",  # after the backlog is drained
+    "restart",  # with the jobs that the load has put
 ]
 
 METRIC_LABELS: Final[dict[Metric, str]] = {
@@ -45,31 +44,31 @@ METRIC_LABELS: Final[dict[Metric, str]] = {
     "p99_us": "µs of latency, p99",
     "p999_us": "µs of latency, p99.9",
     "p999_empty_us": "µs of latency, p99.9, empty",
-    "p999_growth": "p99.9 over that when empty",
+    "p999_growth": "p99.9 relative to the empty server",
     "load_busy": "% of a CPU used by the load",
     "others_busy": "% of a CPU used by others",
     "bytes_per_connection": "bytes per connection",
     "bytes_per_job": "bytes per job",
-    "returned_percent": "% of memory given back",
+    "returned_percent": "% of memory returned",
     "restart_seconds": "seconds until the first reply",
-    "held_ms": "ms until a reply, at most",
-    "held_before_ms": "the same, nothing falling due",
+    "held_ms": "ms of the longest wait for a reply",
+    "held_before_ms": "the same, with no job due",
 }
 
-# These tell how far a sample can be trusted; to compare them would mean nothing.
+# These metrics show how reliable a sample is, and are not compared.
 CONDITIONS: Final[tuple[Metric, ...]] = ("load_busy", "others_busy", "held_before_ms")
 
 
 @dataclass(frozen=True)
 class Target:
-    """A bound on *metric* of ours: as a ratio to the peer's, or absolute."""
+    """A bound on a metric of Greenstalk Server: a ratio to the peer's, or absolute."""
 
     metric: Metric
     relation: Literal["at most", "at least"]
     bound: float
     absolute: bool = False
 
-    def is_reached_by(self, value: float) -> bool:
+    def is_met_by(self, value: float) -> bool:
         if self.relation == "at most":
             return value <= self.bound
         return value >= self.bound
@@ -77,7 +76,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Mode:
-    """One load on one kind of server. Sizes are in bytes."""
+    """One load on one configuration of the servers. Sizes are in bytes."""
 
     name: str
     load: str  # the load generator's --mode
@@ -85,13 +84,13 @@ class Mode:
     measurement: Measurement = "speed"
     connections: int = 50
     body: int = BODY
-    jobs: int | None = None  # the measurement ends after so many jobs
-    backlog: int | None = None  # jobs put before the measurement
-    delay_seconds: int = 0  # of the backlog's jobs
-    falls_due: bool = False  # all of it is delayed, and falls due within one second
-    tubes: int = 0  # that the backlog is spread over
-    watch: int = 0  # tubes that each connection watches; 0: default alone
-    has_floor: bool = False  # canned replies can serve it
+    jobs: int | None = None  # number of jobs after which the measurement ends
+    backlog: int | None = None  # number of jobs put before the measurement
+    delay_seconds: int = 0  # delay of the backlog's jobs
+    falls_due: bool = False  # the whole backlog is delayed, and becomes ready within one second
+    tubes: int = 0  # number of tubes that hold the backlog
+    watch: int = 0  # number of tubes that each connection watches; 0: only default
+    has_floor: bool = False  # the server of canned replies supports this load
     server_args: tuple[str, ...] = ()  # {dir} is a fresh directory
     targets: tuple[Target, ...] = ()
 
@@ -104,7 +103,7 @@ class Mode:
         return ", ".join(parts)
 
     def load_arguments(self, seconds: float) -> list[str]:
-        """The load generator's options, when measuring for at most *seconds*."""
+        """Return the load generator's options for a measurement of at most *seconds*."""
         options: dict[str, object | None] = {
             "--mode": self.load,
             "--connections": self.connections,
@@ -116,11 +115,11 @@ class Mode:
             "--watch": self.watch or None,
             "--seconds": seconds if self.measurement in ("speed", "growth") else None,
         }
-        given = ((name, str(value)) for name, value in options.items() if value)
-        return [*(word for pair in given for word in pair), *(["--due"] if self.falls_due else [])]
+        pairs = ((name, str(value)) for name, value in options.items() if value)
+        return [*(word for pair in pairs for word in pair), *(["--due"] if self.falls_due else [])]
 
-    def on_an_empty_server(self) -> "Mode":
-        """The same load without its backlog."""
+    def without_backlog(self) -> "Mode":
+        """Return the same load without its backlog."""
         return replace(self, load="cycle", backlog=None, delay_seconds=0, falls_due=False, measurement="speed")
 
 
@@ -129,7 +128,7 @@ def _cpu_at_most(bound: float) -> tuple[Target, ...]:
 
 
 def _speed_at_most(cpu: float) -> tuple[Target, ...]:
-    """Bounds on CPU per command, and on latency."""
+    """Return bounds on CPU per command and on latency."""
     return (*_cpu_at_most(cpu), Target("p50_us", "at most", 1.1), Target("p99_us", "at most", 1.1))
 
 
@@ -220,7 +219,7 @@ def _at_other_scales() -> Iterable[Mode]:
 
 
 def _with_larger_bodies() -> Iterable[Mode]:
-    for label, body in (("1k", 1_024), ("16k", 16_384), ("64k", LARGEST_BODY)):
+    for label, body in (("1k", 1_024), ("16k", 16_384), ("64k", MAX_BODY)):
         yield replace(CYCLE, name=f"cycle-{label}", body=body, targets=_cpu_at_most(1.1))
 
 
@@ -229,7 +228,7 @@ def _over_a_backlog() -> Iterable[Mode]:
         yield replace(
             CYCLE,
             name=f"cycle-over-{label}",
-            about=f"{CYCLE.about}; over 1,000,000 {label} jobs, and before on the same server, empty",
+            about=f"{CYCLE.about}; over 1,000,000 {label} jobs, and before that on the same server when empty",
             measurement="growth",
             backlog=1_000_000,
             delay_seconds=delay,
@@ -276,7 +275,7 @@ SCALE: Final = (
     Mode(
         "due",
         "probe",
-        "cycle; 1,000,000 delayed jobs of another tube fall due within one second",
+        "cycle; 1,000,000 delayed jobs of another tube become ready within one second",
         measurement="due",
         connections=1,
         backlog=1_000_000,
@@ -310,14 +309,14 @@ DURABLE: Final = (
     _durable(CYCLE, "unsynced", ("-F",), _cpu_at_most(1.35)),
     replace(
         _durable(CYCLE, "compacting", ("-f", "50", "-s", "1048576"), ()),
-        about=f"{CYCLE.about}; over 20,000 delayed jobs, which compaction copies again and again",
+        about=f"{CYCLE.about}; over 20,000 delayed jobs, which compaction copies repeatedly",
         backlog=20_000,
         delay_seconds=3_600,
     ),
     Mode(
         "restart",
         "preload",
-        "1,000,000 ready jobs, a stop in order, and a start on the same directory",
+        "1,000,000 ready jobs, a graceful stop, and a start on the same directory",
         measurement="restart",
         connections=4,
         jobs=1_000_000,
@@ -334,7 +333,7 @@ SUITES: Final[dict[str, tuple[Mode, ...]]] = {
 
 
 def select(names: Iterable[str]) -> list[Mode]:
-    """The modes that *names* name, suites included; KeyError on an unknown one."""
+    """Return the modes named by *names*, which may include suites; raise KeyError for an unknown name."""
     by_name = {mode.name: (mode,) for suite in SUITES.values() for mode in suite}
     known = SUITES | by_name
     return [mode for name in names for mode in known[name]]

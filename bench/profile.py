@@ -1,9 +1,9 @@
-"""Where a command's CPU time goes: python -m bench.profile MODE. See README.md.
+"""Show where a command's CPU time goes: python -m bench.profile MODE. See README.md.
 
-Three runs of the mode's load, each on a server of its own: one as the benchmark measures it, which gives the CPU per
-command; one with bench.sampler in the server, which gives the shares of the stages; and one under perf, which gives
-the kernel's part of them. Of the compiled build perf gives the shares too, since its functions have symbols. The shares
-are applied to the figure of the first run: the profilers do not run in it.
+The mode's load runs three times, each time on a fresh server: once as in the benchmark, which gives the CPU per
+command; once with bench.sampler in the server, which gives the shares of the stages; and once under perf, which gives
+the kernel's part of them. For the compiled build perf gives the shares too, because compiled functions have symbols.
+The shares are applied to the CPU per command of the first run, in which no profiler runs.
 """
 
 import argparse
@@ -56,33 +56,33 @@ _COLOURS: Final[dict[Stage, str]] = {
 
 
 class Profile:
-    """One mode's, with *seconds* of load for each of its three parts."""
+    """The profile of one mode, with *seconds* of load for each of its three runs."""
 
     def __init__(self, mode: Mode, command: str, seconds: float, *, is_compiled: bool, has_dashboard: bool) -> None:
-        """*command* starts the server, as Contender has it."""
+        """Run the load; *command* starts the server, in the format of Contender."""
         self.mode = mode
         self._command = command
         self._is_compiled = is_compiled
         perf = shutil.which("perf")
         if perf is None:
-            raise BenchError("perf is needed: apt-get install linux-perf")
+            raise BenchError("perf is not installed: apt-get install linux-perf")
         self._bench = Bench(build("load"), choose_cpus(), seconds, _PLAIN_RUNS, 1, has_dashboard)
         self.cpu_us = median(self._cpu_us() for _ in range(_PLAIN_RUNS))
-        self.samples = self._under_perf(perf)
-        self.stacks = None if is_compiled else self._sampled()
+        self.samples = self._perf_samples(perf)
+        self.stacks = None if is_compiled else self._python_stacks()
 
     def table(self) -> str:
-        """The stages, and what each takes of a command."""
+        """Return the table of the stages, with the CPU time of each per command."""
         has_dashboard = "the dashboard is open in one tab" if self._bench.has_dashboard else "no dashboard"
         counts = f"{self.samples.total:,} samples of perf"
         if self.stacks:
-            counts = f"{self.stacks.total:,} stacks; in the kernel: by {counts}"
+            counts = f"{self.stacks.total:,} stacks; kernel times by {counts}"
         lines = [
             f"{self.mode.name}: {self.mode.about}",
             f"  {self.mode.conditions}; {has_dashboard}",
-            f"  µs of server CPU: the median of {_PLAIN_RUNS} runs without a profiler, shared out by {counts}",
+            f"  µs of server CPU: the median of {_PLAIN_RUNS} runs without a profiler, divided by {counts}",
             "",
-            f"  {'stage':12}{'µs a command':>13}{'share':>8}{'in the kernel':>15}",
+            f"  {'stage':12}{'µs/command':>13}{'share':>8}{'in the kernel':>15}",
         ]
         has_journal = "-b" in self.mode.server_args
         shares = self.stacks.shares(has_journal=has_journal) if self.stacks else self.samples.shares()
@@ -98,7 +98,7 @@ class Profile:
         return "\n".join(lines)
 
     def flame_graph(self) -> str:
-        """The calls, as SVG: the main thread's, or all of the compiled build's."""
+        """Return the calls as SVG: those of the main thread, or all calls of the compiled build."""
         root, whole = Node("all", "#eeeeee"), self.cpu_us
         for calls, count in self.stacks.calls() if self.stacks else self.samples.counts.items():
             root.add([(name, _COLOURS[stage]) for name, stage in calls], count)
@@ -109,7 +109,7 @@ class Profile:
         return svg(root, title, "µs", whole, {str(stage): _COLOURS[stage] for stage in STAGES})
 
     def _us(self, count: int) -> float:
-        """What *count* samples of perf stand for."""
+        """Return the CPU time per command, in µs, that *count* perf samples represent."""
         return count / self.samples.total * self.cpu_us
 
     def _cpu_us(self) -> float:
@@ -117,7 +117,7 @@ class Profile:
         with self._load(self._command, seconds) as (server, generator):
             return speed(self._bench.cpus, server, generator)["cpu_us"]
 
-    def _sampled(self) -> PythonStacks:
+    def _python_stacks(self) -> PythonStacks:
         stacks, measured = PythonStacks(), 0.0
         while measured < self._bench.seconds:
             with tempfile.TemporaryDirectory() as directory:
@@ -127,14 +127,14 @@ class Profile:
                     os.kill(server.pid, START)
                     measured += generator.measure().seconds
                     os.kill(server.pid, STOP)
-                    _await(path)
+                    _await_file(path)
                     generator.finish()
                 stacks.add(path.read_text())
         if not stacks.total:
-            raise BenchError("the sampler has seen nothing: did the load last?")
+            raise BenchError("the sampler recorded no stacks: the load may have been too short")
         return stacks
 
-    def _under_perf(self, perf: str) -> Samples:
+    def _perf_samples(self, perf: str) -> Samples:
         samples, measured = Samples(), 0.0
         while measured < self._bench.seconds:
             with tempfile.TemporaryDirectory() as directory:
@@ -148,12 +148,12 @@ class Profile:
             for sample in done.stdout.split("\n\n"):
                 samples.add(sample)
             if not samples.total:
-                raise BenchError(f"perf has seen nothing: {done.stderr.strip()}")
+                raise BenchError(f"perf recorded no samples: {done.stderr.strip()}")
         return samples
 
     @contextmanager
     def _load(self, command: str, seconds: float | None = None) -> Iterator[tuple[Server, Generator]]:
-        """A server started by *command*, and a load that is ready to begin."""
+        """Start a server by *command*, and a load generator that is ready to measure."""
         with data_directory() as directory:
             trial = Trial(self._bench, self.mode, Contender(OURS, command), directory)
             with trial.server() as server, trial.generator(server, seconds=seconds) as generator:
@@ -185,10 +185,10 @@ def main() -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench.profile", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("mode", help="a mode of the benchmark")
-    parser.add_argument("--seconds", type=float, default=15.0, help="of load, for each profiler (15)")
-    parser.add_argument("--compiled", action="store_true", help="of the build that make compiled makes")
-    parser.add_argument("--ours", metavar="CMD", help=f"how the server is started, with {_MODULE}")
-    parser.add_argument("--no-dashboard", action="store_true", help="serve none")
+    parser.add_argument("--seconds", type=float, default=15.0, help="length of the load for each profiler (15)")
+    parser.add_argument("--compiled", action="store_true", help="profile the build that `make compiled` creates")
+    parser.add_argument("--ours", metavar="CMD", help=f"command of the server; must contain {_MODULE}")
+    parser.add_argument("--no-dashboard", action="store_true", help="run without the dashboard")
     return parser
 
 
@@ -196,9 +196,9 @@ def _mode(name: str) -> Mode:
     try:
         modes = select([name])
     except KeyError as error:
-        raise BenchError(f"no mode is called {error}") from error
+        raise BenchError(f"there is no mode {error}") from error
     if len(modes) != 1 or modes[0].measurement not in ("speed", "growth"):
-        raise BenchError(f"{name}: CPU per command is not what it measures")
+        raise BenchError(f"{name}: this mode does not measure CPU per command")
     return modes[0]
 
 
@@ -206,20 +206,20 @@ def _mode(name: str) -> Mode:
 def _recording(argv: list[str], pid: int, data: Path) -> Iterator[None]:
     process = subprocess.Popen([*argv, "--pid", str(pid)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     try:
-        time.sleep(0.5)  # until it records
+        time.sleep(0.5)  # until perf records
         yield
     finally:
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate()
+        _, errors = process.communicate()
     if not data.exists():
-        raise BenchError(f"perf record: {said.strip()}")
+        raise BenchError(f"perf record: {errors.strip()}")
 
 
-def _await(path: Path) -> None:
+def _await_file(path: Path) -> None:
     deadline = time.monotonic() + _WRITE_SECONDS
     while not path.exists():
         if time.monotonic() > deadline:
-            raise BenchError("the sampler has written nothing")
+            raise BenchError(f"the sampler wrote no file within {_WRITE_SECONDS:g} s")
         time.sleep(0.02)
 
 

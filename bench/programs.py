@@ -1,4 +1,4 @@
-"""The C programs of this directory, compiled when needed."""
+"""Compile the C programs of this directory when needed."""
 
 import os
 import shutil
@@ -14,18 +14,18 @@ _FLAGS: Final = ("-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror")
 
 
 def make_build_dir() -> Path:
-    """The directory for all that a run leaves behind; git ignores it."""
+    """Create and return the directory for the files of a run, which git ignores."""
     BUILD_DIR.mkdir(exist_ok=True)
     return BUILD_DIR
 
 
 def build(name: str) -> Path:
-    """The path of the program made from *name*.c, compiled if it is out of date."""
+    """Return the path of the program compiled from *name*.c; compile it if it is out of date."""
     source = Path(__file__).parent / f"{name}.c"
     program = make_build_dir() / name
     if program.exists() and program.stat().st_mtime > source.stat().st_mtime:
         return program
-    partial = program.with_suffix(f".{os.getpid()}")  # others may be running it, or making it too
+    partial = program.with_suffix(f".{os.getpid()}")  # other processes may be running or compiling it
     command = [_compiler(), *_FLAGS, "-o", str(partial), str(source)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:

@@ -1,4 +1,4 @@
-"""The samples as tables, ratios and verdicts, for people; and as JSON."""
+"""Format the samples as tables, ratios and verdicts, and as JSON."""
 
 from dataclasses import dataclass, field
 from math import nan
@@ -17,7 +17,7 @@ FLOOR: Final = "floor"
 
 @dataclass(frozen=True)
 class Figure:
-    """A value with the range its rounds spread over."""
+    """The median of the rounds, with the lowest and highest value."""
 
     middle: float
     low: float
@@ -40,20 +40,20 @@ class Verdict:
     mode: Mode
     target: Target
     value: float
-    others: dict[str, float] = field(default_factory=dict)  # of other builds of ours
+    others: dict[str, float] = field(default_factory=dict)  # values of other builds of Greenstalk Server
 
     @property
-    def is_reached(self) -> bool:
-        return self.target.is_reached_by(self.value)
+    def is_met(self) -> bool:
+        return self.target.is_met_by(self.value)
 
     def __str__(self) -> str:
         target = self.target
         times = "" if target.absolute else f" times {PEER}'s"
-        word = "reached" if self.is_reached else "MISSED"
+        word = "reached" if self.is_met else "MISSED"
         value = self._text(self.value)
         others = "".join(f" ({name}: {self._text(value)})" for name, value in self.others.items())
         bound = f"{target.relation} {target.bound:,g}"
-        return f"{word}: {METRIC_LABELS[target.metric]}: {value}{times}{others}, to be {bound}"
+        return f"{word}: {METRIC_LABELS[target.metric]}: {value}{times}{others}, target: {bound}"
 
     def _text(self, value: float) -> str:
         return _number(value) if self.target.absolute else f"{value:.2f}"
@@ -77,13 +77,13 @@ class ModeResult:
 
     @property
     def builds(self) -> list[str]:
-        """The columns that are ours or another build of it, all that the peer is compared with."""
+        """The columns compared with the peer: Greenstalk Server, and its other builds."""
         return [name for name in self.samples if name not in (PEER, FLOOR)]
 
     def ratio(self, metric: Metric, build: str = OURS) -> Figure:
-        """Ours, or another build of it, to the peer's: of the medians, and its range over the rounds."""
+        """Return the ratio of the build's median to the peer's, with the lowest and highest ratio of a round."""
         ours, peer = self.values(build, metric), self.values(PEER, metric)
-        by_round = [_quotient(mine, theirs) for mine, theirs in zip(ours, peer, strict=True)]
+        by_round = [_quotient(own, theirs) for own, theirs in zip(ours, peer, strict=True)]
         return Figure(_quotient(median(ours), median(peer)), min(by_round), max(by_round))
 
     def verdicts(self) -> list[Verdict]:
@@ -113,7 +113,7 @@ class ModeResult:
                     "bound": verdict.target.bound,
                     "absolute": verdict.target.absolute,
                     "value": verdict.value,
-                    "reached": verdict.is_reached,
+                    "reached": verdict.is_met,
                     "others": verdict.others,
                 }
                 for verdict in self.verdicts()
@@ -122,7 +122,7 @@ class ModeResult:
 
 
 def table(result: ModeResult) -> str:
-    """The table of one mode, its verdicts below it."""
+    """Return the table of one mode, followed by its verdicts."""
     mode = result.mode
     columns = list(result.samples)
     lines = [
@@ -140,9 +140,9 @@ def table(result: ModeResult) -> str:
 
 
 def summary(results: list[ModeResult], failed: list[Mode]) -> str:
-    """How many targets are reached, and which modes miss theirs or *failed*."""
+    """Return the number of targets reached, the missed targets, and the modes that *failed*."""
     verdicts = [verdict for result in results for verdict in result.verdicts()]
-    missed = [verdict for verdict in verdicts if not verdict.is_reached]
+    missed = [verdict for verdict in verdicts if not verdict.is_met]
     lines = [f"{len(verdicts) - len(missed)} of {len(verdicts)} targets reached{_by_others(verdicts)}"]
     lines += [f"  {verdict.mode.name}: {verdict}" for verdict in missed]
     lines += [f"  {mode.name}: FAILED, see above" for mode in failed]
@@ -150,16 +150,16 @@ def summary(results: list[ModeResult], failed: list[Mode]) -> str:
 
 
 def _by_others(verdicts: list[Verdict]) -> str:
-    """The same for other builds of ours, if there are some."""
+    """Return the number of targets reached by other builds, if there are any."""
     reached: dict[str, int] = {}
     for verdict in verdicts:
         for build, value in verdict.others.items():
-            reached[build] = reached.get(build, 0) + verdict.target.is_reached_by(value)
+            reached[build] = reached.get(build, 0) + verdict.target.is_met_by(value)
     return "".join(f"; {build}: {count}" for build, count in reached.items())
 
 
-def _quotient(mine: float, theirs: float) -> float:
-    return mine / theirs if theirs else nan
+def _quotient(own: float, theirs: float) -> float:
+    return own / theirs if theirs else nan
 
 
 def _row(label: str, cells: list[str]) -> str:

@@ -1,11 +1,11 @@
-"""Runs a program and notes where its main thread spends CPU time: python -m bench.sampler FILE MODULE [ARGUMENT...].
+"""Run a program and sample where its main thread spends CPU time: python -m bench.sampler FILE MODULE [ARGUMENT...].
 
-From START on, a timer on the main thread's own CPU clock asks every few milliseconds for the Python stack; at STOP the
-stacks are written to FILE. CPython looks at signals after each call, so time in C, a system call say, counts for the
-line that called it, and other code for a line a few steps on. A sampler from outside does no better in a virtual
-machine: it stops a process mostly where that enters the kernel, and says that nearly all of its time is spent there.
+From START on, a timer on the main thread's CPU clock records the Python stack every few milliseconds; at STOP the
+stacks are written to FILE. CPython handles signals after each call, so time in C, such as a system call, counts for the
+line that called it, and other time for a line a few steps later. An external sampler is no better in a virtual machine:
+it mostly stops a process as it enters the kernel, and attributes nearly all of its time to that place.
 
-It knows nothing of the program that it runs.
+This module works with any program.
 """
 
 import ctypes
@@ -23,7 +23,9 @@ from typing import Final
 START: Final = signal.SIGRTMIN + 1
 STOP: Final = signal.SIGRTMIN + 2
 
-_EVERY_NS: Final = 1_000_000  # the kernel looks at such timers once in a tick, so what comes is 250 a second, mostly
+_INTERVAL_NS: Final = (
+    1_000_000  # the kernel checks CPU timers once per tick, which limits the rate to 250/s on most systems
+)
 _CLOCK_THREAD_CPUTIME_ID: Final = 3
 _SIGEV_THREAD_ID: Final = 4
 
@@ -31,7 +33,7 @@ _Stack = tuple[tuple[CodeType, int], ...]
 
 
 class _SignalEvent(ctypes.Structure):
-    """struct sigevent of sigevent(3type), for a thread."""
+    """struct sigevent of sigevent(3type), for notification of a thread."""
 
     _fields_ = (
         ("value", ctypes.c_void_p),
@@ -58,7 +60,7 @@ class Sampler:
         self._began = _cpu_ns()
         event = _SignalEvent(None, signal.SIGPROF, _SIGEV_THREAD_ID, threading.get_native_id(), b"")
         _checked(_libc.timer_create(_CLOCK_THREAD_CPUTIME_ID, ctypes.byref(event), ctypes.byref(self._timer)))
-        every = (ctypes.c_long * 4)(0, _EVERY_NS, 0, _EVERY_NS)  # struct itimerspec
+        every = (ctypes.c_long * 4)(0, _INTERVAL_NS, 0, _INTERVAL_NS)  # struct itimerspec
         _checked(_libc.timer_settime(self._timer, 0, ctypes.byref(every), None))
 
     def _sample(self, number: int, frame: FrameType | None) -> None:
@@ -90,7 +92,7 @@ def _checked(result: int) -> None:
 
 
 def _cpu_ns() -> tuple[int, int]:
-    """CPU time of this thread, and of all."""
+    """Return the CPU time of this thread, and of the process."""
     return time.thread_time_ns(), time.process_time_ns()
 
 

@@ -1,4 +1,4 @@
-"""Servers under test: started on a free port, observed from outside, always ended."""
+"""Servers under test: each is started on a free port, observed from outside, and always stopped."""
 
 import os
 import shlex
@@ -30,17 +30,17 @@ _CPUCLOCK_SCHED: Final = 2  # Linux: a process's CPU clock is (~pid << 3) | 2, s
 
 @dataclass(frozen=True)
 class Contender:
-    """A column of the table, and how to start its server.
+    """A column of the table, and the command of its server.
 
-    *command* holds {port}, and may hold {body}, the mode's body size, and {web}, which becomes the options
-    for a dashboard or for none.
+    *command* contains {port}. It may contain {body}, the mode's body size, and {web}, which is replaced by the options
+    that enable or disable the dashboard.
     """
 
     name: str
     command: str
-    is_floor: bool = False  # answers canned bytes; takes no server options
+    is_floor: bool = False  # the server of canned replies, which has no server options
 
-    def takes_part_in(self, mode: Mode) -> bool:
+    def supports(self, mode: Mode) -> bool:
         return mode.has_floor or not self.is_floor
 
     def argv(self, mode: Mode, port: int, directory: str, web_port: int | None) -> list[str]:
@@ -65,11 +65,11 @@ class Server:
         self._memory = Path("/proc") / str(pid) / "smaps_rollup"
 
     def cpu_ns(self) -> int:
-        """User and system time of all its threads, those that have ended included."""
+        """Return the user and system time of all its threads, including ended ones."""
         return time.clock_gettime_ns(self._cpu_clock)
 
-    def await_reply(self) -> None:
-        """Return once it has answered a command: it may listen before it has read its files."""
+    def wait_for_reply(self) -> None:
+        """Wait until the server answers a command: it may listen before it has read its files."""
         try:
             with socket.create_connection(("127.0.0.1", self.port), timeout=_REPLY_SECONDS) as client:
                 client.sendall(b"list-tube-used\r\n")
@@ -79,13 +79,13 @@ class Server:
             raise BenchError(f"no reply: {error}") from error
 
     def private_bytes(self) -> int:
-        """Memory that is this process's own: written pages, swapped ones included."""
+        """Return the private memory of the process: written pages, including swapped ones."""
         lines = self._memory.read_text().splitlines()[1:]
         sizes = {key: value.split()[0] for key, value in (ln.split(":") for ln in lines)}
         return (int(sizes["Private_Dirty"]) + int(sizes["Swap"])) * 1024
 
     def settled_private_bytes(self, quiet_seconds: float = 0.25) -> int:
-        """private_bytes(), once it has not changed by more than a hundredth for *quiet_seconds*, or will not settle."""
+        """Return private_bytes() once it has changed by less than 1 % for *quiet_seconds*, or after a timeout."""
         deadline = time.monotonic() + _SETTLE_SECONDS + 2 * quiet_seconds
         last, since = self.private_bytes(), time.monotonic()
         while time.monotonic() < min(since + quiet_seconds, deadline):
@@ -98,7 +98,7 @@ class Server:
 
 @contextmanager
 def data_directory() -> Iterator[str]:
-    """An empty directory for a server's files, on the disk of the checkout."""
+    """Create an empty directory for a server's files, on the disk of the checkout."""
     with tempfile.TemporaryDirectory(dir=make_build_dir()) as directory:
         yield directory
 
@@ -107,7 +107,7 @@ def data_directory() -> Iterator[str]:
 def running_server(
     contender: Contender, mode: Mode, directory: str, cpu: int | None, *, has_dashboard: bool
 ) -> Iterator[Server]:
-    """A server of *contender*'s on *directory*, listening when the body starts."""
+    """Start the server of *contender* on *directory*; it listens when the block starts."""
     with tempfile.TemporaryFile() as log:
         port = free_port()
         web_port = free_port() if has_dashboard and "{web}" in contender.command else None
@@ -124,26 +124,26 @@ def running_server(
         except OSError as error:
             raise BenchError(f"{contender.name}: {argv[0]}: {error}") from error
         try:
-            _await_listening(process, port)
+            _wait_until_listening(process, port)
             yield Server(process.pid, port, web_port)
         except BenchError as error:
             size = log.seek(0, os.SEEK_END)
             log.seek(max(0, size - _LOG_TAIL_BYTES))
-            said = log.read().decode(errors="replace").strip() or "nothing"
-            raise BenchError(f"{contender.name}: {error}\nserver said: {said}") from error
+            output = log.read().decode(errors="replace").strip() or "none"
+            raise BenchError(f"{contender.name}: {error}\noutput of the server: {output}") from error
         finally:
             _stop(process)
 
 
 def free_port() -> int:
-    """A port that nobody listens on now."""
+    """Return a free port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
 
 
-def _await_listening(process: subprocess.Popen[bytes], port: int) -> None:
+def _wait_until_listening(process: subprocess.Popen[bytes], port: int) -> None:
     deadline = time.monotonic() + _START_SECONDS
     while time.monotonic() < deadline:
         if process.poll() is not None:
@@ -155,7 +155,7 @@ def _await_listening(process: subprocess.Popen[bytes], port: int) -> None:
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End *process*: politely, but whatever happens meanwhile it is gone afterwards."""
+    """Terminate *process*, and kill it after a timeout or an error."""
     try:
         process.terminate()
         with suppress(subprocess.TimeoutExpired):

@@ -1,4 +1,4 @@
-"""What the profilers have seen of a server: Python stacks by bench.sampler, and all of the process by perf."""
+"""The samples of the profilers: Python stacks of the main thread by bench.sampler, the whole process by perf."""
 
 import json
 import re
@@ -11,28 +11,28 @@ from typing import Final
 from .stages import STAGES, Frame, Stage, stage_of, stage_of_native, stage_of_system_call
 
 Calls = tuple[tuple[str, Stage], ...]
-"""What a flame graph shows of a stack: names and their stages, the leaf last."""
+"""A stack in a flame graph: names and their stages, the leaf last."""
 
 _SYSTEM_CALL: Final = re.compile(r"__x64_sys_(\w+)|__arm64_sys_(\w+)|__do_sys_(\w+)")
 _COMPILED: Final = re.compile(r"CPyDef_(?P<module>[a-z]\w*?)___(?P<function>\w+)")
 _OUTERMOST: Final[tuple[Stage, ...]] = ("wait", "recv", "send")
-"""Stages that are one call out of the program: a flame graph shows that on top."""
+"""Stages that consist of one call out of the program; a flame graph shows that call as the leaf."""
 
 
 @dataclass
 class PythonStacks:
-    """What bench.sampler has seen of the main thread."""
+    """The stacks of the main thread that bench.sampler has recorded."""
 
     counts: Counter[tuple[Frame, ...]] = field(default_factory=Counter)
     thread_ns: int = 0
     process_ns: int = 0
 
     def add(self, text: str) -> None:
-        """Take in what one run of the sampler has written."""
-        told = json.loads(text)
-        self.thread_ns += told["thread_ns"]
-        self.process_ns += told["process_ns"]
-        for count, stack in told["stacks"]:
+        """Add the output of one run of the sampler."""
+        data = json.loads(text)
+        self.thread_ns += data["thread_ns"]
+        self.process_ns += data["process_ns"]
+        for count, stack in data["stacks"]:
             self.counts[tuple(Frame(*frame) for frame in stack)] += count
 
     @property
@@ -41,11 +41,11 @@ class PythonStacks:
 
     @property
     def main_share(self) -> float:
-        """The main thread's part of the process's CPU time."""
+        """The main thread's share of the process's CPU time."""
         return min(1.0, self.thread_ns / self.process_ns)  # the two clocks are not read at the same instant
 
     def shares(self, *, has_journal: bool) -> dict[Stage, float]:
-        """Each stage's part of the process's CPU time; the other threads are the journal's, if there is one."""
+        """Return each stage's share of the process's CPU time; other threads count as the journal's if there is one."""
         shares: dict[Stage, float] = dict.fromkeys(STAGES, 0.0)
         for stack, count in self.counts.items():
             shares[stage_of(stack)] += self.main_share * count / self.total
@@ -71,14 +71,14 @@ def _python_calls(stack: tuple[Frame, ...]) -> Calls:
 
 @dataclass
 class Samples:
-    """What perf has seen: the kernel's part of each stage, and the rest by library. Of the compiled build, all."""
+    """The samples of perf: the kernel's part of each stage, and the rest by library."""
 
     kernel: Counter[Stage] = field(default_factory=Counter)
     libraries: Counter[str] = field(default_factory=Counter)
-    counts: Counter[Calls] = field(default_factory=Counter)  # of the compiled build
+    counts: Counter[Calls] = field(default_factory=Counter)  # meaningful for the compiled build only
 
     def add(self, sample: str) -> None:
-        """Count one sample as perf script prints it: the thread, then the symbol and library of each call."""
+        """Add one sample in the format of perf script: the thread, then the symbol and library of each call."""
         lines = sample.strip().splitlines()[1:]
         if not lines:
             return
@@ -95,7 +95,7 @@ class Samples:
         return self.counts.total()
 
     def shares(self) -> dict[Stage, float]:
-        """Each stage's part of the process's CPU time; for the compiled build."""
+        """Return each stage's share of the process's CPU time; for the compiled build only."""
         shares: dict[Stage, float] = dict.fromkeys(STAGES, 0.0)
         for calls, count in self.counts.items():
             shares[calls[-1][1]] += count / self.total
@@ -103,16 +103,16 @@ class Samples:
 
 
 def _native_calls(symbols: list[str], system_call: str) -> Calls:
-    """The compiled functions among *symbols*, the leaf first; and where they went from there."""
-    found = [(depth, match) for depth, symbol in enumerate(symbols) if (match := _COMPILED.match(symbol))]
+    """Return the compiled functions among *symbols* (the leaf first), and the stage of the calls they made."""
+    compiled = [(depth, match) for depth, symbol in enumerate(symbols) if (match := _COMPILED.match(symbol))]
     calls: list[tuple[str, Stage]] = [
         (
             f"{match['function'].replace('___', '.').strip('_')} {match['module']}",
             stage_of_native([], match["module"], ""),
         )
-        for _, match in reversed(found)
+        for _, match in reversed(compiled)
     ]
-    depth, module = (found[0][0], found[0][1]["module"]) if found else (len(symbols), "")
+    depth, module = (compiled[0][0], compiled[0][1]["module"]) if compiled else (len(symbols), "")
     stage = stage_of_native(symbols[:depth], module, system_call)
     if stage in _OUTERMOST or not calls:
         calls.append((f"[{stage}]", stage))
@@ -122,11 +122,11 @@ def _native_calls(symbols: list[str], system_call: str) -> Calls:
 
 
 def _system_call(symbol: str) -> str:
-    found = _SYSTEM_CALL.search(symbol)
-    return next(filter(None, found.groups())) if found else ""
+    match = _SYSTEM_CALL.search(symbol)
+    return next(filter(None, match.groups())) if match else ""
 
 
 def _library(line: str) -> str:
-    """The name of the library that a line of perf script ends with, in brackets."""
+    """Return the library's name, which is in parentheses at the end of a line of perf script."""
     name = Path(line.rsplit("(", 1)[-1].rstrip(")\n")).name
     return "compiled" if "__mypyc" in name else name.split(".", 1)[0].lstrip("_")

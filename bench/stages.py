@@ -1,4 +1,4 @@
-"""The stages of a command: which of them a Python stack, or a system call, belongs to."""
+"""Map Python stacks, native symbols and system calls to the stages of a command."""
 
 import linecache
 import re
@@ -12,37 +12,44 @@ STAGES: Final[dict[Stage, str]] = {
     "wait": "epoll_wait, gevent's loop and the switch to a greenlet",
     "recv": "the call of recv",
     "parse": "bytes to commands, commands to replies: protocol, session",
-    "core": "the broker and what it keeps jobs in",
+    "core": "the broker and its data structures",
     "journal": "records, and the threads that write and sync them",
     "send": "the call of send",
-    "connection": "the rest: the loop of a connection around all this",
-    "dashboard": "the rest: pages, streams of events, history",
-    "other": "the rest: ticker, housekeeping, accepting; in the kernel: interrupts, entry and exit",
+    "connection": "the loop of a connection around these stages",
+    "dashboard": "pages, event streams, history",
+    "other": "ticker, housekeeping, accepting; in the kernel: interrupts, entry and exit",
 }
 
 _SERVER: Final = "greenstalk_server"
 _DASHBOARD: Final = "web"
 _MODULES: Final[dict[str, Stage]] = {
-    "protocol": "parse",
-    "session": "parse",
+    "cli": "other",
+    "cluster": "other",
+    "config": "other",
     "journal": "journal",
+    "net": "other",
+    "protocol": "parse",
+    "runtime": "other",
+    # Modules that differ from their package, or that the compiled build shows without their package:
+    "body_loader": "journal",
+    "clock": "connection",
+    "codec": "parse",
     "committer": "journal",
     "connection": "connection",
-    "clock": "connection",
-    "server": "other",
-    "cli": "other",
-    "memory": "other",
-    "logs": "other",
-    "listeners": "other",
+    "poller": "connection",
+    "record": "journal",
+    "restricted_session": "parse",
+    "segment": "journal",
+    "session": "parse",
 }
-"""Modules and packages of the server; what is not here is of the core."""
+"""Stages of packages and modules of the server; the name closest to the function counts. All others are the core's."""
 
 _LINES: Final[tuple[tuple[re.Pattern[str], Stage], ...]] = (
     (re.compile(r"\brecv(_into)?\("), "recv"),
     (re.compile(r"\bsend(all|msg)?\("), "send"),
     (re.compile(r"\b(sleep|switch)\(\)"), "wait"),
 )
-"""What a line of the server that spends the time itself calls."""
+"""Calls in the source line at which a stack's leaf is, if that leaf is in the server."""
 
 _SYSTEM_CALLS: Final[tuple[tuple[re.Pattern[str], Stage], ...]] = (
     (re.compile(r"recv"), "recv"),
@@ -56,10 +63,7 @@ _NATIVE_CALLS: Final[tuple[tuple[re.Pattern[str], Stage], ...]] = (
     (re.compile(r"sock_send"), "send"),
     (re.compile(r"green_switch|g_switch|ev_run|gevent_"), "wait"),
 )
-"""Functions in C, of the socket module, greenlet and gevent."""
-
-_NATIVE_MODULES: Final[dict[str, Stage]] = {"record": "journal", "segment": "journal"}
-"""Compiled modules bear their last name alone."""
+"""C functions of the socket module, greenlet and gevent."""
 
 _INTERPRETER: Final = re.compile(r"_PyEval_EvalFrame")
 
@@ -74,18 +78,18 @@ class Frame:
 
     @property
     def package(self) -> str:
-        """The top-level package, if it is one of ours; else empty."""
+        """The top-level package if it is the server's or the dashboard's; else empty."""
         return next((part for part in reversed(PurePath(self.path).parts[:-1]) if part in (_SERVER, _DASHBOARD)), "")
 
     @property
-    def module(self) -> str:
-        """The module or subpackage within that package."""
+    def modules(self) -> tuple[str, ...]:
+        """The subpackages and the module within that package."""
         parts = PurePath(self.path).with_suffix("").parts
-        return parts[len(parts) - parts[::-1].index(self.package)]
+        return parts[len(parts) - parts[::-1].index(self.package) :]
 
 
 def stage_of(stack: tuple[Frame, ...]) -> Stage:
-    """The stage of *stack*, the leaf last: by the line that the leaf is at, or else the nearest frame that tells."""
+    """Return the stage of *stack* (the leaf last): by its leaf's source line, else by the innermost known module."""
     leaf = stack[-1]
     if leaf.package == _SERVER:
         text = linecache.getline(leaf.path, leaf.line)
@@ -96,20 +100,20 @@ def stage_of(stack: tuple[Frame, ...]) -> Stage:
         if frame.package == _DASHBOARD:
             return "dashboard"
         if frame.package == _SERVER:
-            return _MODULES.get(frame.module, "core")
+            return next((_MODULES[name] for name in reversed(frame.modules) if name in _MODULES), "core")
     return "wait" if any(frame.function == "Hub.run" for frame in stack) else "other"
 
 
 def stage_of_system_call(name: str) -> Stage:
-    """The stage that the kernel's function *name* is for."""
+    """Return the stage of the kernel function *name*."""
     return next((stage for pattern, stage in _SYSTEM_CALLS if pattern.search(name)), "other")
 
 
 def stage_of_native(symbols: list[str], module: str, system_call: str) -> Stage:
-    """The stage of functions in C, the leaf first, that the compiled *module* called; empty if none did.
+    """Return the stage of the C functions *symbols* (the leaf first) called by the compiled *module*.
 
-    What is not compiled has no names here: it is the journal's if compiled code has called it, and else "other", of
-    which most is the dashboard's.
+    *module* is empty if no compiled module is in the stack. Interpreted code has no names here: it counts as the
+    journal's if compiled code called it, else as "other", most of which is the dashboard's.
     """
     if system_call and (stage := stage_of_system_call(system_call)) != "other":
         return stage
@@ -121,4 +125,4 @@ def stage_of_native(symbols: list[str], module: str, system_call: str) -> Stage:
                 return stage
     if not module:
         return "other"
-    return _NATIVE_MODULES.get(module) or _MODULES.get(module, "core")
+    return _MODULES.get(module, "core")

@@ -133,7 +133,7 @@ class Api:
     def all_tube_stats(self) -> list[Stats]:
         tubes = list(islice(self._pages("/tubes", "tubes", {"limit": PAGE_SIZE}), MAX_TUBES + 1))
         if len(tubes) > MAX_TUBES:
-            raise self._http_client.not_the_api(f"its list has more than {MAX_TUBES} tubes")
+            raise self._http_client.not_the_api(f"it lists more than {MAX_TUBES} tubes")
         return [self._parse(_tube, tube) for tube in tubes]
 
     def tube(self, name: str) -> Stats | None:

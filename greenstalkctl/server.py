@@ -82,7 +82,7 @@ class _Lines(io.BufferedReader):
     def readline(self, size: int | None = -1, /) -> bytes:
         line = super().readline(MAX_LINE)
         if len(line) == MAX_LINE:
-            raise bounded_socket.TooLargeError(f"its reply has a line of more than {MAX_LINE - 1} bytes")
+            raise bounded_socket.TooLargeError(f"it sent a line of more than {MAX_LINE - 1} bytes")
         if line.startswith(_TLS_ALERT):
             raise ConnectionError("it sent a TLS alert")
         return line
@@ -107,7 +107,7 @@ class _Client(greenstalk.Client[bytes]):
     def _list_cmd(self, cmd: bytes) -> list[str]:
         document = self._document(cmd, MAX_LIST)
         if document.count(b"\n") > MAX_TUBES:
-            raise bounded_socket.TooLargeError(f"its list has more than {MAX_TUBES} tubes")
+            raise bounded_socket.TooLargeError(f"it lists more than {MAX_TUBES} tubes")
         head, *lines = document.decode("ascii").splitlines()
         if head != "---" or not all(line.startswith("- ") for line in lines):
             raise ValueError(head)

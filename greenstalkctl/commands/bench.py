@@ -92,6 +92,6 @@ def summary(times: Sequence[int]) -> dict[str, float]:
     """Return the rate per second, and the percentiles in microseconds, of *times* in nanoseconds."""
     ordered = sorted(times)
     figures = {"per_second": round(len(ordered) * 1e9 / sum(ordered), 1)}
-    for name, job_set in PERCENTILES.items():
-        figures[name] = round(ordered[min(int(job_set * len(ordered)), len(ordered) - 1)] / 1000, 1)
+    for name, fraction in PERCENTILES.items():
+        figures[name] = round(ordered[min(int(fraction * len(ordered)), len(ordered) - 1)] / 1000, 1)
     return figures

@@ -59,5 +59,5 @@ def jobs(settings: Settings, tube: str | None, state: str | None, query: str, nu
 
 def _row(view: JobView) -> list[Cell]:
     body = text.line(view.body)
-    figures = (view.stats[column.title] for column in COLUMNS[:-1])
-    return [*figures, body if len(body) <= MAX_BODY_WIDTH else f"{body[: MAX_BODY_WIDTH - 1]}…"]
+    cells = (view.stats[column.title] for column in COLUMNS[:-1])
+    return [*cells, body if len(body) <= MAX_BODY_WIDTH else f"{body[: MAX_BODY_WIDTH - 1]}…"]

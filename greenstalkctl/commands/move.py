@@ -90,7 +90,7 @@ def _one_by_one(transfer: Transfer, limits: dict[str, int], interrupt: Interrupt
 def _by_api_tasks(
     api: Api, source: str, target: str, limits: dict[str, int], count: int | None, interrupt: Interrupt
 ) -> Iterator[Step]:
-    """Move the jobs by one task per state. Ready jobs come last, because delays end and jobs are kicked meanwhile."""
+    """Move the jobs by one task per state. Ready jobs come last, because delays end and jobs are kicked in between."""
     for state in reversed(limits):
         if limits[state]:
             for moved in apply_change(api, Change("move", source, state, target), count, interrupt):

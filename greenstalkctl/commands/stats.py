@@ -41,8 +41,8 @@ ALL_COLUMNS: Final = COLUMNS | COLUMNS_OF_API
 def stats(settings: Settings) -> None:
     """Show the server's statistics under their protocol names; with --api, also rates, journal and memory."""
     with settings.open_queue() as queue:
-        figures = queue.stats()
-    settings.out.show(figures, key_value_lines(figures))
+        server_stats = queue.stats()
+    settings.out.show(server_stats, key_value_lines(server_stats))
 
 
 @click.command(cls=Command, short_help="List the tubes and their jobs by state.")
@@ -76,5 +76,5 @@ def tubes(settings: Settings, sort: str) -> None:
 def tube(settings: Settings, name: str) -> None:
     """Show the statistics of one tube."""
     with settings.open_queue() as queue:
-        figures = require_tube(queue, name)
-    settings.out.show(figures, key_value_lines(figures))
+        tube_stats = require_tube(queue, name)
+    settings.out.show(tube_stats, key_value_lines(tube_stats))

@@ -1,1 +1,1 @@
-"""Tests of the benchmark and the profile: that they measure what they say."""
+"""Tests of the benchmark and the profiler."""

@@ -1,4 +1,4 @@
-"""One server for all tests of the load generator that leave it as they find it."""
+"""A server shared by the tests of a module, which leave it empty."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ from tests.support.daemon import Daemon, environment
 
 @pytest.fixture(scope="module")
 def port() -> Iterator[int]:
-    """The port of a server without jobs."""
+    """The port of an empty server."""
     with Daemon("-l", "127.0.0.1", "-p", "0", "--no-web", environ=environment()) as daemon:
         yield daemon.port

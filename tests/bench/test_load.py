@@ -1,4 +1,4 @@
-"""The load generator, on real servers: what it sends, and that it notices what is wrong."""
+"""The load generator against real servers: the commands it sends, and the errors it detects."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def stats(port: int) -> dict[str, int | str]:
         return client.stats()
 
 
-def test_a_tour_takes_six_commands_a_job_and_goes_round_all_tubes(port: int) -> None:
+def test_tour_sends_six_commands_per_job_and_visits_all_tubes(port: int) -> None:
     before = stats(port)
     outcome = measured(port, "--mode", "tour", "--connections", "3", "--tubes", "9", "--backlog", "18", "--jobs", "30")
     assert outcome["ops"] == 6 * 30
@@ -43,7 +43,7 @@ def test_a_tour_takes_six_commands_a_job_and_goes_round_all_tubes(port: int) -> 
 
 
 @pytest.mark.parametrize("mode", ["cycle", "fan"])
-def test_connections_watch_as_many_tubes_as_asked_for(port: int, mode: str) -> None:
+def test_watch_option_sets_the_number_of_watched_tubes(port: int, mode: str) -> None:
     before = stats(port)
     measured(port, "--mode", mode, "--connections", "4", "--watch", "25", "--jobs", "40")
     after = stats(port)
@@ -52,7 +52,7 @@ def test_connections_watch_as_many_tubes_as_asked_for(port: int, mode: str) -> N
     assert after["current-jobs-ready"] == before["current-jobs-ready"]
 
 
-def test_a_probe_ends_when_the_backlog_has_fallen_due(port: int) -> None:
+def test_probe_ends_when_the_backlog_is_ready(port: int) -> None:
     outcome = measured(port, "--mode", "probe", "--watch", "1", "--due", "--backlog", "500")
     assert outcome["ops"] > 0
     left = stats(port)
@@ -69,11 +69,11 @@ def floor() -> Iterator[int]:
         yield server.port
 
 
-def test_canned_replies_do_for_a_cycle(floor: int) -> None:
+def test_floor_server_supports_cycle(floor: int) -> None:
     assert measured(floor, "--mode", "cycle", "--body", "100", "--jobs", "20")["ops"] == 60
 
 
-def test_a_body_that_was_not_put_ends_it(floor: int) -> None:
+def test_unexpected_body_is_an_error(floor: int) -> None:
     done = run(floor, "--mode", "drain", "--body", "99", "--backlog", "20")
     assert done.returncode == 1
     assert "expected" in done.stderr
@@ -82,9 +82,9 @@ def test_a_body_that_was_not_put_ends_it(floor: int) -> None:
 @pytest.mark.parametrize(
     "mode", {mode.name: mode for suite in SUITES.values() for mode in suite}.values(), ids=lambda mode: mode.name
 )
-def test_it_takes_the_arguments_of_each_mode(mode: Mode) -> None:
+def test_load_generator_accepts_the_arguments_of_each_mode(mode: Mode) -> None:
     done = run(free_port(), *mode.load_arguments(1.0))
-    assert done.returncode == 1 and "Connection refused" in done.stderr, "2 would be for arguments it does not take"
+    assert done.returncode == 1 and "Connection refused" in done.stderr, "status 2 would mean invalid arguments"
 
 
 def drain_tubes(port: int, tubes: int) -> None:

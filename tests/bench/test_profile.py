@@ -1,4 +1,4 @@
-"""The profile: which stage a stack is of, what the sampler sees of a program, and the picture."""
+"""The profiler: the stage of a stack, the sampler's output for a program, and the flame graph."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def server(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(("line", "stage"), [(1, "recv"), (2, "connection"), (3, "send"), (4, "wait")])
-def test_the_line_that_a_leaf_is_at_tells(server: Path, line: int, stage: str) -> None:
+def test_line_of_the_leaf_determines_the_stage(server: Path, line: int, stage: str) -> None:
     assert stage_of((HUB, Frame("Connection.serve", str(server / "connection.py"), line))) == stage
 
 
@@ -46,22 +46,29 @@ def test_the_line_that_a_leaf_is_at_tells(server: Path, line: int, stage: str) -
         ("greenstalk_server/core/broker.py", "core"),
         ("greenstalk_server/a_new_heap.py", "core"),
         ("greenstalk_server/journal/writer.py", "journal"),
+        ("greenstalk_server/journal/postgresql/rows.py", "journal"),
+        ("greenstalk_server/net/connection.py", "connection"),
+        ("greenstalk_server/net/poller.py", "connection"),
+        ("greenstalk_server/net/committer.py", "journal"),
+        ("greenstalk_server/net/acceptor.py", "other"),
+        ("greenstalk_server/runtime/logs.py", "other"),
+        ("greenstalk_server/cli.py", "other"),
         ("web/api/jobs.py", "dashboard"),
         ("lib/gevent/hub.py", "wait"),
         ("lib/json/encoder.py", "other"),
     ],
 )
-def test_else_the_module_does(tmp_path: Path, path: str, stage: str) -> None:
+def test_module_determines_the_stage_of_other_lines(tmp_path: Path, path: str, stage: str) -> None:
     function = "Hub.run" if path.endswith("hub.py") else "f"
     assert stage_of((Frame(function, str(tmp_path / path), 1),)) == stage
 
 
-def test_what_a_module_calls_elsewhere_counts_for_it(server: Path) -> None:
+def test_library_call_counts_for_the_calling_module(server: Path) -> None:
     stack = (Frame("Broker.put", str(server / "broker.py"), 1), Frame("dumps", "/lib/json/__init__.py", 1))
     assert stage_of(stack) == "core"
 
 
-def test_system_calls() -> None:
+def test_stages_of_system_calls() -> None:
     names = ("sendto", "recvfrom", "epoll_wait", "fdatasync", "pwritev", "madvise", "")
     stages = ["send", "recv", "wait", "journal", "journal", "other", "other"]
     assert [stage_of_system_call(name) for name in names] == stages
@@ -87,7 +94,7 @@ SWITCH = """ 77
 """
 
 
-def test_samples_of_perf_are_told_apart() -> None:
+def test_stages_of_perf_samples() -> None:
     samples = Samples()
     for sample in (SEND, LOOKUP, SWITCH, ""):
         samples.add(sample)
@@ -111,30 +118,30 @@ works()
 """
 
 
-def test_the_sampler_sees_where_a_program_is(tmp_path: Path) -> None:
+def test_sampler_records_the_running_function(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
-    told = tmp_path / "stacks.json"
+    output = tmp_path / "stacks.json"
     path = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])])
-    argv = [sys.executable, "-m", "bench.sampler", str(told), "program"]
+    argv = [sys.executable, "-m", "bench.sampler", str(output), "program"]
     with subprocess.Popen(argv, env=os.environ | {"PYTHONPATH": path}, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stdout.readline() == b"ready\n"
         stacks = PythonStacks()
-        while not stacks.total:  # on a busy machine the first look may be over before the program had a tick
+        while not stacks.total:  # on a busy machine the first interval may end before the program has run
             process.send_signal(START)
             time.sleep(0.3)
             process.send_signal(STOP)
-            while not told.exists():
+            while not output.exists():
                 assert process.poll() is None
                 time.sleep(0.01)
-            stacks.add(told.read_text())
-            told.unlink()
+            stacks.add(output.read_text())
+            output.unlink()
         process.kill()
     assert {stack[-1].function for stack in stacks.counts} == {"works"}
     shares = stacks.shares(has_journal=False)
     assert sum(shares.values()) == pytest.approx(1)
 
 
-def test_a_flame_graph_has_each_call_as_wide_as_its_share() -> None:
+def test_flame_graph_calls_are_as_wide_as_their_shares() -> None:
     root = Node("all", "#eee")
     root.add([("serve <connection>", "#abc"), ("send", "#def")], 3)
     root.add([("serve <connection>", "#abc")], 1)

@@ -1,4 +1,4 @@
-"""Ours and Debian's beanstalkd, and ours again by its API, all without a job at the start of each test."""
+"""Fixtures: Greenstalk Server, by the protocol and by its API, and beanstalkd; each is empty when a test starts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(params=["ours", "beanstalkd"])
 def server(request: pytest.FixtureRequest, _servers: dict[str, Server]) -> Server:
-    """Each of the two, one after the other; in modules about what can be done either way, ours by its API too."""
+    """Greenstalk Server and beanstalkd in turn; in modules that set BOTH_WAYS, Greenstalk Server by its API too."""
     server = _servers[request.param]
     server.reset()
     return server
@@ -34,7 +34,7 @@ def server(request: pytest.FixtureRequest, _servers: dict[str, Server]) -> Serve
 
 @pytest.fixture
 def other(server: Server, _servers: dict[str, Server]) -> Server:
-    """The one of ours and beanstalkd that `server` is not."""
+    """The other server: beanstalkd if `server` is Greenstalk Server, and vice versa."""
     (other,) = (_servers[name] for name in ("ours", "beanstalkd") if _servers[name] is not server)
     other.reset()
     return other
@@ -42,7 +42,7 @@ def other(server: Server, _servers: dict[str, Server]) -> Server:
 
 @pytest.fixture
 def with_api(_servers: dict[str, Server]) -> WithApi:
-    """Ours, reached by its API."""
+    """Greenstalk Server, reached by its API."""
     server = _servers["api"]
     assert isinstance(server, WithApi)
     server.reset()
@@ -51,7 +51,7 @@ def with_api(_servers: dict[str, Server]) -> WithApi:
 
 @pytest.fixture
 def one(_servers: dict[str, Server]) -> Server:
-    """Either, where it does not matter which."""
+    """beanstalkd, for tests in which the kind of server does not matter."""
     _servers["beanstalkd"].reset()
     return _servers["beanstalkd"]
 

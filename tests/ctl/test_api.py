@@ -1,4 +1,4 @@
-"""What goes by the API alone, which way a command goes, and what is said when the API does not do it."""
+"""Features that need the API, the choice between protocol and API, and messages for failures of the API."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def mail(with_api: WithApi) -> Iterator[Client]:
 
 @pytest.fixture(scope="module")
 def guarded() -> Iterator[str]:
-    """The URL of one that asks for a token, under a prefix."""
+    """The URL of a server that requires a token, under a prefix."""
     tokens = environment(GREENSTALK_API_TOKEN=ADMIN, GREENSTALK_API_VIEWER_TOKEN=VIEWER)
     with Daemon("-l", "127.0.0.1", "-p", "0", "--web-port", "0", "--url-prefix", "/queue", environ=tokens) as daemon:
         yield daemon.dashboard
@@ -68,11 +68,11 @@ def token(monkeypatch: pytest.MonkeyPatch) -> str:
     return ADMIN
 
 
-# Figures
+# Statistics
 
 
 def by_both(server: WithApi, *args: str) -> tuple[dict[str, object], dict[str, object]]:
-    """What a command tells by the protocol, and by the API."""
+    """Return the JSON of a command by the protocol, and by the API."""
     ways = (run("--server", address(server), *args, "--json"), ctl(server, *args, "--json"))
     return ways[0].json, ways[1].json
 
@@ -80,7 +80,7 @@ def by_both(server: WithApi, *args: str) -> tuple[dict[str, object], dict[str, o
 @pytest.mark.parametrize(
     ("command", "missing"), [(["stats"], set()), (["tube", "mail"], {"cmd-pause-tube"}), (["peek", "{}"], {"file"})]
 )
-def test_figures_have_the_protocols_names_and_types(
+def test_statistics_have_the_names_and_types_of_the_protocol(
     with_api: WithApi, mail: Client, command: list[str], missing: set[str]
 ) -> None:
     job_id = mail.put(b"hello", delay=100)
@@ -92,7 +92,7 @@ def test_figures_have_the_protocols_names_and_types(
         assert before[key] == found[key] or is_changing, key
 
 
-def test_figures_that_the_protocol_does_not_have(with_api: WithApi, mail: Client) -> None:
+def test_additional_statistics_of_the_api(with_api: WithApi, mail: Client) -> None:
     mail.put(b"hello")
     found = ctl(with_api, "tube", "mail", "--json").json
     assert (found["bytes"], found["has-no-consumers"]) == (5, False)
@@ -110,7 +110,7 @@ def test_top_has_the_age_of_the_oldest(with_api: WithApi, mail: Client) -> None:
     assert "Oldest" in ctl(with_api, "top", "--once", "--interval", "0.1").text
 
 
-def test_a_pause_has_a_reason(with_api: WithApi, mail: Client) -> None:
+def test_pause_with_a_reason(with_api: WithApi, mail: Client) -> None:
     done = ctl(with_api, "pause", "mail", "5m", "--reason", "the relay is down", "--json")
     assert done.json == {"tube": "mail", "pause": 300}
     assert "the relay is down" in ctl(with_api, "tube", "mail").text
@@ -126,7 +126,7 @@ def test_jobs_of_a_tube_in_a_state_come_in_its_order(with_api: WithApi, mail: Cl
     assert [job["id"] for job in ctl(with_api, "jobs", "--json").lines] == [last, first]
 
 
-def test_jobs_have_figures_and_bodies(with_api: WithApi, mail: Client) -> None:
+def test_jobs_have_statistics_and_bodies(with_api: WithApi, mail: Client) -> None:
     job_id = mail.put(b"\xff\x00", priority=3)
     (found,) = ctl(with_api, "jobs", "--json").lines
     assert found == ctl(with_api, "peek", str(job_id), "--json").json
@@ -145,27 +145,27 @@ def test_jobs_that_match_a_search(with_api: WithApi, mail: Client) -> None:
     assert (done.code, "--query cannot be read" in done.err) == (2, True)
 
 
-def test_a_search_that_is_too_long_is_2(with_api: WithApi) -> None:
+def test_too_long_query_is_exit_code_2(with_api: WithApi) -> None:
     for length in (10_000, 60_000, 100_000, 5_000_000):
         done = ctl(with_api, "jobs", "--query", "x" * length)
         assert (done.code, done.err) == (2, "greenstalkctl: the --query is too long\n")
 
 
-def test_jobs_that_workers_hold(with_api: WithApi, mail: Client) -> None:
+def test_reserved_jobs_are_listed(with_api: WithApi, mail: Client) -> None:
     mail.put(b"")
     job = mail.reserve(0)
     (found,) = ctl(with_api, "jobs", "--state", "reserved", "--json").lines
     assert (found["id"], isinstance(found["held-by"], int)) == (job.id, True)
 
 
-def test_a_list_goes_on_over_pages(with_api: WithApi) -> None:
+def test_list_continues_across_pages(with_api: WithApi) -> None:
     put_many(with_api, "mail")
     assert len(ctl(with_api, "jobs", "mail", "-n", "9999", "--json").lines) == JOB_COUNT
     assert len(ctl(with_api, "jobs", "mail", "-n", "1200", "--json").lines) == 1200
 
 
 def put_many(server: Server, tube: str, count: int = JOB_COUNT) -> None:
-    """Put so many ready jobs of falling urgency, all at once."""
+    """Put *count* ready jobs of descending urgency in one batch."""
     with socket.create_connection(server.address) as sock, sock.makefile("rb") as replies:
         sock.sendall(b"use %b\r\n" % tube.encode())
         sock.sendall(b"".join(b"put %d 0 60 0\r\n\r\n" % number for number in range(count)))
@@ -194,7 +194,7 @@ def test_move_keeps_the_job_itself(with_api: WithApi, mail: Client) -> None:
     }
 
 
-def test_a_number_of_jobs_are_those_whose_turn_is_next(with_api: WithApi, mail: Client) -> None:
+def test_count_selects_the_next_jobs(with_api: WithApi, mail: Client) -> None:
     put_many(with_api, "mail")
     assert ctl(with_api, "delete", "--tube", "mail", "--state", "ready", "--count", "1500", "--yes").code == 0
     assert mail.peek_ready().id == ids(mail, "mail", "ready")[0]
@@ -209,11 +209,13 @@ def test_a_number_of_jobs_are_those_whose_turn_is_next(with_api: WithApi, mail: 
     [("clear", "mail"), ("delete", "--tube", "mail", "--state", "ready", "--count", "100")],
     ids=lambda it: it[0],
 )
-def test_no_more_is_deleted_than_was_asked_about(with_api: WithApi, mail: Client, command: tuple[str, ...]) -> None:
-    """What is put while somebody thinks about the answer stays."""
+def test_delete_spares_jobs_put_during_the_confirmation(
+    with_api: WithApi, mail: Client, command: tuple[str, ...]
+) -> None:
+    """Jobs put while the confirmation is pending are not deleted."""
     mail.put(b"old")
     with Terminal("--api", with_api.dashboard, *command) as terminal:
-        terminal.wait_for("This will delete 1 job of mail .*Go on\\?")
+        terminal.wait_for("This will delete 1 job of mail .*Continue\\?")
         for body in (b"new", b"newer"):
             mail.put(body)
         terminal.press("y\n")
@@ -225,13 +227,13 @@ def test_no_more_is_deleted_than_was_asked_about(with_api: WithApi, mail: Client
 
 @pytest.mark.parametrize("option", ["--server", "--api", "--api-token-file"])
 def test_an_empty_option_is_refused(option: str) -> None:
-    """As a script has it whose variable is not set: nobody means the server that is there by default."""
+    """A script with an unset variable passes an empty option, and does not mean the default server."""
     done = run(option, "", "tubes")
     assert (done.code, done.out) == (2, b"")
     assert option in done.err
 
 
-def test_what_workers_hold_stays(with_api: WithApi, mail: Client) -> None:
+def test_reserved_jobs_stay(with_api: WithApi, mail: Client) -> None:
     mail.put(b"held")
     mail.reserve(0)
     for command in (["move", "mail", "post"], ["clear", "mail", "--yes"], ["bury", "--tube", "mail", "--all"]):
@@ -240,8 +242,8 @@ def test_what_workers_hold_stays(with_api: WithApi, mail: Client) -> None:
 
 
 @contextmanager
-def at_work(server: WithApi) -> Iterator[WithApi]:
-    """Put many jobs into `mail` of *server*, and keep it at work, so that a change goes slowly."""
+def under_load(server: WithApi) -> Iterator[WithApi]:
+    """Put many jobs into `mail` of *server*, and keep it busy, so that a bulk change is slow."""
     put_many(server, "mail", 10 * JOB_COUNT)
     stop = threading.Event()
 
@@ -267,8 +269,8 @@ def at_work(server: WithApi) -> Iterator[WithApi]:
 
 @pytest.fixture
 def busy(with_api: WithApi) -> Iterator[WithApi]:
-    """One that is at work."""
-    with at_work(with_api):
+    """A server under load."""
+    with under_load(with_api):
         yield with_api
     assert ctl(with_api, "clear", "mail", "--yes").code == 0
 
@@ -281,11 +283,11 @@ def test_ctrl_c_cancels_the_change(busy: WithApi) -> None:
         done = finish(process, signal.SIGINT)
         deleted = 10 * JOB_COUNT - post.stats_tube("mail")["current-jobs-ready"]
         assert (done.code, done.json, 0 < deleted < 10 * JOB_COUNT) == (130, {"deleted": deleted}, True)
-        assert "the rest of the jobs stay" in done.err
+        assert "the other jobs are unchanged" in done.err
         assert post.peek_ready().body == b"dear", "nothing more begins"
 
 
-def test_a_change_that_somebody_cancels_is_not_done(busy: WithApi) -> None:
+def test_task_cancelled_by_another_client_is_exit_code_1(busy: WithApi) -> None:
     process = spawn(busy, "move", "mail", "post", "--json")
     with connect(busy, "post") as post:
         wait_until(lambda: bool(post.stats_tube("post")["current-jobs-ready"]))
@@ -294,16 +296,16 @@ def test_a_change_that_somebody_cancels_is_not_done(busy: WithApi) -> None:
         moved = post.stats_tube("post")["current-jobs-ready"]
         assert ctl(busy, "clear", "post", "--yes").code == 0
     assert (done.code, done.json["moved"]["ready"], moved > 0) == (1, moved, True)
-    assert "somebody has cancelled" in done.err
+    assert "was cancelled" in done.err
 
 
 @pytest.mark.parametrize(
-    ("number", "code", "said"), [(signal.SIGUSR1, 4, "draining"), (signal.SIGKILL, 3, "goes on by itself")]
+    ("number", "code", "said"), [(signal.SIGUSR1, 4, "draining"), (signal.SIGKILL, 3, "continues on the server")]
 )
-def test_a_server_that_stops_meanwhile(number: signal.Signals, code: int, said: str) -> None:
-    with closing(WithApi()) as server, at_work(server), connect(server, "mail") as mail:
+def test_server_that_stops_during_a_task(number: signal.Signals, code: int, said: str) -> None:
+    with closing(WithApi()) as server, under_load(server), connect(server, "mail") as mail:
         process = spawn(server, "bury", "--tube", "mail", "--all", "--json")
-        wait_until(lambda: has_looked(server))
+        wait_until(lambda: has_polled(server))
         assert mail.stats_tube("mail")["current-jobs-buried"]
         os.kill(server.pid, number)
         done = finish(process)
@@ -311,8 +313,8 @@ def test_a_server_that_stops_meanwhile(number: signal.Signals, code: int, said: 
     assert said in done.err
 
 
-def has_looked(server: WithApi) -> bool:
-    """Whether somebody has asked how far a task is."""
+def has_polled(server: WithApi) -> bool:
+    """Return whether a client has requested the progress of a task."""
     with urlopen(f"{server.dashboard}/metrics") as metrics:  # noqa: S310  it is http
         return b'endpoint="api_get_task"' in metrics.read()
 
@@ -325,14 +327,14 @@ def wait_until(is_so: Callable[[], bool]) -> None:
 
 
 def cancel_tasks(server: WithApi) -> None:
-    """Cancel what runs, as another client of the API."""
+    """Cancel the running tasks, as another client of the API."""
     with closing(HttpClient(parse_url(server.dashboard), "", PATIENCE)) as channel:
         for task in channel.request("GET", "/tasks").data["tasks"]:
             if task["state"] == "running":
                 channel.request("DELETE", f"/tasks/{task['id']}")
 
 
-def test_a_change_has_a_bar(busy: WithApi) -> None:
+def test_bulk_change_shows_a_progress_bar(busy: WithApi) -> None:
     with Terminal("--api", busy.dashboard, "bury", "--tube", "mail", "--all") as terminal:
         terminal.wait_for(f"[1-9]\\d*/{10 * JOB_COUNT}")
         terminal.interrupt()
@@ -349,7 +351,7 @@ def test_tail_puts_no_probe(with_api: WithApi, mail: Client) -> None:
     assert mail.stats()["total-jobs"] == before + 1
 
 
-def test_tail_follow_shows_jobs_as_they_come(with_api: WithApi, mail: Client) -> None:
+def test_tail_follow_shows_new_jobs(with_api: WithApi, mail: Client) -> None:
     for number in range(2):
         mail.put(b"before %d" % number)
     process = spawn(with_api, "tail", "mail", "-n", "1", "--follow", "--interval", "0.05")
@@ -364,13 +366,13 @@ def test_tail_follow_shows_jobs_as_they_come(with_api: WithApi, mail: Client) ->
     assert finish(process).code == 130
 
 
-def test_tail_follow_begins_with_what_comes(with_api: WithApi, mail: Client) -> None:
+def test_tail_follow_starts_with_new_jobs(with_api: WithApi, mail: Client) -> None:
     mail.put(b"before")
     process = spawn(with_api, "tail", "mail", "-n", "0", "--follow", "--interval", "0.05")
     assert process.stdout is not None
     later = [mail.put(b"later", delay=9)]
     while not select.select([process.stdout], [], [], 0.05)[0]:
-        later.append(mail.put(b"later", delay=9))  # until it has begun
+        later.append(mail.put(b"later", delay=9))  # until the follower has started
     assert int(process.stdout.readline().partition(b"\t")[0]) in later
     process.terminate()
     assert finish(process).code == 130
@@ -384,10 +386,10 @@ def test_ctrl_c_ends_a_long_look_back(with_api: WithApi, mail: Client) -> None:
             ApiFollower(api, "mail", interrupt).last(1)
 
 
-# Which way
+# Protocol or API
 
 
-def test_the_api_alone_needs_no_protocol(with_api: WithApi, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_api_alone_is_sufficient(with_api: WithApi, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GREENSTALKCTL_SERVER", "127.0.0.1:1")
     monkeypatch.setenv("GREENSTALKCTL_API", with_api.dashboard)
     job_id = run("put", "hello", "--tube", "mail").text.strip()
@@ -396,26 +398,22 @@ def test_the_api_alone_needs_no_protocol(with_api: WithApi, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("command", ["bench", "drain-to 127.0.0.1:1", "tail mail --consume"])
-def test_what_needs_the_protocol_says_so(with_api: WithApi, command: str) -> None:
+def test_commands_that_need_the_protocol_say_so(with_api: WithApi, command: str) -> None:
     done = ctl(with_api, *command.split(), "--yes")
     assert (done.code, "--server HOST:PORT" in done.err) == (2, True)
     done = ctl(with_api, *command.split(), "--yes", "--server", "127.0.0.1:1")
     assert (done.code, "cannot connect to 127.0.0.1:1" in done.err) == (3, True)
 
 
-def test_a_server_on_the_command_line_beats_an_api_of_the_environment(
-    one: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_server_option_overrides_api_variable(one: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GREENSTALKCTL_API", "http://127.0.0.1:1")
     assert ctl(one, "stats", "--json").json["pid"] == one.pid
     assert run("stats").code == 3
     assert "add --api" in ctl(one, "jobs").err
 
 
-def test_an_api_on_the_command_line_beats_a_server_of_the_environment(
-    with_api: WithApi, one: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The server of the environment may be another: nothing there is to be emptied by mistake."""
+def test_api_option_overrides_server_variable(with_api: WithApi, one: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server of the environment may be another one, and must not be cleared by mistake."""
     monkeypatch.setenv("GREENSTALKCTL_SERVER", address(one))
     with connect(one, "mail") as mail:
         mail.put(b"dear")
@@ -428,7 +426,7 @@ def test_an_api_on_the_command_line_beats_a_server_of_the_environment(
     "command",
     ["jobs", "jobs mail --state ready", "pause mail 5 --reason x", "tubes --sort oldest", "top --once --sort oldest"],
 )
-def test_without_an_api_it_says_what_to_set(server: Server, command: str) -> None:
+def test_missing_api_names_the_option(server: Server, command: str) -> None:
     done = ctl(server, *command.split())
     assert (done.code, done.out, len(done.err.splitlines())) == (2, b"", 1)
     assert "the beanstalk protocol has no" in done.err
@@ -449,25 +447,25 @@ def test_completion_by_the_api(guarded: str, token: str) -> None:
     assert done.stdout == b"plain,mail\n"
 
 
-# Who may
+# Tokens
 
 
-def test_no_token_or_a_wrong_one_is_4(guarded: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_or_wrong_token_is_exit_code_4(guarded: str, monkeypatch: pytest.MonkeyPatch) -> None:
     done = run("--api", guarded, "stats")
-    assert (done.code, "GREENSTALKCTL_API_TOKEN" in done.err, "asks for a token" in done.err) == (4, True, True)
+    assert (done.code, "GREENSTALKCTL_API_TOKEN" in done.err, "requires a token" in done.err) == (4, True, True)
     monkeypatch.setenv("GREENSTALKCTL_API_TOKEN", "wrong")
     done = run("--api", guarded, "stats")
-    assert (done.code, "does not take the token" in done.err, "wrong" in done.err) == (4, True, False)
+    assert (done.code, "refused the token" in done.err, "wrong" in done.err) == (4, True, False)
     monkeypatch.setenv("GREENSTALKCTL_API_TOKEN", "no\ntoken")
     assert run("--api", guarded, "stats").code == 2
 
 
-def test_a_viewer_looks_and_changes_nothing(guarded: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_viewer_token_reads_but_changes_nothing(guarded: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GREENSTALKCTL_API_TOKEN", VIEWER)
     assert run("--api", guarded, "tubes").code == 0
     for command in (["put", "x"], ["pause", "default", "5"], ["delete", "1", "--yes"]):
         done = run("--api", guarded, *command)
-        assert (done.code, "token of admins" in done.err) == (4, True)
+        assert (done.code, "admin token" in done.err) == (4, True)
 
 
 def test_a_token_in_a_file(guarded: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -480,14 +478,14 @@ def test_a_token_in_a_file(guarded: str, tmp_path: Path, monkeypatch: pytest.Mon
         assert run("--api", guarded, "--api-token-file", str(tmp_path / name), "stats").code == 2
 
 
-def test_outside_of_the_prefix_there_is_no_api(guarded: str, token: str) -> None:
+def test_wrong_prefix_is_not_the_api(guarded: str, token: str) -> None:
     done = run("--api", guarded.removesuffix("/queue/").removesuffix("/queue"), "tube", "mail")
     assert (done.code, "is not the API" in done.err) == (3, True)
 
 
-def test_where_bodies_are_hidden_and_nothing_may_be_changed() -> None:
+def test_hidden_bodies_and_read_only_server() -> None:
     with Daemon("-l", "127.0.0.1", "-p", "0", "--web-port", "0", "--read-only", "--hide-bodies") as daemon:
-        assert daemon.request(b"put 0 0 60 6\r\nsecret\r\n") == b"INSERTED 1"
+        assert daemon.ask(b"put 0 0 60 6\r\nsecret\r\n") == b"INSERTED 1"
         api = ["--api", daemon.dashboard]
         assert run(*api, "peek", "1", "--json").json["body"] is None
         assert "not shown" in run(*api, "peek", "1").text
@@ -499,7 +497,7 @@ def test_where_bodies_are_hidden_and_nothing_may_be_changed() -> None:
         assert (done.code, "read-only" in done.err) == (4, True)
 
 
-# What answers
+# Other servers and failures
 
 
 def test_a_body_above_a_mib_is_shown_whole(tmp_path: Path) -> None:
@@ -514,13 +512,13 @@ def test_a_body_above_a_mib_is_shown_whole(tmp_path: Path) -> None:
         assert run(*api, "tail", "default", "--json").json["encoding"] == "base64"
 
 
-def test_nobody_there_is_3() -> None:
+def test_unreachable_server_is_exit_code_3() -> None:
     done = run("--api", "http://127.0.0.1:1", "stats")
     assert (done.code, "cannot connect to http://127.0.0.1:1: Connection refused" in done.err) == (3, True)
     assert run("--api", "http://host.invalid", "stats").code == 3
 
 
-def test_no_answer_in_time_is_3() -> None:
+def test_timeout_is_exit_code_3() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         done = run("--api", f"http://127.0.0.1:{silent.getsockname()[1]}", "--timeout", "0.2", "stats")
     assert (done.code, "--timeout" in done.err) == (3, True)
@@ -529,25 +527,25 @@ def test_no_answer_in_time_is_3() -> None:
 @pytest.mark.parametrize(
     ("reply", "said"),
     [
-        ("", "ended the connection"),
+        ("", "closed the connection"),
         ("SSH-2.0-OpenSSH\r\n", "does not speak HTTP"),
         ("HTTP/1.1 404 Not Found\r\nContent-Type: text/html\r\nContent-Length: 4\r\n\r\n\x1b[2J", "not the API"),
         ("HTTP/1.1 404 Not Found\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}", "not the API"),
         ("HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 1\r\n\r\n{", "not the API"),
         ('HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 12\r\n\r\n{"stats": 1}', "not the API"),
         ("HTTP/1.1 204 No Content\r\n\r\n", "not the API"),
-        ("HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{}", "ended the connection"),
-        ("HTTP/1.1 301 Moved\r\nLocation: https://\x1b[2J\r\nContent-Length: 0\r\n\r\n", "leads elsewhere"),
+        ("HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{}", "closed the connection"),
+        ("HTTP/1.1 301 Moved\r\nLocation: https://\x1b[2J\r\nContent-Length: 0\r\n\r\n", "redirects to"),
         ("HTTP/1.1 502 Bad Gateway\r\nContent-Type: text/html\r\nContent-Length: 0\r\n\r\n", "may not be running"),
     ],
 )  # fmt: skip
-def test_what_is_no_api_is_one_line(reply: str, said: str) -> None:
+def test_other_http_server_is_one_line_error(reply: str, said: str) -> None:
     done = against(reply)
     assert (done.code, "\x1b" in done.err, len(done.err.splitlines())) == (3, False, 1)
     assert said in done.err
 
 
-def test_a_problem_of_any_shape_is_4() -> None:
+def test_problem_of_any_form_is_exit_code_4() -> None:
     for problem in ("[]", "{}", '{"detail": 3, "errors": [3]}', '{"detail": "\\u001b[2J", "errors": 7}'):
         head = f"HTTP/1.1 400 Bad\r\nContent-Type: application/problem+json\r\nContent-Length: {len(problem)}\r\n\r\n"
         done = against(head + problem)
@@ -564,7 +562,7 @@ SERVER_ALONE = json.dumps({"stats": {"version": "1"}, "journal": {}, "memory": N
      '{"tubes": 1, "jobs": 1, "next_cursor": null}',
      '{"tubes": [], "jobs": [], "next_cursor": 3}', '{"jobs": [1], "next_cursor": null}', '{"id": "x"}'],
 )  # fmt: skip
-def test_an_answer_of_another_form_is_one_line(command: str, answer: str) -> None:
+def test_response_of_another_format_is_one_line_error(command: str, answer: str) -> None:
     first, then = (
         f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(text)}\r\n\r\n{text}"
         for text in (SERVER_ALONE, answer)
@@ -575,7 +573,7 @@ def test_an_answer_of_another_form_is_one_line(command: str, answer: str) -> Non
 
 
 def against(*replies: str, command: str = "tubes") -> Done:
-    """Run a command against what gives these *replies*, the last one again and again."""
+    """Run a command against a server that sends these *replies*, then repeats the last one."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def answer() -> None:
@@ -597,7 +595,7 @@ def against(*replies: str, command: str = "tubes") -> Done:
 
 
 @pytest.mark.parametrize("is_late", [False, True])
-def test_a_connection_that_was_ended_meanwhile_is_made_anew(with_api: WithApi, mail: Client, is_late: bool) -> None:
+def test_closed_idle_connection_is_reopened(with_api: WithApi, mail: Client, is_late: bool) -> None:
     mail.put(b"hello")
     with front(with_api.dashboard, is_brief=not is_late, is_late=is_late) as proxy:
         done = run("--api", f"http://{proxy}", "peek", "--tube", "mail", "--raw")
@@ -610,14 +608,12 @@ def test_a_change_is_not_sent_twice(with_api: WithApi, mail: Client) -> None:
         url = parse_url(f"http://{proxy}")
         with closing(HttpClient(url, "", PATIENCE)) as channel:
             assert channel.request("GET", f"/jobs/{id}").is_success
-            with pytest.raises(Unreachable, match="may have done it all the same"):
+            with pytest.raises(Unreachable, match="the change may have been made"):
                 channel.request("DELETE", f"/jobs/{id}")
     assert mail.peek(id).body == b"hello"
 
 
-def test_https_wants_a_certificate_that_holds(
-    with_api: WithApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_https_verifies_the_certificate(with_api: WithApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     key, certificate = tmp_path / "key", tmp_path / "certificate"
     subprocess.run(
         [
@@ -637,10 +633,10 @@ def test_https_wants_a_certificate_that_holds(
         done = run("--api", f"https://localhost:{proxy.partition(':')[2]}", "stats")
         assert (done.code, "certificate" in done.err) == (3, True)
     done = run("--api", with_api.dashboard.replace("http:", "https:"), "stats")
-    assert (done.code, "is it http://" in done.err) == (3, True)
+    assert (done.code, "should be http://" in done.err) == (3, True)
 
 
-# Where it is
+# URLs
 
 
 @pytest.mark.parametrize(
@@ -664,7 +660,7 @@ def test_urls(written: str, meant: Url, shown: str) -> None:
     ["", "queue", "queue:8080", "ftp://queue", "http://", "http://queue:0", "http://queue:65536", "http://a:b@queue",
      "http://queue?x", "http://queue#x", "http://queue/ä", "http://queue/ ", "http://que ue", "http://queue\r\nX: y"],
 )  # fmt: skip
-def test_what_is_no_url(written: str) -> None:
+def test_invalid_url_is_rejected(written: str) -> None:
     with pytest.raises(ValueError, match="http://HOST"):
         parse_url(written)
     if written:

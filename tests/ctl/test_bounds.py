@@ -1,4 +1,4 @@
-"""Whatever answers, an answer is bounded in time and in memory, and a larger one is one line and an exit code."""
+"""Replies are bounded in time and memory, whatever the server is; a larger one is a one-line error and an exit code."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tests.support.daemon import PATIENCE, REPOSITORY, Daemon
 from tests.support.servers import Server
 
 MIB = 2**20
-ROOM = 1000 * MIB
-"""Bytes that a process may have of memory: what Python and its libraries reserve, and less than a body of a GiB."""
+MEMORY_LIMIT = 1000 * MIB
+"""Address space limit of the process in bytes: enough for Python and its libraries, and less than a body of 1 GiB."""
 
 JSON = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 BYTES = b"HTTP/1.1 200 OK\r\nContent-Type: application/octet-stream\r\n"
@@ -26,7 +26,7 @@ BYTES = b"HTTP/1.1 200 OK\r\nContent-Type: application/octet-stream\r\n"
 
 @contextmanager
 def hostile(*pieces: bytes, pause: float = 0, repeats: bool = True) -> Iterator[int]:
-    """The port of what answers with the first piece, and then the last one again and again, *pause* seconds apart."""
+    """Yield the port of a server that sends all pieces, then repeats the last one every *pause* seconds."""
 
     def answer() -> None:
         sock, _ = listener.accept()
@@ -47,8 +47,8 @@ def hostile(*pieces: bytes, pause: float = 0, repeats: bool = True) -> Iterator[
 
 
 def bounded(*args: str) -> Done:
-    """Run the command as a process whose memory is limited to ROOM."""
-    script = f'ulimit -v {ROOM // 1024}; exec "$@"'
+    """Run the command as a process whose memory is limited to MEMORY_LIMIT."""
+    script = f'ulimit -v {MEMORY_LIMIT // 1024}; exec "$@"'
     done = subprocess.run(
         ["sh", "-c", script, "sh", *COMMAND, *args],
         cwd=REPOSITORY,
@@ -79,12 +79,12 @@ def of(port: int, is_http: bool) -> tuple[str, str]:
     ],
     ids=lambda value: str(value)[:50],
 )
-def test_an_answer_of_the_protocol_that_is_too_large_is_3(command: str, pieces: list[bytes]) -> None:
+def test_too_large_reply_is_exit_code_3(command: str, pieces: list[bytes]) -> None:
     with hostile(*pieces, repeats=bool(pieces[-1])) as port:
         done = bounded("--server", f"127.0.0.1:{port}", *command.split())
     assert (done.code, done.out) == (3, b"")
     (line,) = done.err.splitlines()
-    assert f"127.0.0.1:{port} is no beanstalk server (it " in line
+    assert f"127.0.0.1:{port} is not a beanstalk server (it " in line
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_an_answer_of_the_protocol_that_is_too_large_is_3(command: str, pieces: 
     ],
     ids=lambda value: str(value)[:50],
 )
-def test_an_answer_over_http_that_is_too_large_is_3(pieces: list[bytes]) -> None:
+def test_too_large_http_response_is_exit_code_3(pieces: list[bytes]) -> None:
     with hostile(*pieces) as port:
         done = bounded("--api", f"http://127.0.0.1:{port}", "stats")
     assert (done.code, done.out) == (3, b"")
@@ -122,17 +122,17 @@ def test_an_answer_over_http_that_is_too_large_is_3(pieces: list[bytes]) -> None
         (True, [b"", b"HTTP/1.1 100 Continue\r\n\r\n"]),
     ],
 )
-def test_a_slow_answer_has_no_more_time_than_a_silent_one(is_http: bool, pieces: list[bytes]) -> None:
+def test_timeout_applies_to_a_slow_reply(is_http: bool, pieces: list[bytes]) -> None:
     with hostile(*pieces, pause=0.2) as port:
         start = time.monotonic()
         done = run(*of(port, is_http), "--timeout", "1s", "stats")
         lasted = time.monotonic() - start
-    assert (done.code, "has not answered within 1 s" in done.err, len(done.err.splitlines())) == (3, True, 1)
+    assert (done.code, "did not answer within 1 s" in done.err, len(done.err.splitlines())) == (3, True, 1)
     assert 1 <= lasted < 3
 
 
-def test_a_server_that_reads_slowly_has_no_more_time_either() -> None:
-    """The body of a put is sent a bit at a time, and each bit is taken in time."""
+def test_timeout_applies_to_a_slow_reader() -> None:
+    """The server reads the body of a put in small pieces, each of them within the timeout."""
 
     def read_slowly() -> None:
         sock, _ = listener.accept()
@@ -151,20 +151,20 @@ def test_a_server_that_reads_slowly_has_no_more_time_either() -> None:
         lasted = time.monotonic() - start
         is_over.set()
         thread.join()
-    assert (done.code, "has not answered within 1 s" in done.err) == (3, True)
+    assert (done.code, "did not answer within 1 s" in done.err) == (3, True)
     assert 1 <= lasted < 3
 
 
-def test_too_little_memory_is_one_line() -> None:
-    """A body of a GiB is allowed, but this process has no room for it."""
+def test_out_of_memory_is_one_line() -> None:
+    """A body of 1 GiB is allowed, but this process has less memory."""
     reply = b"FOUND 1 1073741824\r\n"
     with hostile(reply, b"x" * 65536) as port:
         done = bounded("--server", f"127.0.0.1:{port}", "peek", "1")
-    assert (done.code, done.err) == (1, "greenstalkctl: there is not enough memory for this\n")
+    assert (done.code, done.err) == (1, "greenstalkctl: out of memory\n")
 
 
-def test_the_largest_page_of_the_api_is_taken() -> None:
-    """Two bodies of a MiB, each of whose bytes JSON has as six."""
+def test_largest_api_page_is_accepted() -> None:
+    """Two bodies of 1 MiB, each byte of which takes six characters in JSON."""
     with Daemon("-l", "127.0.0.1", "-p", "0", "--web-port", "0", "-z", "2000000") as daemon:
         for body in (b"\x01" * (MIB - 1), b"\x01" * MIB):
             reply = daemon.ask(b"put 0 0 60 %d\r\n%b\r\n" % (len(body), body))
@@ -173,7 +173,7 @@ def test_the_largest_page_of_the_api_is_taken() -> None:
     assert [len(job["body"]) for job in done.lines] == [MIB - 1, MIB]
 
 
-def test_the_largest_lists_of_real_servers_are_taken(server: Server) -> None:
+def test_largest_lists_of_real_servers_are_accepted(server: Server) -> None:
     names = [f"{number:05d}-{'x' * 190}" for number in range(3000)]
     with socket.create_connection(server.address) as sock, sock.makefile("rb") as replies:
         sock.sendall(b"".join(b"watch %s\r\n" % name.encode() for name in names))

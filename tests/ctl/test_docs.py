@@ -1,4 +1,4 @@
-"""The pages keep their word: each example is a command line that is taken, and every command is in them."""
+"""Examples in the documents are valid command lines, and every command has one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EXAMPLES = [
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
-def test_every_example_is_taken(example: str) -> None:
+def test_every_example_parses(example: str) -> None:
     verb, *arguments = shlex.split(example.replace("picture.jpg", "/dev/null"))
     group = cli.make_context("greenstalkctl", [verb, *arguments], obj=Settings())  # a command keeps its first -h option
     with cli.commands[verb].make_context(verb, arguments, parent=group) as context:
@@ -36,7 +36,7 @@ def test_every_command_has_an_example() -> None:
     assert {shlex.split(example)[0] for example in EXAMPLES} == set(cli.commands)
 
 
-def test_the_worker_over_http_needs_no_token_where_the_server_has_none(with_api: WithApi) -> None:
+def test_http_worker_needs_no_token_if_the_server_has_none(with_api: WithApi) -> None:
     ctl(with_api, "put", "hello", "--tube", "mail")
     (source,) = re.findall(r"```python\n(.*?)```", JOBS_PAGE, re.DOTALL)
     environ = environment(QUEUE_URL=f"{with_api.dashboard}/api/v1")

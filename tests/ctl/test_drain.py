@@ -1,4 +1,4 @@
-"""drain-to loses nothing, whichever server is at which end, and whatever happens on the way."""
+"""drain-to loses no job, between all pairs of servers, and through crashes and interrupts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.servers import Server, peer
 JOB_COUNT = 900
 
 
-def test_everything_moves_and_keeps_what_it_can(server: Server, other: Server, mail: Client) -> None:
+def test_drain_moves_every_job_with_its_body_pri_ttr_and_delay(server: Server, other: Server, mail: Client) -> None:
     fill(mail)
     mail.use("post")
     mail.put(b"\xff\x00\r\n", priority=2**32 - 1, ttr=9)
@@ -35,7 +35,7 @@ def test_everything_moves_and_keeps_what_it_can(server: Server, other: Server, m
         assert left == pytest.approx([998, 998], abs=3)
 
 
-def test_only_the_tubes_that_are_named(server: Server, other: Server, mail: Client) -> None:
+def test_drain_moves_only_the_named_tubes(server: Server, other: Server, mail: Client) -> None:
     mail.put(b"")
     mail.use("post")
     mail.put(b"")
@@ -44,12 +44,12 @@ def test_only_the_tubes_that_are_named(server: Server, other: Server, mail: Clie
     assert ctl(server, "--yes", "drain-to", address(other), "nothing").code == 1
 
 
-def test_nothing_to_move_is_done(server: Server, other: Server) -> None:
+def test_drain_of_an_empty_server_is_exit_code_0(server: Server, other: Server) -> None:
     done = ctl(server, "drain-to", address(other))
     assert (done.code, done.text) == (0, f"moved 0 jobs to {address(other)}\n")
 
 
-def test_a_pause_goes_along(server: Server, other: Server, mail: Client) -> None:
+def test_drain_copies_the_pause(server: Server, other: Server, mail: Client) -> None:
     mail.put(b"")
     mail.pause_tube("mail", 500)
     assert ctl(server, "--yes", "drain-to", address(other)).code == 0
@@ -57,46 +57,46 @@ def test_a_pause_goes_along(server: Server, other: Server, mail: Client) -> None
         assert 490 < there.stats_tube("mail")["pause-time-left"] <= 500
 
 
-def test_what_workers_hold_stays_and_is_told(server: Server, other: Server, mail: Client) -> None:
+def test_reserved_jobs_stay_and_are_reported(server: Server, other: Server, mail: Client) -> None:
     mail.put(b"held")
     mail.put(b"free")
     job = mail.reserve(0)
     done = ctl(server, "--yes", "drain-to", address(other), "--json")
     held = {"ready": 0, "delayed": 0, "buried": 0, "reserved": 1}
     assert (done.code, done.json["left"]) == (1, {"mail": held})
-    assert "run it again" in done.err
+    assert "run the command again" in done.err
     mail.release(job)
     assert ctl(server, "--yes", "drain-to", address(other)).code == 0
     assert [job[1] for job in jobs(other, "mail")] == [b"free", b"held"]
 
 
-def test_killed_half_way_it_goes_on_and_loses_nothing(server: Server, other: Server) -> None:
-    everything = fill_many(server)
-    process = drain_half(server, other)
+def test_killed_drain_can_be_repeated_without_loss(server: Server, other: Server) -> None:
+    all_bodies = fill_many(server)
+    process = start_drain(server, other)
     assert finish(process, signal.SIGKILL).code == -signal.SIGKILL
-    wait_until_free(server)
+    wait_until_released(server)
     assert jobs(server, "mail"), "it was killed too late to show anything"
     assert ctl(server, "--yes", "drain-to", address(other)).code == 0
     bodies = [job[1] for job in jobs(other, "mail")]
-    assert set(bodies) == everything
+    assert set(bodies) == all_bodies
     assert len(bodies) - JOB_COUNT <= 1, "more than one job is doubled"
     assert jobs(server, "mail") == []
 
 
-def test_interrupted_it_says_what_it_did_and_doubles_nothing(server: Server, other: Server) -> None:
-    everything = fill_many(server)
-    done = finish(drain_half(server, other), signal.SIGINT)
+def test_interrupted_drain_reports_counts_and_doubles_no_job(server: Server, other: Server) -> None:
+    all_bodies = fill_many(server)
+    done = finish(start_drain(server, other), signal.SIGINT)
     moved = sum(done.json["moved"].values())
     assert (done.code, 0 < moved < JOB_COUNT) == (130, True)
-    assert "goes on" in done.err
-    wait_until_free(server)
+    assert "run the same command again" in done.err
+    wait_until_released(server)
     assert (len(jobs(other, "mail")), len(jobs(server, "mail"))) == (moved, JOB_COUNT - moved)
     assert ctl(server, "--yes", "drain-to", address(other)).code == 0
-    assert sorted(job[1] for job in jobs(other, "mail")) == sorted(everything)
+    assert sorted(job[1] for job in jobs(other, "mail")) == sorted(all_bodies)
 
 
 def fill_many(server: Server) -> set[bytes]:
-    """A third each of ready, delayed and buried jobs in `mail`; return their bodies."""
+    """Put equal numbers of ready, delayed and buried jobs into `mail`; return their bodies."""
     with connect(server, "mail") as client:
         for number in range(JOB_COUNT // 3):
             client.put(b"buried %d" % number, priority=0)
@@ -109,8 +109,8 @@ def fill_many(server: Server) -> set[bytes]:
     }
 
 
-def drain_half(server: Server, other: Server) -> subprocess.Popen[bytes]:
-    """Begin to drain *server* to *other*; return when some jobs have been put there."""
+def start_drain(server: Server, other: Server) -> subprocess.Popen[bytes]:
+    """Start to drain *server* to *other*; return when some jobs have been moved."""
     until = time.monotonic() + PATIENCE
     with connect(other) as client:
         before = client.stats()["total-jobs"]
@@ -121,8 +121,8 @@ def drain_half(server: Server, other: Server) -> subprocess.Popen[bytes]:
     return process
 
 
-def wait_until_free(server: Server) -> None:
-    """Return once the server has seen the end of the command, and has its job back."""
+def wait_until_released(server: Server) -> None:
+    """Return once the server has seen the end of the command, and has released its reserved job."""
     until = time.monotonic() + PATIENCE
     with connect(server) as client:
         while client.stats()["current-jobs-reserved"]:
@@ -130,7 +130,7 @@ def wait_until_free(server: Server) -> None:
             time.sleep(0.002)
 
 
-def test_a_job_too_big_stays_and_the_rest_moves(one: Server) -> None:
+def test_too_big_job_stays_and_other_states_move(one: Server) -> None:
     small = Server(peer(), ("-z", "10"))
     try:
         with connect(one, "mail") as mail:
@@ -147,7 +147,7 @@ def test_a_job_too_big_stays_and_the_rest_moves(one: Server) -> None:
         small.close()
 
 
-def test_a_target_that_drains_takes_nothing_and_nothing_is_lost(one: Server) -> None:
+def test_draining_target_leaves_all_jobs_at_the_source(one: Server) -> None:
     draining = Server(peer())
     try:
         draining.signal(signal.SIGUSR1)
@@ -165,7 +165,7 @@ def test_the_same_server_is_refused(server: Server) -> None:
     assert (done.code, "same server" in done.err) == (2, True)
 
 
-def test_a_target_that_cannot_be_reached(server: Server, mail: Client) -> None:
+def test_unreachable_target_is_exit_code_3(server: Server, mail: Client) -> None:
     mail.put(b"")
     done = ctl(server, "--yes", "drain-to", "127.0.0.1:1")
     assert (done.code, "127.0.0.1:1" in done.err) == (3, True)
@@ -198,8 +198,8 @@ def test_an_old_server_cannot_bury(server: Server, mail: Client) -> None:
     assert len(jobs(server, "mail")) == 6
 
 
-class Meddler(Connection):
-    """A target during whose put a worker takes the job at the source; with `is_quick`, another takes the copy."""
+class TargetWithWorker(Connection):
+    """A target during whose put a worker takes the job at the source; with `copier`, another worker takes the copy."""
 
     worker: Client
     copier: Client | None = None
@@ -215,19 +215,23 @@ class Meddler(Connection):
 
 
 @pytest.mark.parametrize("is_quick", [False, True])
-def test_a_worker_that_takes_the_job_meanwhile(server: Server, other: Server, mail: Client, is_quick: bool) -> None:
+def test_job_taken_by_a_worker_during_the_move(server: Server, other: Server, mail: Client, is_quick: bool) -> None:
     mail.put(b"once", delay=100)
     here, there = (parse(address(each)) for each in (server, other))
-    with Connection(here, PATIENCE) as source, Meddler(there, PATIENCE) as target, connect(other, "mail") as copier:
+    with (
+        Connection(here, PATIENCE) as source,
+        TargetWithWorker(there, PATIENCE) as target,
+        connect(other, "mail") as copier,
+    ):
         target.worker, target.copier = mail, copier if is_quick else None
-        outcome = Transfer(source, "mail", target, "mail").next("delayed")
+        outcome = Transfer(source, "mail", target, "mail").move_next("delayed")
         assert outcome == (Outcome.DOUBLED if is_quick else Outcome.TAKEN)
         assert len(jobs(server, "mail")) == 1
         assert len(jobs(other, "mail")) == is_quick
 
 
-class Watcher(Connection):
-    """A source at which the job is kicked just before its figures are asked for."""
+class SourceWithKicker(Connection):
+    """A source at which the job is kicked just before its statistics are requested."""
 
     kicker: Client | None = None
 
@@ -238,18 +242,18 @@ class Watcher(Connection):
         return super().job(job_id)
 
 
-def test_a_job_that_changes_its_state_meanwhile_is_left_to_that_state(server: Server, mail: Client) -> None:
+def test_job_that_changes_state_during_the_move_is_skipped(server: Server, mail: Client) -> None:
     mail.put(b"", delay=100)
     here = parse(address(server))
-    with Watcher(here, PATIENCE) as source, Connection(here, PATIENCE) as target:
+    with SourceWithKicker(here, PATIENCE) as source, Connection(here, PATIENCE) as target:
         source.kicker = mail
         transfer = Transfer(source, "mail", target, "post")
-        assert transfer.next("delayed") is None
-        assert transfer.next("ready") == Outcome.MOVED
+        assert transfer.move_next("delayed") is None
+        assert transfer.move_next("ready") == Outcome.MOVED
     assert [job[0] for job in jobs(server, "post")] == ["ready"]
 
 
-def test_the_tally_tells_what_did_not_move() -> None:
+def test_summary_lists_jobs_that_did_not_move() -> None:
     counts = TransferCounts()
     for state, outcome in (("ready", Outcome.MOVED), ("buried", Outcome.TAKEN), ("delayed", Outcome.DOUBLED)):
         counts.add(state, outcome)

@@ -1,4 +1,4 @@
-"""The exit codes, and the one line that comes with each."""
+"""Exit codes, and the one-line message that comes with each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 from greenstalkctl.address import Address, parse
 from greenstalkctl.cli import cli
-from tests.ctl.test_looking import wait_for_look
+from tests.ctl.test_looking import wait_for_poll
 from tests.ctl.world import COMMAND, Done, address, connect, ctl, finish, run, spawn
 from tests.support.daemon import PATIENCE, REPOSITORY, Daemon
 from tests.support.servers import Server, peer
@@ -23,7 +23,7 @@ from tests.support.servers import Server, peer
 BUFFERED_OR_NOT = pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
 
 
-def test_help_has_the_exit_codes() -> None:
+def test_help_lists_the_exit_codes() -> None:
     done = run("--help")
     assert done.code == 0
     for code in ("0 ", "1 ", "2 ", "3 ", "4 ", "130 "):
@@ -31,13 +31,13 @@ def test_help_has_the_exit_codes() -> None:
 
 
 @pytest.mark.parametrize("command", list(cli.commands))
-def test_every_command_has_a_help(command: str) -> None:
+def test_every_command_has_help(command: str) -> None:
     done = run(command, "--help")
     assert (done.code, "Global options:" in done.text) == (0, True)
 
 
 @pytest.mark.parametrize("command", [[], *([name] for name in cli.commands)], ids=str)
-def test_help_can_be_asked_for_in_every_way(command: list[str]) -> None:
+def test_every_help_option_and_command_prints_help(command: list[str]) -> None:
     asked = run(*command, "--help")
     assert asked.code == 0
     for other in ((*command, "-h"), ("help", *command)):
@@ -45,7 +45,7 @@ def test_help_can_be_asked_for_in_every_way(command: list[str]) -> None:
         assert (done.code, done.err, done.text) == (0, "", asked.text)
 
 
-def test_help_of_no_command_suggests_one() -> None:
+def test_help_of_an_unknown_command_suggests_a_similar_one() -> None:
     done = run("help", "tubs")
     assert (done.code, "tubes" in done.err, len(done.err.splitlines())) == (2, True, 1)
 
@@ -61,13 +61,13 @@ def test_help_explains_each_argument_and_option(command: str) -> None:
         assert line.strip() not in {param.make_metavar(click.Context(cli)) for param in own}, "without a text"
 
 
-def test_a_complaint_is_a_sentence_before_its_hint(tmp_path: Path) -> None:
+def test_error_message_is_a_sentence_followed_by_a_hint(tmp_path: Path) -> None:
     done = run("put", "--file", str(tmp_path / "missing"))
     assert done.err.endswith("No such file or directory. See greenstalkctl put --help.\n")
     assert run("tubes", "--sort", "colour").err.count(".") == run("tubes", "--sort", "colour").err.count(". ") + 1
 
 
-def test_both_tables_of_tubes_sort_by_the_same_names() -> None:
+def test_tubes_and_top_share_sort_columns() -> None:
     choices = {}
     for command in ("tubes", "top"):
         (sort,) = (param for param in cli.commands[command].params if param.name == "sort")
@@ -86,7 +86,7 @@ def test_ping(server: Server) -> None:
     assert run("-s", "127.0.0.1:1", "ping").code == 3
 
 
-def test_without_arguments_there_is_the_help() -> None:
+def test_no_arguments_print_the_help() -> None:
     done = run()
     assert (done.code, "Commands:" in done.err) == (2, True)
 
@@ -142,7 +142,7 @@ def test_the_version() -> None:
         "put --lines --file /proc/self/mem",
     ],
 )
-def test_usage_is_one_line_and_2(one: Server, arguments: str) -> None:
+def test_usage_error_is_one_line_and_exit_code_2(one: Server, arguments: str) -> None:
     done = ctl(one, *arguments.split(), "--yes") if arguments != "nonsense" else ctl(one, arguments)
     assert done.code == 2
     assert done.out == b""
@@ -150,7 +150,7 @@ def test_usage_is_one_line_and_2(one: Server, arguments: str) -> None:
     assert line.startswith("greenstalkctl: ")
 
 
-def test_a_count_beyond_the_protocol_is_told_its_range(one: Server) -> None:
+def test_count_out_of_range_names_the_range(one: Server) -> None:
     ctl(one, "put", "x", "--tube", "mail")
     done = ctl(one, "kick", "--tube", "mail", "--count", "999999999999999999999")
     assert (done.code, "1<=x<=4294967295" in done.err) == (2, True)
@@ -158,7 +158,7 @@ def test_a_count_beyond_the_protocol_is_told_its_range(one: Server) -> None:
 
 @pytest.mark.parametrize("arguments", ["delete 1", "clear mail", "delete --tube mail --state ready --all",
                                        "tail mail --consume", "drain-to {}"])  # fmt: skip
-def test_without_a_terminal_nothing_is_destroyed_without_yes(server: Server, other: Server, arguments: str) -> None:
+def test_destructive_commands_need_yes_without_a_terminal(server: Server, other: Server, arguments: str) -> None:
     with connect(server, "mail") as mail:
         job_id = mail.put(b"dear")
         done = ctl(server, *arguments.format(address(other)).split())
@@ -166,25 +166,23 @@ def test_without_a_terminal_nothing_is_destroyed_without_yes(server: Server, oth
         assert mail.peek(job_id).body == b"dear"
 
 
-def test_nobody_there_is_3() -> None:
+def test_unreachable_server_is_exit_code_3() -> None:
     done = run("--server", "127.0.0.1:1", "stats")
-    assert (done.code, done.err) == (
-        3,
-        "greenstalkctl: cannot connect to 127.0.0.1:1: Connection refused; is it running, and --server right?\n",
-    )
+    reason = "Connection refused; check that it is running and --server is right"
+    assert (done.code, done.err) == (3, f"greenstalkctl: cannot connect to 127.0.0.1:1: {reason}\n")
     assert run("--server", "unix:/nonexistent", "stats").code == 3
     assert run("--server", "host.invalid:11300", "stats").code == 3
     assert run("--server", "x" * 70, "stats").code == 3
 
 
-def test_no_answer_in_time_is_3() -> None:
+def test_timeout_is_exit_code_3() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         done = run("--server", f"127.0.0.1:{silent.getsockname()[1]}", "--timeout", "0.2", "stats")
     assert (done.code, "--timeout" in done.err) == (3, True)
 
 
 @pytest.mark.parametrize("where", ["before", "after", "environment"])
-def test_where_the_server_may_be_named(server: Server, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+def test_server_option_and_variable(server: Server, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     if where == "environment":
         monkeypatch.setenv("GREENSTALKCTL_SERVER", address(server))
         done = run("stats", "--json")
@@ -195,32 +193,32 @@ def test_where_the_server_may_be_named(server: Server, monkeypatch: pytest.Monke
     assert done.json["pid"] == server.pid
 
 
-def test_a_refusal_is_4(server: Server) -> None:
+def test_refusal_is_exit_code_4(server: Server) -> None:
     done = ctl(server, "put", "x" * 65536)
     assert (done.code, "JOB_TOO_BIG" in done.err, len(done.err.splitlines())) == (4, True, 1)
 
 
-def test_draining_is_4() -> None:
+def test_draining_is_exit_code_4() -> None:
     draining = Server(peer())
     try:
         draining.signal(signal.SIGUSR1)
         done = ctl(draining, "put", "x")
         assert (done.code, "DRAINING" in done.err) == (4, True)
-        assert ctl(draining, "tail", "default").code == 1  # where nothing can be put, it guesses the newest id
+        assert ctl(draining, "tail", "default").code == 1  # the newest id is estimated, because no probe can be put
     finally:
         draining.close()
 
 
-def test_ctrl_c_is_130(one: Server) -> None:
+def test_ctrl_c_is_exit_code_130(one: Server) -> None:
     process = spawn(one, "tail", "mail", "--follow", "--interval", "0.05")
     with connect(one) as client:
-        wait_for_look(client)
+        wait_for_poll(client)
     done = finish(process, signal.SIGINT)
     assert (done.code, done.err) == (130, "greenstalkctl: interrupted\n")
 
 
 def redirected(how: str, *command: str, **variables: str) -> Done:
-    """Run *command* with its streams redirected as a shell reads *how*."""
+    """Run *command* with its streams redirected by the shell syntax *how*."""
     done = subprocess.run(
         ["sh", "-c", f'exec "$@" {how}', "sh", *command],
         cwd=REPOSITORY,
@@ -234,7 +232,7 @@ def redirected(how: str, *command: str, **variables: str) -> Done:
 
 @BUFFERED_OR_NOT
 @pytest.mark.parametrize("arguments", ["stats", "tubes", "put x", "--help", "--version", "tail --help", "top --once"])
-def test_a_full_disk_is_1(one: Server, arguments: str, unbuffered: str) -> None:
+def test_full_disk_is_exit_code_1(one: Server, arguments: str, unbuffered: str) -> None:
     command = (*COMMAND, "--server", address(one), *arguments.split())
     done = redirected(">/dev/full", *command, PYTHONUNBUFFERED=unbuffered)
     assert (done.code, done.err) == (1, "greenstalkctl: cannot write to stdout: No space left on device\n")
@@ -242,7 +240,7 @@ def test_a_full_disk_is_1(one: Server, arguments: str, unbuffered: str) -> None:
 
 @BUFFERED_OR_NOT
 @pytest.mark.parametrize("arguments", ["--help", "--version", "config", "journal check {}"])
-def test_a_full_disk_is_1_for_the_server_too(tmp_path: Path, arguments: str, unbuffered: str) -> None:
+def test_full_disk_is_exit_code_1_for_the_server(tmp_path: Path, arguments: str, unbuffered: str) -> None:
     command = (sys.executable, "-m", "greenstalk_server", *arguments.format(tmp_path).split())
     assert redirected("", *command).code == 0
     done = redirected(">/dev/full", *command, PYTHONUNBUFFERED=unbuffered)
@@ -250,13 +248,13 @@ def test_a_full_disk_is_1_for_the_server_too(tmp_path: Path, arguments: str, unb
 
 
 @pytest.mark.parametrize(("arguments", "code"), [("stats", 1), ("peek 1", 1), ("nonsense", 2)])
-def test_a_full_disk_for_complaints_leaves_the_code(one: Server, arguments: str, code: int) -> None:
+def test_full_disk_for_stderr_keeps_the_exit_code(one: Server, arguments: str, code: int) -> None:
     command = (*COMMAND, "--server", address(one), *arguments.split())
     assert redirected(">/dev/full 2>&1", *command).code == code
 
 
 @BUFFERED_OR_NOT
-def test_a_job_that_was_written_in_part_is_not_deleted(one: Server, tmp_path: Path, unbuffered: str) -> None:
+def test_partially_written_job_is_not_deleted(one: Server, tmp_path: Path, unbuffered: str) -> None:
     job_id = ctl(one, "put", "x" * 5000, "--tube", "mail").text.strip()
     consume = (*COMMAND, "--server", address(one), "--yes", "tail", "mail", "--consume", "--json")
     limited = ("sh", "-c", 'ulimit -f 1 && exec "$@"', "sh", *consume)
@@ -267,7 +265,7 @@ def test_a_job_that_was_written_in_part_is_not_deleted(one: Server, tmp_path: Pa
     assert ctl(one, "peek", job_id).code == 0
 
 
-def test_a_closed_input_is_2(one: Server) -> None:
+def test_closed_stdin_is_exit_code_2(one: Server) -> None:
     for arguments in ("put", "put --lines", "put --file -"):
         done = redirected("<&-", *COMMAND, "--server", address(one), *arguments.split())
         assert (done.code, done.err) == (2, "greenstalkctl: cannot read the input: Bad file descriptor\n")
@@ -276,27 +274,27 @@ def test_a_closed_input_is_2(one: Server) -> None:
 
 
 @pytest.mark.parametrize("arguments", ["stats", "tubes --json", "put x", "peek --tube mail --raw", "--help"])
-def test_a_closed_output_is_as_none(one: Server, arguments: str) -> None:
+def test_closed_stdout_discards_output(one: Server, arguments: str) -> None:
     ctl(one, "put", "hello", "--tube", "mail")
     done = redirected(">&-", *COMMAND, "--server", address(one), *arguments.split())
     assert (done.code, done.err) == (0, "")
 
 
-def test_no_job_is_consumed_into_a_closed_output(one: Server) -> None:
+def test_consume_refuses_a_closed_stdout(one: Server) -> None:
     job_id = ctl(one, "put", "hello", "--tube", "mail").text.strip()
     done = redirected(">&-", *COMMAND, "--server", address(one), "--yes", "tail", "mail", "--consume")
     assert (done.code, "stdout is closed" in done.err) == (2, True)
     assert ctl(one, "peek", job_id).code == 0
 
 
-def test_without_stderr_the_code_is_the_same(one: Server) -> None:
+def test_closed_stderr_keeps_the_exit_code(one: Server) -> None:
     ctl(one, "put", "hello", "--tube", "mail")
     assert redirected("2>&-", *COMMAND, "--server", address(one), "--yes", "delete", "1000").code == 1
     assert redirected("2>&-", *COMMAND, "--server", address(one), "--yes", "clear", "mail").code == 0
 
 
 @BUFFERED_OR_NOT
-def test_a_reader_that_has_enough_ends_it_quietly(one: Server, unbuffered: str) -> None:
+def test_closed_pipe_ends_the_command_quietly(one: Server, unbuffered: str) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run(
@@ -319,12 +317,12 @@ def test_a_unix_socket(tmp_path: Path) -> None:
         assert run("--server", f"unix:{path}", "peek", "--tube", "mail", "--raw").out == b"hello"
 
 
-def test_a_body_of_any_bytes_as_argument(one: Server) -> None:
+def test_body_argument_may_contain_any_bytes(one: Server) -> None:
     done = finish(spawn(one, "put", os.fsdecode(b"\xff\xfe")))
     assert ctl(one, "peek", done.text.strip(), "--raw").out == b"\xff\xfe"
 
 
-def test_a_locale_without_the_characters(one: Server) -> None:
+def test_locale_without_the_characters_of_a_body(one: Server) -> None:
     job_id = ctl(one, "put", stdin="schön ☺".encode()).text.strip()
     done = subprocess.run(
         [*COMMAND, "--server", address(one), "tail", "default"],
@@ -363,6 +361,6 @@ def test_addresses(written: str, meant: Address) -> None:
     ["", ":1", "::1", "a:", "a:b", "a:0", "a:65536", "a b", "unix:", "[::1", "tls:", "tls:a:b",
      "tls:unix:/a", "tls:tls:a"],
 )  # fmt: skip
-def test_what_is_no_address(written: str) -> None:
+def test_invalid_address_is_rejected(written: str) -> None:
     with pytest.raises(ValueError, match="HOST:PORT"):
         parse(written)

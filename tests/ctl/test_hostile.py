@@ -1,4 +1,4 @@
-"""Nothing that others have put reaches the terminal as more than text, and no name becomes a command."""
+"""Untrusted bodies reach the terminal as text only, and no tube name becomes a command."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_hostile_json_is_escaped_too(server: Server, mail: Client) -> None:
     assert all(char.isprintable() or char == "\n" for char in done.text)
 
 
-def test_a_body_that_is_no_utf_8_is_base64(server: Server, mail: Client) -> None:
+def test_body_that_is_not_utf_8_is_base64(server: Server, mail: Client) -> None:
     job_id = mail.put(b"\xff\xfe\x1b[2J")
     assert "base64: //4bWzJK" in ctl(server, "peek", str(job_id)).text
     found = ctl(server, "peek", str(job_id), "--json").json
@@ -46,11 +46,11 @@ def test_a_body_that_is_no_utf_8_is_base64(server: Server, mail: Client) -> None
 
 
 @pytest.mark.parametrize("body", ["[" * 100_000, "[" + "9" * 5000 + "]", "{", "[1,]", "{\x1b}"])
-def test_json_that_is_none_is_text(body: str) -> None:
+def test_invalid_json_is_shown_as_text(body: str) -> None:
     assert text.block(body.encode()) == body.replace("\x1b", r"\x1b")
 
 
-def test_raw_bytes_are_kept_from_a_terminal(one: Server) -> None:
+def test_raw_refuses_control_characters_on_a_terminal(one: Server) -> None:
     bodies = {BODY: 2, b"\xff\xfe": 2, b"plain\n\ttext": 0}
     for body, code in bodies.items():
         job_id = ctl(one, "put", "--json", stdin=body).json["id"]
@@ -62,7 +62,7 @@ def test_raw_bytes_are_kept_from_a_terminal(one: Server) -> None:
 
 @pytest.mark.parametrize("name", ["", "-x", "a b", "a\r\ndelete 1", "ä", "x" * 201, "a\nb", "\x1b[2J"])
 @pytest.mark.parametrize("command", [["tube", "--"], ["put", "x", "--tube"], ["clear", "--"], ["move", "mail", "--"]])
-def test_what_is_no_tube_name_is_sent_nowhere(one: Server, name: str, command: list[str]) -> None:
+def test_invalid_tube_name_is_not_sent(one: Server, name: str, command: list[str]) -> None:
     done = ctl(one, "--yes", *command, name)
     assert done.code == 2
     assert "\x1b" not in done.err
@@ -70,7 +70,7 @@ def test_what_is_no_tube_name_is_sent_nowhere(one: Server, name: str, command: l
 
 
 @pytest.mark.parametrize("name", ["x" * 200, "(a)+b/c;d.$e_f-g", "0"])
-def test_every_name_of_the_protocol_is_taken(server: Server, name: str) -> None:
+def test_every_valid_tube_name_is_accepted(server: Server, name: str) -> None:
     assert ctl(server, "put", "x", "--tube", name).code == 0
     assert name in [tube["name"] for tube in ctl(server, "tubes", "--json").json]
     assert ctl(server, "clear", name, "--yes").code == 0
@@ -92,7 +92,7 @@ def test_every_name_of_the_protocol_is_taken(server: Server, name: str) -> None:
         b"",
     ],
 )
-def test_what_is_no_server_is_one_line(reply: bytes) -> None:
+def test_other_server_is_one_line_error(reply: bytes) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         answering = threading.Thread(target=_answer, args=(listener, reply))
         answering.start()
@@ -108,7 +108,7 @@ FIGURES = b"---\nversion: 1\nuptime: 1\ncurrent-connections: 1\ncurrent-workers:
 
 @pytest.mark.parametrize("command", ["stats", "top --once --interval 0.1", "ping"])
 @pytest.mark.parametrize("document", [b"---\n", FIGURES, FIGURES + b"total-jobs: many\n", FIGURES + b"total-jobs\n"])
-def test_figures_that_lack_something_are_one_line(command: str, document: bytes) -> None:
+def test_incomplete_statistics_are_one_line_error(command: str, document: bytes) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         reply = b"OK %d\r\n%b\r\n" % (len(document), document)
         answering = threading.Thread(target=_answer, args=(listener, reply))

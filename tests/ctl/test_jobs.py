@@ -1,4 +1,4 @@
-"""Commands about jobs do what they say, on both servers, and by the API."""
+"""Commands that change or show jobs, with both servers and by the API."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.servers import Server
 pytestmark = EITHER_WAY
 
 
-def test_put_takes_its_body_from_the_argument(server: Server, mail: Client) -> None:
+def test_put_reads_its_body_from_the_argument(server: Server, mail: Client) -> None:
     done = ctl(server, "put", "hello", "--tube", "mail", "--pri", "7", "--delay", "2m", "--ttr", "90")
     job_id = int(done.text)
     assert (done.code, mail.peek(job_id).body) == (0, b"hello")
@@ -22,13 +22,13 @@ def test_put_takes_its_body_from_the_argument(server: Server, mail: Client) -> N
     assert (stats["pri"], stats["delay"], stats["ttr"], stats["state"]) == (7, 120, 90, "delayed")
 
 
-def test_put_takes_its_body_from_the_input_as_it_is(server: Server, mail: Client) -> None:
+def test_put_reads_its_body_unchanged_from_stdin(server: Server, mail: Client) -> None:
     done = ctl(server, "put", "--tube", "mail", "--json", stdin=b"\xff\x00\r\n")
     assert done.json == {"id": done.json["id"], "tube": "mail"}
     assert mail.peek(done.json["id"]).body == b"\xff\x00\r\n"
 
 
-def test_put_takes_its_body_from_a_file(server: Server, mail: Client, tmp_path: Path) -> None:
+def test_put_reads_its_body_from_a_file(server: Server, mail: Client, tmp_path: Path) -> None:
     (tmp_path / "body").write_bytes(b"from a file\n")
     done = ctl(server, "put", "--file", str(tmp_path / "body"))
     assert mail.peek(int(done.text)).body == b"from a file\n"
@@ -40,7 +40,7 @@ def test_put_puts_a_job_for_each_line(server: Server, mail: Client) -> None:
 
 
 @pytest.mark.parametrize("options", [("--file", "/dev/zero"), ("--file", "/dev/zero", "--lines")])
-def test_put_reads_no_more_than_the_largest_body(
+def test_put_stops_reading_above_the_largest_body(
     server: Server, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
 ) -> None:
     monkeypatch.setattr(put, "MAX_BODY", 100_000)
@@ -48,7 +48,7 @@ def test_put_reads_no_more_than_the_largest_body(
     assert (done.code, "larger than 100000 bytes" in done.err, len(done.err.splitlines())) == (2, True, 1)
 
 
-def test_put_takes_the_largest_body(server: Server, mail: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_put_accepts_the_largest_body(server: Server, mail: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(put, "MAX_BODY", 3)
     done = ctl(server, "put", "--lines", "--tube", "mail", "--json", stdin=b"one\ntwo\nfour\n")
     assert [mail.peek(line["id"]).body for line in done.lines] == [b"one", b"two"]
@@ -60,7 +60,7 @@ def test_put_defaults_are_those_of_greenstalk(server: Server, mail: Client) -> N
     assert (stats["tube"], stats["pri"], stats["delay"], stats["ttr"]) == ("default", 65536, 0, 60)
 
 
-def test_peek_by_id_shows_figures_and_body(server: Server, mail: Client) -> None:
+def test_peek_by_id_shows_statistics_and_body(server: Server, mail: Client) -> None:
     job_id = mail.put(b'{"to": ["ann"]}', priority=3)
     done = ctl(server, "peek", str(job_id))
     assert done.code == 0
@@ -79,13 +79,13 @@ def test_peek_by_state(server: Server, mail: Client, state: str) -> None:
     assert ctl(server, "peek", "--tube", "mail", f"--{state}", "--raw").out == state.encode()
 
 
-def test_peek_raw_is_the_bytes_alone(server: Server, mail: Client) -> None:
+def test_peek_raw_writes_only_the_body(server: Server, mail: Client) -> None:
     body = b"\xff\x1b[2J\r\n\x00"
     assert ctl(server, "peek", str(mail.put(body)), "--raw").out == body
     assert ctl(server, "peek", "--tube", "mail", "--raw").out == body
 
 
-def test_peek_finds_nothing(server: Server) -> None:
+def test_peek_of_a_missing_job_is_exit_code_1(server: Server) -> None:
     assert ctl(server, "peek", "4711").code == 1
     assert ctl(server, "peek", "--tube", "mail").code == 1
 
@@ -98,7 +98,7 @@ def test_kick_by_id(server: Server, mail: Client) -> None:
     assert mail.stats_job(delayed)["state"] == "ready"
 
 
-def test_kick_a_number_of_a_tube_takes_buried_before_delayed(server: Server, mail: Client) -> None:
+def test_kick_count_takes_buried_before_delayed(server: Server, mail: Client) -> None:
     bury(mail, 3)
     delayed = mail.put(b"", delay=100)
     assert ctl(server, "kick", "--tube", "mail", "--count", "2", "--json").json == {"kicked": 2}
@@ -151,7 +151,7 @@ def test_delete_of_a_tube_in_a_state(server: Server, mail: Client, state: str) -
     assert ctl(server, "delete", "--tube", "mail", "--state", state, "--all", "--yes").code == 1
 
 
-def test_clear_deletes_all_but_what_workers_hold(server: Server, mail: Client) -> None:
+def test_clear_keeps_reserved_jobs(server: Server, mail: Client) -> None:
     fill(mail)
     mail.reserve(0)
     done = ctl(server, "clear", "mail", "--yes", "--json")
@@ -165,7 +165,7 @@ def test_clear_of_one_state(server: Server, mail: Client) -> None:
     assert [job[0] for job in jobs(server, "mail")] == ["delayed", "delayed", "ready", "ready"]
 
 
-def test_clear_says_which_tube_there_is_not(server: Server) -> None:
+def test_clear_names_the_missing_tube(server: Server) -> None:
     done = ctl(server, "clear", "nothing", "--yes")
     assert done.code == 1
     assert "no tube nothing" in done.err
@@ -199,20 +199,20 @@ def test_move_takes_jobs_of_a_paused_tube(server: Server, mail: Client) -> None:
     assert len(jobs(server, "post")) == 1
 
 
-def test_move_of_nothing(server: Server, mail: Client) -> None:
+def test_move_without_jobs_is_exit_code_1(server: Server, mail: Client) -> None:
     assert ctl(server, "move", "mail", "post").code == 1
     assert ctl(server, "move", "nothing", "post").code == 1
 
 
 def test_a_numeric_tube_name_stays_a_name(server: Server) -> None:
-    """Of a tube 1_0 the library makes the number 10, where the server does not quote names."""
+    """The library reads a tube name 1_0 as the number 10 if the server does not quote names."""
     assert ctl(server, "put", "x", "--tube", "1_0").code == 0
     assert ctl(server, "peek", "--tube", "1_0", "--json").json["tube"] == "1_0"
     assert ctl(server, "tube", "1_0", "--json").json["name"] == "1_0"
 
 
 def bury(client: Client, count: int) -> list[int]:
-    """Put and bury; return the ids."""
+    """Put and bury *count* jobs; return their ids."""
     found = []
     for _ in range(count):
         client.put(b"", priority=0)
@@ -223,7 +223,7 @@ def bury(client: Client, count: int) -> list[int]:
 
 
 def fill(client: Client) -> None:
-    """Two jobs in each state, in tube `mail`."""
+    """Put two jobs of each state into tube `mail`."""
     for number in range(2):
         client.put(b"buried %d" % number, priority=30 + number)
         client.bury(client.reserve(0), priority=40 - number)
@@ -232,7 +232,7 @@ def fill(client: Client) -> None:
         client.put(b"ready %d" % number, priority=10 + number, ttr=12)
 
 
-def test_what_somebody_else_has_deleted_is_not_found(server: Server, mail: Client) -> None:
+def test_job_deleted_by_another_client_is_not_found(server: Server, mail: Client) -> None:
     job_id = mail.put(b"")
     mail.delete(job_id)
     with pytest.raises(greenstalk.NotFoundError):

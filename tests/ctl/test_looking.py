@@ -1,4 +1,4 @@
-"""Commands that look, and those that pause, on both servers, and by the API."""
+"""Commands that show statistics, follow, measure and pause, with both servers and by the API."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_tubes(server: Server, mail: Client) -> None:
 
 
 @EITHER_WAY
-def test_tubes_sorted_by_a_figure(server: Server, mail: Client) -> None:
+def test_tubes_sort_by_a_column(server: Server, mail: Client) -> None:
     mail.put(b"")
     assert [tube["name"] for tube in ctl(server, "tubes", "--sort", "ready", "--json").json] == ["mail", "default"]
 
@@ -99,7 +99,7 @@ def test_top_streams_json(one: Server) -> None:
     assert finish(process, signal.SIGINT).code == 130
 
 
-def test_bench_measures_and_leaves_nothing(server: Server) -> None:
+def test_bench_measures_and_leaves_no_job(server: Server) -> None:
     done = ctl(server, "bench", "--jobs", "50", "--json")
     assert done.code == 0
     for verb in ("put", "reserve", "delete"):
@@ -110,7 +110,7 @@ def test_bench_measures_and_leaves_nothing(server: Server) -> None:
     assert [stats[f"current-jobs-{state}"] for state in ("ready", "reserved", "delayed", "buried")] == [0] * 4
 
 
-def test_bench_interrupted_leaves_nothing(one: Server) -> None:
+def test_interrupted_bench_leaves_no_job(one: Server) -> None:
     process = spawn(one, "bench", "--jobs", "10000000")
     with connect(one) as client:
         until = time.monotonic() + PATIENCE
@@ -140,19 +140,19 @@ def test_tail_shows_the_last_jobs_of_the_tube(server: Server, mail: Client) -> N
 
 
 @EITHER_WAY
-def test_tail_takes_nothing(server: Server, mail: Client) -> None:
+def test_tail_reserves_no_job(server: Server, mail: Client) -> None:
     job_id = mail.put(b"")
     assert ctl(server, "tail", "mail").code == 0
     assert (mail.stats_job(job_id)["reserves"], mail.stats()["current-tubes"]) == (0, 2)
 
 
 @EITHER_WAY
-def test_tail_of_nothing(server: Server, mail: Client) -> None:
+def test_tail_of_an_empty_tube_is_exit_code_1(server: Server, mail: Client) -> None:
     assert ctl(server, "tail", "nothing").code == 1
     assert ctl(server, "tail", "mail").code == 1
 
 
-def test_tail_consume_takes_what_is_ready(server: Server, mail: Client) -> None:
+def test_tail_consume_takes_ready_jobs(server: Server, mail: Client) -> None:
     mail.put(b"one")
     mail.put(b"later", delay=100)
     done = ctl(server, "tail", "mail", "--consume", "--yes", "--json")
@@ -161,12 +161,12 @@ def test_tail_consume_takes_what_is_ready(server: Server, mail: Client) -> None:
     assert ctl(server, "tail", "mail", "--consume", "--yes").code == 1
 
 
-def test_tail_follow_shows_jobs_as_they_come(server: Server) -> None:
+def test_tail_follow_shows_new_jobs(server: Server) -> None:
     with connect(server, "mail") as mail, connect(server, "post") as post:
         process = spawn(server, "tail", "mail", "--follow", "--interval", "0.05")
         assert process.stdout is not None
         for number in range(3):
-            wait_for_look(mail)
+            wait_for_poll(mail)
             mail.put(b"number %d" % number, delay=number)
             post.put(b"not this")
             assert process.stdout.readline().endswith(b"number %d\n" % number)
@@ -174,7 +174,7 @@ def test_tail_follow_shows_jobs_as_they_come(server: Server) -> None:
         assert finish(process).code == 130
 
 
-def test_tail_follow_consume_deletes_what_it_has_printed(server: Server) -> None:
+def test_tail_follow_consume_deletes_printed_jobs(server: Server) -> None:
     with connect(server, "mail") as mail:
         process = spawn(server, "tail", "mail", "--follow", "--consume", "--yes")
         assert process.stdout is not None
@@ -184,8 +184,8 @@ def test_tail_follow_consume_deletes_what_it_has_printed(server: Server) -> None
         assert (finish(process).code, mail.stats()["current-jobs-ready"]) == (130, 0)
 
 
-def wait_for_look(client: Client) -> None:
-    """Return once somebody has asked for the figures of the server, which a follower does with each look."""
+def wait_for_poll(client: Client) -> None:
+    """Return once another client has requested the server's statistics, which a follower does in each poll."""
     looks, until = client.stats()["cmd-stats"], time.monotonic() + PATIENCE
     asked = 0
     while client.stats()["cmd-stats"] < looks + asked + 4:
@@ -194,7 +194,7 @@ def wait_for_look(client: Client) -> None:
         time.sleep(0.01)
 
 
-def test_a_follower_sees_each_job_once(server: Server, mail: Client) -> None:
+def test_follower_sees_each_job_once(server: Server, mail: Client) -> None:
     with follow(server) as connection:
         follower = ProtocolFollower(connection, "mail")
         assert bodies(follower) == []
@@ -206,7 +206,7 @@ def test_a_follower_sees_each_job_once(server: Server, mail: Client) -> None:
         assert bodies(follower) == []
 
 
-def test_a_follower_sees_jobs_behind_many_that_are_gone(server: Server, mail: Client) -> None:
+def test_follower_sees_jobs_behind_many_deleted_ones(server: Server, mail: Client) -> None:
     with follow(server) as connection:
         follower = ProtocolFollower(connection, "mail")
         for _ in range(10 * EXTRA_IDS):
@@ -215,14 +215,14 @@ def test_a_follower_sees_jobs_behind_many_that_are_gone(server: Server, mail: Cl
         assert bodies(follower) == [b"here"]
 
 
-def test_a_follower_passes_ids_that_no_job_has_got(server: Server, mail: Client) -> None:
-    """A put whose body never comes costs an id, and is not counted as a job."""
+def test_follower_skips_ids_without_a_job(server: Server, mail: Client) -> None:
+    """A put without a body uses up an id, and is not counted as a job."""
     with follow(server) as connection:
         follower = ProtocolFollower(connection, "mail")
         for round_ in range(3):
             before = mail.put(b"gone")
             mail.delete(before)
-            half_put(server, EXTRA_IDS - 1)
+            put_without_bodies(server, EXTRA_IDS - 1)
             for _ in range(3 * EXTRA_IDS):
                 mail.delete(mail.put(b"gone"))
             job_id = mail.put(b"%d" % round_)
@@ -230,8 +230,8 @@ def test_a_follower_passes_ids_that_no_job_has_got(server: Server, mail: Client)
             assert bodies(follower) == [b"%d" % round_]
 
 
-def half_put(server: Server, count: int) -> None:
-    """Begin so many puts, and hang up in the middle of each body."""
+def put_without_bodies(server: Server, count: int) -> None:
+    """Start *count* puts, and close each connection in the middle of the body."""
     for _ in range(count):
         with socket.create_connection(server.address) as sock:
             sock.sendall(b"put 0 0 60 5\r\nab")
@@ -239,8 +239,8 @@ def half_put(server: Server, count: int) -> None:
             assert sock.recv(10) == b""
 
 
-class Hasty(Connection):
-    """A connection that sees *mail* put, and two more elsewhere, just before the second count."""
+class ServerWithConcurrentPut(Connection):
+    """A connection on which *mail* puts a job, and two elsewhere, just before the second count is read."""
 
     mail: Client | None = None
 
@@ -254,8 +254,8 @@ class Hasty(Connection):
         return super().tube(name)
 
 
-def test_a_follower_does_not_lose_count_of_what_comes_between_two_counts(server: Server, mail: Client) -> None:
-    with Hasty(parse(address(server)), PATIENCE) as connection:
+def test_follower_sees_jobs_put_between_two_counts(server: Server, mail: Client) -> None:
+    with ServerWithConcurrentPut(parse(address(server)), PATIENCE) as connection:
         follower = ProtocolFollower(connection, "mail")
         for _ in range(3 * EXTRA_IDS):
             connection.mail = mail
@@ -266,7 +266,7 @@ def test_a_follower_does_not_lose_count_of_what_comes_between_two_counts(server:
             assert bodies(follower) == [b"after"]
 
 
-def test_a_follower_begins_where_a_tube_does(server: Server) -> None:
+def test_follower_of_a_new_tube_sees_its_first_job(server: Server) -> None:
     with follow(server) as connection, connect(server) as client:
         follower = ProtocolFollower(connection, "mail")
         assert bodies(follower) == []

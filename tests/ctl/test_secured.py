@@ -1,4 +1,4 @@
-"""greenstalkctl by TLS: to the beanstalk port, to the API, and from one server to another; and what can go wrong."""
+"""greenstalkctl by TLS: to the beanstalk port, to the API, and between servers; and its failures."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.tls import make_certificates
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Certificates as the page has them made, and others that do not hold."""
+    """Certificates made as in docs/security.md, and invalid ones."""
     made = tmp_path_factory.mktemp("certificates")
     make_certificates(made)
     (made / "stranger").mkdir()
@@ -53,7 +53,7 @@ def serving(directory: Path, *flags: str, cert: str = "server.pem") -> Iterator[
 
 
 def port(daemon: Daemon) -> int:
-    """The port that speaks TLS."""
+    """Return the TLS port."""
     found = re.search(r"127\.0\.0\.1:(\d+) \(TLS\)", daemon.first_lines)
     assert found is not None, daemon.first_lines
     return int(found[1])
@@ -61,25 +61,27 @@ def port(daemon: Daemon) -> int:
 
 @pytest.fixture(scope="module")
 def plain_client(directory: Path) -> Iterator[str]:
-    """The address of a server by TLS that asks clients for no certificate."""
+    """The address of a TLS server that requires no client certificate."""
     with serving(directory) as daemon:
         yield f"localhost:{port(daemon)}"
 
 
 @pytest.fixture(scope="module")
 def mutual(directory: Path) -> Iterator[str]:
-    """The address of one that takes only clients with a certificate."""
+    """The address of a TLS server that requires client certificates."""
     with serving(directory, "--tls-client-ca", str(directory / "authority.pem")) as daemon:
         yield f"localhost:{port(daemon)}"
 
 
 def files(directory: Path, client: str = "mail-1") -> list[str]:
-    """The options of a client with a certificate."""
+    """Return the options of a client with a certificate."""
     own = ["--cert", str(directory / f"{client}.pem"), "--key", str(directory / f"{client}.key")]
     return ["--cafile", str(directory / "authority.pem"), *own]
 
 
-def test_every_way_to_ask_for_tls(mutual: str, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_option_and_variable_that_enables_tls(
+    mutual: str, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     given = files(directory)
     for command in (
         ["--tls", "-s", mutual, *given, "put", "hello"],
@@ -117,7 +119,7 @@ def test_a_certificate_and_its_key_in_one_file(mutual: str, directory: Path) -> 
     assert run("--tls", "-s", mutual, *given, "stats").code == 0
 
 
-def test_authorities_of_the_system_are_those_of_ssl_cert_file(
+def test_ssl_cert_file_replaces_the_system_authorities(
     plain_client: str, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", str(directory / "authority.pem"))
@@ -167,7 +169,7 @@ def test_the_api_by_https_with_the_same_files(with_api: WithApi, directory: Path
 
 
 def error_line(code: int, *args: str) -> str:
-    """The one line with which a command ends that fails with *code*."""
+    """Run a command that must fail with *code*; return its one-line message."""
     done = run(*args)
     assert (done.code, done.out) == (code, b"")
     (line,) = done.err.splitlines()
@@ -182,7 +184,7 @@ def error_line(code: int, *args: str) -> str:
         ("stranger/server.pem", "unable to get local issuer certificate", "--cafile"),
     ],
 )
-def test_a_certificate_that_does_not_hold(directory: Path, cert: str, said: str, advice: str) -> None:
+def test_invalid_certificate_is_refused(directory: Path, cert: str, said: str, advice: str) -> None:
     where = directory / cert
     key = where.parent / "server.key"
     flags = ("--tls-cert", str(where), "--tls-key", str(key), "-l", "127.0.0.1", "-p", "0", "--no-web")
@@ -196,43 +198,43 @@ def test_a_certificate_that_does_not_hold(directory: Path, cert: str, said: str,
 def test_the_name_must_be_in_the_certificate(plain_client: str, directory: Path) -> None:
     authority = ["--cafile", str(directory / "authority.pem")]
     line = error_line(3, "--tls", "-s", plain_client.replace("localhost", "127.0.0.2"), *authority, "stats")
-    assert "cannot connect" in line  # it listens on 127.0.0.1 alone
+    assert "cannot connect" in line  # the server listens on 127.0.0.1 only
     with serving(directory, "-l", "127.0.0.2") as daemon:
         found = re.search(r"127\.0\.0\.2:(\d+) \(TLS\)", daemon.first_lines)
         assert found is not None, daemon.first_lines
         line = error_line(3, "--tls", "-s", f"127.0.0.2:{found[1]}", *authority, "stats")
-    assert "IP address mismatch" in line and "connect by a name that the certificate has" in line
+    assert "IP address mismatch" in line and "connect with a name that the certificate contains" in line
 
 
 def test_without_the_authority_the_certificate_is_refused(plain_client: str) -> None:
     assert "--cafile" in error_line(3, "--tls", "-s", plain_client, "stats")
 
 
-def test_a_client_without_a_certificate_is_told_what_to_add(mutual: str, directory: Path) -> None:
+def test_missing_client_certificate_names_the_options(mutual: str, directory: Path) -> None:
     authority = ["--cafile", str(directory / "authority.pem")]
-    for _ in range(5):  # what the server says may come before or after the connection ends
+    for _ in range(5):  # the server's alert may arrive before or after the end of the connection
         assert "--cert" in error_line(3, "--tls", "-s", mutual, *authority, "stats")
 
 
-def test_a_client_with_a_certificate_of_another_authority_is_told_so(mutual: str, directory: Path) -> None:
+def test_client_certificate_of_another_authority_is_refused(mutual: str, directory: Path) -> None:
     given = [*files(directory)[:2], *files(directory / "stranger")[2:]]
     for _ in range(5):
         assert "certificate" in error_line(3, "--tls", "-s", mutual, *given, "stats")
 
 
-def test_a_plain_client_at_a_port_of_tls_is_told_to_add_tls(plain_client: str) -> None:
-    assert "If it expects TLS, add --tls" in error_line(3, "-s", plain_client, "stats")
+def test_plain_client_on_a_tls_port_is_advised_to_add_tls(plain_client: str) -> None:
+    assert "if it expects TLS, add --tls" in error_line(3, "-s", plain_client, "stats")
 
 
-def test_an_alert_of_tls_is_told_from_other_answers() -> None:
-    """Such an alert is what stunnel and nginx send to a client without TLS."""
+def test_tls_alert_is_distinguished_from_other_replies() -> None:
+    """The TLS alert is what stunnel and nginx send to a client without TLS."""
     with answering(b"\x15\x03\x03\x00\x02\x02\x46") as where:
-        assert "If it expects TLS, add --tls" in error_line(3, "-s", where, "stats")
+        assert "if it expects TLS, add --tls" in error_line(3, "-s", where, "stats")
 
 
 @contextmanager
 def answering(reply: bytes) -> Iterator[str]:
-    """The address of what gives *reply* to the first that it hears, and ends the connection."""
+    """Yield the address of a server that sends *reply* after the first data, and closes the connection."""
 
     def answer() -> None:
         sock, _ = listener.accept()
@@ -254,12 +256,12 @@ def answering(reply: bytes) -> Iterator[str]:
 def test_tls_to_a_plain_port_that_answers(reply: bytes) -> None:
     with answering(reply) as where:
         line = error_line(3, "--tls", "-s", where, "stats")
-    assert f"tls:{where} does not speak TLS; leave out --tls, or write plain:HOST:PORT" in line
+    assert f"tls:{where} does not speak TLS; remove --tls, or write plain:HOST:PORT" in line
 
 
 def test_tls_to_a_plain_server_that_waits_for_a_line(server: Server) -> None:
     line = error_line(3, "--tls", "-s", address(server), "--timeout", "500ms", "stats")
-    assert "has not agreed on TLS within 0.5 s; if it does not speak TLS, leave out --tls" in line
+    assert "did not complete the TLS handshake within 0.5 s; if it does not speak TLS, remove --tls" in line
 
 
 @pytest.mark.parametrize(
@@ -268,7 +270,7 @@ def test_tls_to_a_plain_server_that_waits_for_a_line(server: Server) -> None:
         (["--tls", "--cafile", "{}/missing"], "cannot read --cafile"),
         (["--tls", "--cafile", "{}/server.key"], "there is no certificate in --cafile"),
         (["--tls", "--cert", "{}/missing", "--key", "{}/mail-1.key"], "cannot read --cert"),
-        (["--tls", "--cert", "{}/mail-1.pem", "--key", "{}/monitoring.key"], "not that of the certificate"),
+        (["--tls", "--cert", "{}/mail-1.pem", "--key", "{}/monitoring.key"], "does not belong to the certificate"),
         (["--tls", "--cert", "{}/mail-1.pem"], "cannot use the certificate and key"),
         (["--tls", "--cert", "{}/mail-1.pem", "--key", "{}/encrypted.key"], "decrypt it"),
         (["--tls", "--key", "{}/mail-1.key"], "--key needs --cert"),
@@ -277,12 +279,12 @@ def test_tls_to_a_plain_server_that_waits_for_a_line(server: Server) -> None:
         (["--api", "http://127.0.0.1:1", "--cafile", "{}/authority.pem"], "write https://"),
     ],
 )
-def test_files_that_cannot_be_used_are_2(directory: Path, plain_client: str, arguments: list[str], said: str) -> None:
+def test_unusable_tls_file_is_exit_code_2(directory: Path, plain_client: str, arguments: list[str], said: str) -> None:
     where = [] if "--api" in arguments else ["-s", plain_client]
     assert said in error_line(2, *where, *(word.format(directory) for word in arguments), "stats")
 
 
-def test_an_encrypted_key_asks_nothing_on_the_terminal(directory: Path, plain_client: str) -> None:
+def test_encrypted_key_is_refused_without_a_prompt(directory: Path, plain_client: str) -> None:
     own = ["--cert", str(directory / "mail-1.pem"), "--key", str(directory / "encrypted.key")]
     with Terminal("--tls", "-s", plain_client, *own, "stats") as terminal:
         code, view = terminal.end()
@@ -295,8 +297,8 @@ def test_a_unix_socket_stays_plain(tmp_path: Path) -> None:
         assert run("--tls", "-s", f"unix:{path}", "stats").code == 0
 
 
-def test_nothing_is_sent_before_the_certificate_is_checked(directory: Path, one: Server) -> None:
-    """Also by drain-to, whose first server is plain: no job leaves it."""
+def test_no_command_is_sent_before_the_certificate_is_verified(directory: Path, one: Server) -> None:
+    """This includes drain-to from a plain server: no job leaves it."""
     with connect(one, "mail") as mail:
         mail.put(b"secret")
     with serving(directory) as daemon:

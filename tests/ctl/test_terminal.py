@@ -1,4 +1,4 @@
-"""What there is on a terminal alone: questions, keys, colours, bars; and the shells' completion."""
+"""Behaviour on a terminal: confirmations, keys, colours, progress bars; and shell completion."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.servers import Server
 
 
 @pytest.mark.parametrize(("answer", "code", "left"), [("y\n", 0, 0), ("n\n", 1, 1), ("\n", 1, 1), ("\x04", 1, 1)])
-def test_a_question_before_what_destroys(one: Server, answer: str, code: int, left: int) -> None:
+def test_destructive_command_asks_for_confirmation(one: Server, answer: str, code: int, left: int) -> None:
     ctl(one, "put", "dear", "--tube", "mail")
     with Terminal("--server", address(one), "clear", "mail") as terminal:
         assert f"delete 1 job of mail from {address(one)}" in terminal.wait_for(r"\[y/N\]: ")
@@ -29,7 +29,7 @@ def test_a_question_before_what_destroys(one: Server, answer: str, code: int, le
     assert len(jobs(one, "mail")) == left
 
 
-def test_ctrl_c_at_the_question(one: Server) -> None:
+def test_ctrl_c_at_the_confirmation(one: Server) -> None:
     ctl(one, "put", "dear", "--tube", "mail")
     with Terminal("--server", address(one), "clear", "mail") as terminal:
         terminal.wait_for(r"\[y/N\]: ")
@@ -38,13 +38,13 @@ def test_ctrl_c_at_the_question(one: Server) -> None:
     assert len(jobs(one, "mail")) == 1
 
 
-def test_yes_asks_nothing_even_there(one: Server) -> None:
+def test_yes_skips_the_confirmation(one: Server) -> None:
     ctl(one, "put", "x", "--tube", "mail")
     with Terminal("--server", address(one), "clear", "mail", "--yes") as terminal:
         assert terminal.end()[0] == 0
 
 
-def test_long_work_has_a_bar(one: Server) -> None:
+def test_long_command_shows_a_progress_bar(one: Server) -> None:
     fill_many(one)
     with Terminal("--server", address(one), "move", "mail", "post") as terminal:
         terminal.wait_for("/900")
@@ -52,7 +52,7 @@ def test_long_work_has_a_bar(one: Server) -> None:
     assert (code, "moved 900 jobs to tube post" in view) == (0, True)
 
 
-def test_top_sorts_by_keys_and_ends_with_q(one: Server) -> None:
+def test_top_sorts_by_key_and_quits_with_q(one: Server) -> None:
     with connect(one, "aa") as client:
         client.put(b"")
         client.use("zz")
@@ -72,14 +72,14 @@ def test_top_sorts_by_keys_and_ends_with_q(one: Server) -> None:
     assert (code, "\x1b[?1049l" in view, "Traceback" in view) == (0, True, False)
 
 
-def test_top_goes_on_by_itself(one: Server) -> None:
+def test_top_updates_by_itself(one: Server) -> None:
     with connect(one, "mail") as client, Terminal("--server", address(one), "top", "--interval", "0.1") as terminal:
         terminal.wait_for(r"mail +\x1b\[2m +0")
         client.put(b"")
         terminal.wait_for(r"mail +1 ")
 
 
-def test_ctrl_c_ends_top_quietly_as_q_does(one: Server) -> None:
+def test_ctrl_c_quits_top_with_exit_code_0(one: Server) -> None:
     with Terminal("--server", address(one), "top", "--interval", "60") as terminal:
         terminal.wait_for(r"default[^\n]*\n")
         terminal.interrupt()
@@ -113,11 +113,11 @@ def announced(*args):
 it.signal.signal = announced
 sys.exit(it.run())
 """
-"""Runs the program, and writes a byte when it has taken over Ctrl-C."""
+"""Run the program, and write a byte once it has installed its SIGINT handler."""
 
 
 @pytest.mark.parametrize("milliseconds", [0, 5, 20, 50, 100, 150, 200, 300])
-def test_ctrl_c_during_the_imports_is_one_line(milliseconds: int) -> None:
+def test_ctrl_c_during_imports_is_one_line(milliseconds: int) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         server = f"127.0.0.1:{silent.getsockname()[1]}"
         process = subprocess.Popen(
@@ -134,9 +134,10 @@ def test_ctrl_c_during_the_imports_is_one_line(milliseconds: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "hint"), [([], "Type the body, then Ctrl-D"), (["--lines"], "Type a job on each line, then Ctrl-D")]
+    ("arguments", "hint"),
+    [([], "Type the body, then press Ctrl-D"), (["--lines"], "Type a job on each line, then press Ctrl-D")],
 )
-def test_put_says_on_a_terminal_what_it_waits_for(one: Server, arguments: list[str], hint: str) -> None:
+def test_put_prompts_on_a_terminal(one: Server, arguments: list[str], hint: str) -> None:
     with Terminal("--server", address(one), "put", "--tube", "mail", *arguments) as terminal:
         terminal.wait_for(hint)
         terminal.press("hello\n\x04")
@@ -152,7 +153,7 @@ def test_completion_scripts(shell: str) -> None:
 
 
 def complete(one: Server, words: str) -> list[str]:
-    """What the shell would offer for the last of *words*."""
+    """Return the shell's completions for the last of *words*."""
     environ = {
         "_GREENSTALKCTL_COMPLETE": "bash_complete",
         "COMP_WORDS": f"greenstalkctl {words}",
@@ -176,7 +177,7 @@ def test_completion_offers_commands_options_and_tubes(one: Server) -> None:
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
-def test_bash_takes_the_script(tmp_path: Path) -> None:
+def test_bash_accepts_the_completion_script(tmp_path: Path) -> None:
     script = tmp_path / "script"
     script.write_text(run("completion", "bash").text)
     command = f"source {script} && complete -p greenstalkctl"

@@ -1,4 +1,4 @@
-"""Durations and sizes with units, as options and arguments take them."""
+"""Durations and sizes with units in options and arguments."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_durations(written: str, meant: float) -> None:
     ["", " ", "s", "5x", "-1", "-5m", "+5", "1e3", "nan", "inf", "30m1h", "1m1m", "1.5h", "1 h", "1H", "5M", "٣s",
      "9" * 5000],
 )  # fmt: skip
-def test_what_is_no_duration(written: str) -> None:
+def test_invalid_duration_is_rejected(written: str) -> None:
     with pytest.raises(ValueError, match="is not a duration such as"):
         units.seconds(written)
 
@@ -38,7 +38,7 @@ def test_sizes(written: str, meant: int) -> None:
 
 
 @pytest.mark.parametrize("written", ["", "K", "-1", "1.5M", "1P", "10B", "1ib", "1 K", "64KK", "٣", "9" * 5000])
-def test_what_is_no_size(written: str) -> None:
+def test_invalid_size_is_rejected(written: str) -> None:
     with pytest.raises(ValueError, match="is not a size in bytes such as"):
         units.size(written)
 
@@ -59,7 +59,7 @@ def test_durations_of_commands(server: Server) -> None:
     [
         ("pause mail 50ms", "is not a whole number of seconds"),
         ("put x --delay 1.5", "is not a whole number of seconds"),
-        ("put x --ttr 50000d", "at most 4294967295"),
+        ("put x --ttr 50000d", "up to 4294967295"),
         ("put x --ttr 1y", "such as 90, 50ms, 30s, 5m, 1h30m or 2d"),
         ("tail mail --interval 10ms", "at least 0.05 s and at most 60 s"),
         ("--timeout 0s stats", "more than 0 s"),
@@ -68,6 +68,6 @@ def test_durations_of_commands(server: Server) -> None:
         ("bench --size 1P", "such as 65535, 64K, 10MB or 1GiB"),
     ],
 )
-def test_what_a_command_cannot_take_is_2(one: Server, arguments: str, said: str) -> None:
+def test_invalid_duration_or_size_is_exit_code_2(one: Server, arguments: str, said: str) -> None:
     done = ctl(one, *arguments.split())
     assert (done.code, len(done.err.splitlines()), said in done.err) == (2, 1, True), done.err

@@ -1,4 +1,4 @@
-"""Tables fit the terminal: columns are dropped by importance, names are cut, and nothing is folded or left empty."""
+"""Tables fit the terminal: columns are dropped by rank, names are cut, and no cell is wrapped or empty."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.ctl.world import EITHER_WAY, Client, Terminal, WithApi, connect, ctl,
 from tests.support.servers import Server
 
 LONG = "production.eu-west-1." + "x" * 158 + ".thumbnails.retry-low"
-"""A name of 200 bytes, whose both ends tell it from others."""
+"""A name of 200 bytes that differs from others at both ends."""
 
 LARGE = 2**32 - 1
 RULE = "─"
@@ -22,7 +22,7 @@ RULE = "─"
 
 @pytest.fixture
 def wide(server: Server, mail: Client) -> Iterator[Server]:
-    """A server with a tube of a long name, a body that is as long, and figures that are large."""
+    """A server with a long tube name, a long body, and large numbers."""
     assert len(LONG) == 200
     with connect(server, LONG) as client:
         client.put(b"y" * 300, priority=LARGE, delay=LARGE)
@@ -34,11 +34,11 @@ def wide(server: Server, mail: Client) -> Iterator[Server]:
 
 
 def shown(server: Server, columns: int, *args: str) -> list[str]:
-    """Return the lines that a command writes onto a terminal with this many columns; none may be wider."""
+    """Return the lines that a command writes to a terminal of *columns* characters; none may be wider."""
     with Terminal(*where(server), *args, "--no-color", columns=columns) as terminal:
         code, view = terminal.end()
     assert code == 0, view
-    result = view.rpartition("\x1b")[2].removeprefix("[2K")  # what comes after a bar that is gone
+    result = view.rpartition("\x1b")[2].removeprefix("[2K")  # the output after a removed progress bar
     lines = [line.rstrip() for line in result.replace("\r", "").split("\n")]
     assert all(len(line) <= columns for line in lines), lines
     return [line for line in lines if line]
@@ -67,7 +67,7 @@ def test_tubes_has_a_line_for_each_tube_at_any_width(wide: Server, columns: int,
 
 @EITHER_WAY
 @pytest.mark.parametrize("columns", [20, 40, 60, 80])
-def test_the_column_that_sorts_is_not_dropped(wide: Server, columns: int) -> None:
+def test_sort_column_is_never_dropped(wide: Server, columns: int) -> None:
     head, _, *rows = shown(wide, columns, "tubes", "--sort", "pause-left")
     assert "pause left" in head
     assert re.search(r"429496729\d$", rows[0])
@@ -75,7 +75,7 @@ def test_the_column_that_sorts_is_not_dropped(wide: Server, columns: int) -> Non
 
 @pytest.mark.parametrize("columns", [60, 80, 120])
 @pytest.mark.parametrize("command", [["top", "--once", "--interval", "0.1"], ["bench", "--jobs", "20"]])
-def test_other_tables_fit_too(wide: Server, columns: int, command: list[str]) -> None:
+def test_other_tables_fit_the_terminal(wide: Server, columns: int, command: list[str]) -> None:
     assert any(set(line) == {RULE} for line in shown(wide, columns, *command))
 
 
@@ -109,7 +109,7 @@ def test_jobs_has_a_line_for_each_job_at_any_width(with_api: WithApi, columns: i
 
 
 @EITHER_WAY
-def test_a_pipe_gets_everything_uncut(wide: Server) -> None:
+def test_pipe_gets_all_columns_uncut(wide: Server) -> None:
     tubes, top = ctl(wide, "tubes").text, ctl(wide, "top", "--once", "--interval", "0.1").text
     for text in (tubes, top):
         assert ELLIPSIS not in text
@@ -118,7 +118,7 @@ def test_a_pipe_gets_everything_uncut(wide: Server) -> None:
 
 
 @EITHER_WAY
-def test_without_a_head_each_line_is_a_tube(wide: Server) -> None:
+def test_no_header_leaves_one_line_per_tube(wide: Server) -> None:
     rows = ctl(wide, "tubes", "--no-header").text.splitlines()
     assert {row.split()[0] for row in rows} == {LONG, "default", "mail"}
     assert len({len(row.split()) for row in rows}) == 1
@@ -127,8 +127,8 @@ def test_without_a_head_each_line_is_a_tube(wide: Server) -> None:
 
 
 @pytest.mark.parametrize("columns", [60, 80])
-def test_figures_of_one_tube_keep_the_whole_name(wide: Server, columns: int) -> None:
-    """The terminal folds it, so that it can be copied; no line is broken by us."""
+def test_tube_shows_the_whole_name(wide: Server, columns: int) -> None:
+    """The terminal wraps the name, so that it can be copied; the command breaks no line."""
     with Terminal(*where(wide), "tube", LONG, "--no-color", columns=columns) as terminal:
         code, view = terminal.end()
     assert (code, LONG in view) == (0, True)
@@ -140,7 +140,7 @@ TABLES = st.lists(
 
 
 @given(TABLES, st.integers(20, 200), st.booleans())
-def test_what_is_shown_has_room(table: list[tuple[int, str, int]], room: int, keeps: bool) -> None:
+def test_shown_columns_fit(table: list[tuple[int, str, int]], room: int, keeps: bool) -> None:
     columns = [Column("name", 0, "name")]
     columns += [Column(f"column {i}", rank + 1, kind) for i, (rank, kind, _) in enumerate(table)]  # type: ignore[arg-type]
     natural = [200, *(min(width, 20) if kind == "figure" else width for _, kind, width in table)]

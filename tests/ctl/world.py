@@ -1,4 +1,4 @@
-"""The command, run here or as a process of its own, and servers to run it against."""
+"""Run greenstalkctl in this process, in a child process or on a terminal; and servers to run it against."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ from tests.support.servers import Baseline, Kind, Server, ours
 
 COMMAND = (sys.executable, "-m", "greenstalkctl")
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e\r\x08[bold]x[/bold]"
-"""What a terminal would act on, and what is markup to rich."""
+"""Control characters for a terminal, and markup of rich."""
 
 Client = greenstalk.Client[bytes]
 
 EITHER_WAY = pytest.mark.parametrize("server", ["ours", "beanstalkd", "api"], indirect=True)
-"""Of a module whose tests hold by the protocol and by the API."""
+"""The mark of a module whose tests run by the protocol and by the API."""
 
 
 class WithApi(Server):
-    """Ours, reached by its API; `dashboard` is its URL."""
+    """Greenstalk Server, reached by its API; `dashboard` is its URL."""
 
     def __init__(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as probe:
@@ -54,7 +54,7 @@ class WithApi(Server):
         self.dashboard = f"http://127.0.0.1:{port}"
 
     def reset(self) -> Baseline:
-        """As it is with any; it may start anew, and then the dashboard follows a moment later."""
+        """Reset the server; if that restarts it, also wait for its dashboard."""
         baseline, until = super().reset(), time.monotonic() + PATIENCE
         while True:
             try:
@@ -68,7 +68,7 @@ class WithApi(Server):
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """How a command ended."""
+    """The exit code and output of a command."""
 
     code: int
     out: bytes
@@ -80,13 +80,13 @@ class Done:
 
     @property
     def json(self) -> Any:
-        """Its one document."""
+        """The single JSON document in the output."""
         (line,) = self.out.splitlines()
         return json.loads(line)
 
     @property
     def lines(self) -> list[Any]:
-        """Its documents."""
+        """The JSON documents in the output, one per line."""
         return [json.loads(line) for line in self.out.splitlines()]
 
 
@@ -114,7 +114,7 @@ def run(*args: str, stdin: bytes = b"") -> Done:
 
 
 def where(server: Server) -> tuple[str, str]:
-    """The option that says which server, and by which way."""
+    """Return the option that selects *server*, by the protocol or by the API."""
     return ("--api", server.dashboard) if isinstance(server, WithApi) else ("--server", address(server))
 
 
@@ -124,19 +124,19 @@ def ctl(server: Server, *args: str, stdin: bytes = b"") -> Done:
 
 
 def ids(client: Client, tube: str, state: str) -> list[int]:
-    """The ids of all jobs of *tube* in *state*."""
+    """Return the ids of all jobs of *tube* in *state*."""
     return [stats["id"] for stats in _stats(client, tube) if stats["state"] == state]
 
 
 def jobs(server: Server, tube: str) -> list[tuple[str, bytes, int, int]]:
-    """All jobs of *tube*: state, body, pri and ttr, sorted."""
+    """Return state, body, pri and ttr of all jobs of *tube*, sorted."""
     with connect(server) as client:
         found = [(s["state"], client.peek(s["id"]).body, s["pri"], s["ttr"]) for s in _stats(client, tube)]
     return sorted(found)
 
 
 def _stats(client: Client, tube: str) -> Iterator[greenstalk.StatsJob]:
-    """The figures of all jobs of *tube*: every id that there can be is asked for."""
+    """Yield the statistics of all jobs of *tube*, by looking up every possible id."""
     newest = client.put(b"")
     client.delete(newest)
     for job_id in range(1, newest):
@@ -147,13 +147,13 @@ def _stats(client: Client, tube: str) -> Iterator[greenstalk.StatsJob]:
 
 
 class Terminal:
-    """The command on a terminal of its own."""
+    """The command on a new pseudo-terminal."""
 
     def __init__(self, *args: str, columns: int = 120, variables: Mapping[str, str] | None = None) -> None:
         self._master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
         environ = os.environ | {"TERM": "xterm"} | dict(variables or {})
-        for name in ("COLUMNS", "LINES"):  # they would count before the size of the terminal
+        for name in ("COLUMNS", "LINES"):  # they would override the size of the terminal
             environ.pop(name, None)
         self.process = subprocess.Popen(
             [*MINDING_SIGNALS, *COMMAND, *args],
@@ -182,7 +182,7 @@ class Terminal:
         os.write(self._master, keys.encode())
 
     def interrupt(self) -> None:
-        """Send SIGINT until it ends: one that comes just before a read does not end the read."""
+        """Send SIGINT until the command ends: a signal just before a read does not interrupt the read."""
         until = time.monotonic() + PATIENCE
         while self.process.poll() is None and time.monotonic() < until:
             self.process.send_signal(signal.SIGINT)
@@ -190,7 +190,7 @@ class Terminal:
                 self.process.wait(2)
 
     def wait_for(self, pattern: str) -> str:
-        """Read until *pattern* has been written; return all since the last time, and forget it."""
+        """Read until the output matches *pattern*; return and clear the output since the last call."""
         until = time.monotonic() + PATIENCE
         while (match := re.search(pattern, self.view)) is None:
             assert time.monotonic() < until and self._read(), f"no {pattern!r} in {self.view!r}"
@@ -198,7 +198,7 @@ class Terminal:
         return view
 
     def end(self) -> tuple[int, str]:
-        """Wait for the end; return the exit code, and all that was written since the last time."""
+        """Wait for the command to end; return the exit code, and the output since the last call."""
         while self._read():
             pass
         return self.process.wait(PATIENCE), self.view
@@ -207,14 +207,14 @@ class Terminal:
         readable, _, _ = select.select([self._master], [], [], PATIENCE)
         try:
             data = os.read(self._master, 65536) if readable else b""
-        except OSError:  # the other end is closed
+        except OSError:  # the command has closed the terminal
             data = b""
         self.view += data.decode(errors="replace")
         return bool(data)
 
 
 def spawn(server: Server, *args: str) -> subprocess.Popen[bytes]:
-    """Start the command as a process without a terminal."""
+    """Start the command as a child process without a terminal."""
     return subprocess.Popen(
         [*MINDING_SIGNALS, *COMMAND, *where(server), *args],
         cwd=REPOSITORY,
@@ -225,7 +225,7 @@ def spawn(server: Server, *args: str) -> subprocess.Popen[bytes]:
 
 
 def finish(process: subprocess.Popen[bytes], number: signal.Signals | None = None) -> Done:
-    """Send *number* if there is one, and wait for the end."""
+    """Send the signal *number* if given, and wait for the process to end."""
     if number is not None:
         process.send_signal(number)
     out, err = process.communicate(timeout=PATIENCE)
@@ -234,7 +234,7 @@ def finish(process: subprocess.Popen[bytes], number: signal.Signals | None = Non
 
 @contextmanager
 def old_server(server: Server) -> Iterator[str]:
-    """The address of *server* as if it were beanstalkd 1.11, which has no reserve-job."""
+    """Yield the address of a proxy that makes *server* behave as beanstalkd 1.11, which has no reserve-job."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         host, port = listener.getsockname()
         threading.Thread(target=_accept, args=(listener, server.address), daemon=True).start()
@@ -252,7 +252,7 @@ def _accept(listener: socket.socket, target: tuple[str, int]) -> None:
 
 
 def _relay(near: socket.socket, target: tuple[str, int]) -> None:
-    """Pass on each command, of which a client sends one at a time, and its reply."""
+    """Relay each command and its reply; a client sends one command at a time."""
     with near, socket.create_connection(target) as far:
         while request := near.recv(65536):
             if request.startswith(b"reserve-job"):
@@ -263,7 +263,7 @@ def _relay(near: socket.socket, target: tuple[str, int]) -> None:
 
 
 class _Front(BaseHTTPRequestHandler):
-    """Passes each request on, and its answer back."""
+    """Relays each request and its response."""
 
     protocol_version = "HTTP/1.1"
     target: ClassVar[str]
@@ -296,7 +296,7 @@ class _Front(BaseHTTPRequestHandler):
 def front(
     target: str, *, tls: ssl.SSLContext | None = None, is_brief: bool = False, is_late: bool = False
 ) -> Iterator[str]:
-    """The address of a proxy before the API at *target*.
+    """Yield the address of a proxy in front of the API at *target*.
 
     One that *is_brief* ends a connection after each answer, one that *is_late* only when the next request is there.
     """

@@ -1,1 +1,1 @@
-"""What an operator follows: the units, the image, the Procfile and the pages that tell of them."""
+"""Tests of the systemd units, the image, the Procfile, and the pages about them."""

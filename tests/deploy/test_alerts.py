@@ -1,4 +1,4 @@
-"""docs/prometheus-alerts.yml under promtool: it is sound, and each alert fires when it should and only then."""
+"""docs/prometheus-alerts.yml is valid for promtool, and each alert fires only when it should."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FIRES: dict[str, tuple[str, dict[str, str]]] = {
 
 
 def promtool(*arguments: str) -> str:
-    """Run promtool; return what it printed, and fail if it does."""
+    """Run promtool; return its output, and fail if it fails."""
     assert shutil.which("promtool"), "promtool is missing: apt-get install prometheus"
     done = subprocess.run(["promtool", *arguments], capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -44,18 +44,16 @@ def promtool(*arguments: str) -> str:
 
 @pytest.fixture(scope="module")
 def rules() -> dict[str, dict[str, Any]]:
-    """The rules of the first group, by name; the others are of high availability."""
+    """Return the rules of the first group by name; the other groups are about high availability."""
     return {rule["alert"]: rule for rule in yaml.safe_load(RULES.read_text())["groups"][0]["rules"]}
 
 
-def test_every_rule_is_sound() -> None:
+def test_every_rule_is_valid() -> None:
     assert "SUCCESS" in promtool("check", "rules", str(RULES))
 
 
-def test_each_alert_fires_for_a_server_in_trouble_and_for_no_other(
-    rules: dict[str, dict[str, Any]], tmp_path: Path
-) -> None:
-    """Without annotations, which promtool would compare word for word."""
+def test_alerts_fire_for_a_failing_server_only(rules: dict[str, dict[str, Any]], tmp_path: Path) -> None:
+    """Annotations are removed, because promtool would compare them literally."""
     assert list(FIRES) == list(rules)
     bare = [{name: value for name, value in rule.items() if name != "annotations"} for rule in rules.values()]
     (tmp_path / "rules.yml").write_text(yaml.safe_dump({"groups": [{"name": "greenstalk", "rules": bare}]}))

@@ -1,4 +1,4 @@
-"""The image of deploy/Dockerfile, as far as it can be tried without a build: lint, what it copies, its process 1."""
+"""The image of deploy/Dockerfile, as far as it can be tested without a build: lint, copied files, process 1."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ INSTRUCTIONS = [
 
 
 def last(word: str) -> str:
-    """What the last instruction of this *word* says, which counts for the image."""
+    """Return the arguments of the last instruction *word*, which is the effective one."""
     return [rest for found, rest in INSTRUCTIONS if found == word][-1]
 
 
@@ -41,13 +41,13 @@ def health_check(port: int) -> int:
     return done.returncode
 
 
-def test_it_passes_the_lint() -> None:
+def test_dockerfile_passes_the_linter() -> None:
     hadolint = Path(sys.executable).with_name("hadolint")
     done = subprocess.run([hadolint, DOCKERFILE], capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert (done.stdout, done.stderr, done.returncode) == ("", "", 0)
 
 
-def test_it_copies_what_a_build_needs_and_the_context_has_nothing_else() -> None:
+def test_context_contains_only_what_the_build_needs() -> None:
     copied = {
         source
         for word, rest in INSTRUCTIONS
@@ -62,7 +62,7 @@ def test_it_copies_what_a_build_needs_and_the_context_has_nothing_else() -> None
     assert {pattern.removeprefix("!") for pattern in patterns if pattern.startswith("!")} == copied
 
 
-def test_it_runs_as_a_user_by_number_who_owns_the_volume() -> None:
+def test_image_runs_as_a_numeric_user_who_owns_the_volume() -> None:
     user, group = last("USER").split(":")
     assert int(user) > 0
     assert f"install -d -o {user} -g {group} -m 0700 {last('VOLUME')}" in last("RUN")
@@ -70,15 +70,15 @@ def test_it_runs_as_a_user_by_number_who_owns_the_volume() -> None:
     assert words.index("USER") > max(index for index, word in enumerate(words) if word == "RUN")
 
 
-def test_its_health_check_knows_a_server_that_serves() -> None:
+def test_health_check_detects_a_serving_server() -> None:
     with Daemon("-l", "127.0.0.1", "-p", "0", "--web-port", "0") as daemon:
         port = int(daemon.dashboard.rpartition(":")[2].strip("/"))
         assert health_check(port) == 0
     assert health_check(port) == 1
 
 
-def test_its_command_serves_as_process_1_and_a_stop_reaches_it(tmp_path: Path) -> None:
-    """In a namespace of processes of its own, where a signal that nobody handles does nothing."""
+def test_command_serves_as_process_1_and_stops_on_sigterm(tmp_path: Path) -> None:
+    """The server runs in a new PID namespace, in which process 1 ignores signals that it does not handle."""
     assert json.loads(last("ENTRYPOINT")) == ["greenstalk-server"]
     isolated = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc", "--kill-child", *COMMAND)
     environ = image_environment(tmp_path) | {"GREENSTALK_WEB_PASSWORD": "secret"}
@@ -90,7 +90,7 @@ def test_its_command_serves_as_process_1_and_a_stop_reaches_it(tmp_path: Path) -
         assert daemon.process.wait(PATIENCE) == 0
 
 
-def test_without_a_password_it_says_what_to_set(tmp_path: Path) -> None:
+def test_missing_password_names_the_variable(tmp_path: Path) -> None:
     done = subprocess.run(
         COMMAND, env=image_environment(tmp_path), capture_output=True, text=True, timeout=PATIENCE, check=False
     )
@@ -99,7 +99,7 @@ def test_without_a_password_it_says_what_to_set(tmp_path: Path) -> None:
 
 
 def image_environment(volume: Path) -> dict[str, str]:
-    """The environment that the image gives the server, with the directory *volume* for its volume."""
+    """Return the server's environment in the image, with the directory *volume* as its volume."""
     variables = dict(part.split("=", 1) for part in shlex.split(last("ENV")))
     assert variables.pop("PATH").startswith("/opt/greenstalk/bin:")
     assert variables["GREENSTALK_DATA_DIR"] == last("VOLUME")

@@ -1,4 +1,4 @@
-"""The balancer of docs/high-availability.md, as the page shows it: a real HAProxy before two servers."""
+"""The HAProxy configuration of docs/high-availability.md, with a real HAProxy in front of two servers."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tests.support.daemon import REPOSITORY, ask
 from tests.support.nodes import Node, Nodes, run_command, wait_until
 
 RETRIED = 3.0
-"""Seconds that HAProxy keeps a client waiting for a server that has gone, by default."""
+"""Seconds for which HAProxy by default lets a client wait for a server that is down."""
 
 
 def configuration(nodes: list[Node], port: int) -> str:
-    """The block of the page, with the addresses and ports of *nodes*, and a *port* to listen at."""
+    """Return the page's block, with the addresses of *nodes*, and *port* to listen on."""
     page = (REPOSITORY / "docs" / "high-availability.md").read_text()
     block: str = re.findall(r"```text\n(frontend beanstalk\n.*?)```", page, re.DOTALL)[0]
     block = block.replace("bind :11300", f"bind 127.0.0.1:{port}")
@@ -33,7 +33,7 @@ def configuration(nodes: list[Node], port: int) -> str:
 
 
 class Producer(threading.Thread):
-    """Puts jobs at *port* as fast as they are acknowledged; connects again when its connection is closed."""
+    """Puts jobs on *port* as fast as they are acknowledged; reconnects when the connection is closed."""
 
     def __init__(self, port: int) -> None:
         super().__init__(daemon=True)
@@ -42,7 +42,7 @@ class Producer(threading.Thread):
         self._is_over: threading.Event = threading.Event()
 
     def work(self) -> None:
-        """Wait until some more puts are acknowledged."""
+        """Wait until further puts are acknowledged."""
         enough = len(self.acknowledged) + 10
         wait_until(lambda: len(self.acknowledged) > enough, lambda: "no put is acknowledged")
 
@@ -61,11 +61,11 @@ class Producer(threading.Thread):
 
 
 def hand_over(active: Node) -> None:
-    """Have *active* give its lead away, once it knows of its standby."""
+    """Make *active* hand over to its standby, once it knows it."""
     wait_until(lambda: run_command(active, "handover").returncode == 0, lambda: active.log)
 
 
-def test_a_handover_behind_the_balancer_takes_less_than_its_retries_would(cluster: Cluster, tmp_path: Path) -> None:
+def test_handover_behind_haproxy_is_faster_than_its_retries(cluster: Cluster, tmp_path: Path) -> None:
     port = free_port()
     flags = ("--journal-name", "balanced")
     with Nodes([Node(f"node-{number}", cluster.url, tmp_path, *flags) for number in range(2)]) as nodes:

@@ -1,4 +1,4 @@
-"""Links between the pages lead somewhere, and the index of docs/ has every page."""
+"""Links between the pages are valid, and the index of docs/ lists every page."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ INDEX = REPOSITORY / "docs" / "README.md"
 
 
 def prose(page: Path) -> str:
-    """The text of *page* without its blocks of code."""
+    """Return the text of *page* without its code blocks."""
     return re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
 
 
 def links(page: Path) -> list[str]:
-    """Where *page* links to within the project."""
+    """Return the targets of *page*'s links within the project."""
     return [target for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)) if not re.match(r"[a-z]+:", target)]
 
 
 def anchors(page: Path) -> set[str]:
-    """The anchors that GitHub gives the headings of *page*."""
+    """Return the anchors that GitHub generates for the headings of *page*."""
     headings = re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
-def test_every_link_leads_somewhere(page: Path) -> None:
+def test_every_link_is_valid(page: Path) -> None:
     for link in links(page):
         name, _, anchor = link.partition("#")
         target = (page.parent / name).resolve() if name else page
@@ -38,6 +38,6 @@ def test_every_link_leads_somewhere(page: Path) -> None:
         assert not anchor or anchor in anchors(target), link
 
 
-def test_the_index_has_every_page() -> None:
+def test_index_lists_every_page() -> None:
     named = {name.partition("#")[0] for name in links(INDEX)}
     assert {page.name for page in PAGES if page.parent == INDEX.parent and page != INDEX} <= named

@@ -1,4 +1,4 @@
-"""The nginx of docs/deploy.md, as the page shows it, before a real dashboard: at the root, and under a path."""
+"""The nginx configuration of docs/deploy.md in front of a real dashboard: at the root, and under a path."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PATHS = {"at the root": "", "under a path": "/queue"}
 
 
 def server_block(prefix: str) -> str:
-    """Return the page's server block, with the page's location under *prefix*, if any, instead of its own two."""
+    """Return the page's server block; with *prefix*, the location under a path replaces its two locations."""
     page = (REPOSITORY / "docs" / "deploy.md").read_text()
     server, location = re.findall(r"^```nginx\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
     if not prefix:
@@ -37,7 +37,7 @@ def server_block(prefix: str) -> str:
 
 
 class Proxy:
-    """nginx at `port` before a dashboard."""
+    """nginx on `port` in front of a dashboard."""
 
     def __init__(self, port: int, prefix: str) -> None:
         self.port: int = port
@@ -54,7 +54,7 @@ class Proxy:
     def response(
         self, method: str, path: str, password: str = PASSWORD, body: object = None, **headers: str
     ) -> Iterator[http.client.HTTPResponse]:
-        """Yield a response of which only the head was read."""
+        """Yield a response whose head alone has been read."""
         headers["Authorization"] = "Basic " + base64.b64encode(f"admin:{password}".encode()).decode()
         if body is not None:
             headers["Content-Type"] = "application/json"

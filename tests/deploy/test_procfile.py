@@ -1,4 +1,4 @@
-"""The Procfile, run by honcho: HTTP on PORT, jobs that are kept, and an orderly stop when the platform asks for it."""
+"""The Procfile, run by honcho: HTTP on PORT, durable jobs, and a graceful stop on SIGTERM."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def free_port() -> int:
 
 
 def platform(app: Path, port: int, **variables: str) -> Daemon:
-    """Run the Procfile in the directory *app* as a platform does that gives it *port* for HTTP.
+    """Run the Procfile in the directory *app*, as on a platform that assigns *port* for HTTP.
 
     The protocol is on a Unix socket, since another server may have port 11300.
     """
@@ -36,7 +36,7 @@ def platform(app: Path, port: int, **variables: str) -> Daemon:
     environ = environment(
         GREENSTALK_LISTEN=f"unix:{app}/queue",
         PATH=f"{BIN}:{os.environ['PATH']}",
-        PYTHONPATH=str(REPOSITORY),  # this tree, wherever the installation leads
+        PYTHONPATH=str(REPOSITORY),  # this tree, whatever is installed
         **variables,
     )
     return Daemon("--port", str(port), command=start, environ=environ, cwd=app)
@@ -58,7 +58,7 @@ def status(port: int, path: str) -> int:
         connection.close()
 
 
-def test_it_serves_on_the_port_keeps_jobs_and_stops_in_order(tmp_path: Path) -> None:
+def test_procfile_serves_on_port_keeps_jobs_and_stops_gracefully(tmp_path: Path) -> None:
     port = free_port()
     with platform(tmp_path, port, **PASSWORD) as first:
         assert (status(port, "/healthz"), status(port, "/")) == (200, 401)
@@ -71,7 +71,7 @@ def test_it_serves_on_the_port_keeps_jobs_and_stops_in_order(tmp_path: Path) -> 
         assert ask_queue(tmp_path, b"reserve-with-timeout 0\r\n") == b"RESERVED 1 2"
 
 
-def test_with_a_database_of_the_platform_jobs_are_there(tmp_path: Path, cluster: Cluster) -> None:
+def test_database_url_keeps_jobs_in_the_database(tmp_path: Path, cluster: Cluster) -> None:
     port = free_port()
     with platform(tmp_path, port, DATABASE_URL=cluster.url, GREENSTALK_JOURNAL_NAME="procfile", **PASSWORD):
         wait_until(lambda: status(port, "/readyz") == 200, lambda: "it does not lead")
@@ -81,13 +81,13 @@ def test_with_a_database_of_the_platform_jobs_are_there(tmp_path: Path, cluster:
     assert list((tmp_path / "data").iterdir()) == []
 
 
-def test_without_a_password_it_does_not_start(tmp_path: Path) -> None:
+def test_missing_password_prevents_the_start(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="set GREENSTALK_WEB_PASSWORD"):
         platform(tmp_path, free_port())
 
 
-def test_a_buildpack_finds_what_to_install() -> None:
-    """By requirements.txt, which it looks for: that names this project."""
+def test_requirements_txt_names_this_project() -> None:
+    """Buildpacks install what requirements.txt names."""
     done = subprocess.run(
         [sys.executable, "-m", "pip", "install", "--dry-run", "--no-deps", "-r", "requirements.txt"],
         cwd=REPOSITORY,

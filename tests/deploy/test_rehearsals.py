@@ -1,4 +1,4 @@
-"""docs/from-beanstalkd.md and docs/backup.md, followed with real servers: they print what the pages say."""
+"""The rehearsals of docs/from-beanstalkd.md and docs/backup.md, run with real servers, print what the pages show."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ REHEARSALS = {"from-beanstalkd.md": "Rehearsal", "backup.md": "A rehearsal"}
 
 
 @pytest.mark.parametrize("page", REHEARSALS)
-def test_a_rehearsal_prints_what_the_page_says(page: str, tmp_path: Path) -> None:
+def test_rehearsal_prints_what_the_page_shows(page: str, tmp_path: Path) -> None:
     steps = blocks(page, REHEARSALS[page])
     printed, err = follow(steps, tmp_path)
     assert err == ""

@@ -1,4 +1,4 @@
-"""The units of deploy/: systemd takes them, they confine the server, and it serves the socket as they promise."""
+"""The units of deploy/ are valid, confine the server, and pass it the socket."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ENVIRONMENT_FILE = REPOSITORY / "deploy" / "greenstalk-server.env"
 
 INSTALLED = "/opt/greenstalk/bin/greenstalk-server"
 HIGHEST_EXPOSURE = 1.2
-"""On systemd's scale, where 0 is the safest and 10 the least safe; it calls less than 2 «OK»."""
+"""Maximum exposure on systemd's scale from 0 (safest) to 10 (least safe); systemd rates values below 2 «OK»."""
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +38,8 @@ def systemd() -> str:
     return path
 
 
-def test_systemd_takes_the_units(systemd: str, tmp_path: Path) -> None:
-    """That the command is where it is installed is all that cannot be so here."""
+def test_units_are_valid(systemd: str, tmp_path: Path) -> None:
+    """Only the path of the command is replaced, because the command is not installed there."""
     text = SERVICE.read_text()
     assert INSTALLED in text
     (tmp_path / SERVICE.name).write_text(text.replace(INSTALLED, sys.executable))
@@ -48,7 +48,7 @@ def test_systemd_takes_the_units(systemd: str, tmp_path: Path) -> None:
     assert (done.stdout, done.stderr, done.returncode) == ("", "", 0)
 
 
-def test_systemd_takes_the_units_of_the_backup(systemd: str, tmp_path: Path) -> None:
+def test_backup_units_are_valid(systemd: str, tmp_path: Path) -> None:
     for unit in (BACKUP, TIMER):
         shutil.copy(unit, tmp_path)
     done = run(systemd, "verify", str(tmp_path / BACKUP.name), str(tmp_path / TIMER.name))
@@ -57,8 +57,8 @@ def test_systemd_takes_the_units_of_the_backup(systemd: str, tmp_path: Path) -> 
     assert "Next elapse: " in run(systemd, "calendar", when).stdout
 
 
-def test_the_backup_writes_a_dated_file_and_removes_old_ones(tmp_path: Path) -> None:
-    """The commands of the unit, with its directories in *tmp_path*."""
+def test_backup_writes_a_dated_file_and_removes_old_ones(tmp_path: Path) -> None:
+    """Run the commands of the unit, with its directories in *tmp_path*."""
     queue, backups = tmp_path / "greenstalk", tmp_path / "greenstalk-backup"
     for directory in (queue, backups):
         directory.mkdir()
@@ -81,7 +81,7 @@ def test_the_backup_writes_a_dated_file_and_removes_old_ones(tmp_path: Path) -> 
     assert '"tube":"default"' in (backups / made).read_text()
 
 
-def test_systemd_takes_the_second_socket_of_the_page(systemd: str, tmp_path: Path) -> None:
+def test_second_socket_of_the_page_is_valid(systemd: str, tmp_path: Path) -> None:
     page = (REPOSITORY / "docs" / "security.md").read_text()
     (unit,) = re.findall(r"```ini\n(\[Unit\].*?)```", page, re.DOTALL)
     second = tmp_path / "greenstalk-server-plain.socket"
@@ -92,36 +92,36 @@ def test_systemd_takes_the_second_socket_of_the_page(systemd: str, tmp_path: Pat
     assert (done.stdout, done.stderr, done.returncode) == ("", "", 0)
 
 
-def test_the_check_before_a_start_is_of_the_same_directory() -> None:
-    """Its failure is ignored: the exit code of ExecStart decides whether systemd starts the server again."""
+def test_check_before_the_start_uses_the_same_directory() -> None:
+    """A failure of the check is ignored: the exit code of ExecStart decides about a restart."""
     text = SERVICE.read_text()
     (started,) = re.findall(rf"^ExecStart={INSTALLED} (.*)$", text, re.MULTILINE)
     assert f"\nExecStartPre=-{INSTALLED} config --check {started}\n" in text
 
 
-def test_systemd_finds_a_mistake_in_a_unit(systemd: str, tmp_path: Path) -> None:
-    """Else the test above would show nothing."""
+def test_invalid_unit_is_detected(systemd: str, tmp_path: Path) -> None:
+    """This shows that the tests of valid units can fail."""
     text = SERVICE.read_text().replace(INSTALLED, sys.executable).replace("UMask=", "Umask=")
     (tmp_path / SERVICE.name).write_text(text)
     shutil.copy(SOCKET, tmp_path)
     assert "'Umask'" in run(systemd, "verify", str(tmp_path / SERVICE.name)).stderr
 
 
-def test_the_service_is_confined(systemd: str) -> None:
+def test_service_is_confined(systemd: str) -> None:
     done = run(systemd, "security", "--offline=true", "--no-pager", str(SERVICE))
     found = re.search(r"Overall exposure level for \S+: ([0-9.]+)", done.stdout)
     assert found is not None, done.stderr
     assert float(found[1]) <= HIGHEST_EXPOSURE
 
 
-def test_the_service_keeps_its_jobs_where_systemd_lets_it_write() -> None:
+def test_service_keeps_its_jobs_in_a_writable_directory() -> None:
     text = SERVICE.read_text()
     (flags,) = re.findall(rf"^ExecStart={INSTALLED} (.*)$", text, re.MULTILINE)
     (state,) = re.findall(r"^StateDirectory=(\S+)$", text, re.MULTILINE)
     assert flags.split() == ["-b", f"/var/lib/{state}"]
 
 
-def test_the_page_installs_what_the_service_names() -> None:
+def test_page_installs_the_paths_of_the_service() -> None:
     page = (REPOSITORY / "docs" / "deploy.md").read_text()
     named = dict(re.findall(r"^(EnvironmentFile|User|ExecStart)=-?(\S+)", SERVICE.read_text(), re.MULTILINE))
     assert f"python3 -m venv {Path(named['ExecStart']).parent.parent}\n" in page
@@ -129,8 +129,8 @@ def test_the_page_installs_what_the_service_names() -> None:
     assert re.search(rf"^useradd .* {named['User']}$", page, re.MULTILINE)
 
 
-def test_all_that_the_environment_file_shows_is_taken() -> None:
-    """Each line is an example that is commented out."""
+def test_every_example_in_the_environment_file_is_valid() -> None:
+    """Each line is a commented-out example."""
     examples = dict(re.findall(r"^#([A-Z_]+)=(.*)$", ENVIRONMENT_FILE.read_text(), re.MULTILINE))
     assert examples.keys() <= {definition.variable for definition in DEFINITIONS}
     with Daemon("-l", "127.0.0.1", "-p", "0", "--web-port", "0", environ=environment(**examples)) as daemon:
@@ -138,12 +138,12 @@ def test_all_that_the_environment_file_shows_is_taken() -> None:
         assert daemon.dashboard.endswith("/queue/")
 
 
-def test_the_environment_file_changes_nothing_as_it_is() -> None:
+def test_environment_file_sets_nothing_by_default() -> None:
     assert all(not line or line.startswith("#") for line in ENVIRONMENT_FILE.read_text().splitlines())
 
 
-def test_a_socket_of_systemd_is_served(tmp_path: Path) -> None:
-    """By systemd's own tool, which listens, and starts the server at the first connection, as a socket unit does."""
+def test_server_accepts_connections_on_systemd_socket(tmp_path: Path) -> None:
+    """systemd-socket-activate listens, and starts the server at the first connection, as a socket unit does."""
     activate = shutil.which("systemd-socket-activate")
     assert activate is not None, "systemd-socket-activate is missing: apt-get install --no-install-recommends systemd"
     path = tmp_path / "socket"
@@ -164,8 +164,8 @@ def test_a_socket_of_systemd_is_served(tmp_path: Path) -> None:
     assert process.returncode == 0, said
 
 
-def test_clients_wait_while_the_server_restarts(tmp_path: Path) -> None:
-    """The socket unit keeps the port: who connects between two servers is served by the second, and misses no job."""
+def test_new_clients_wait_while_the_server_restarts(tmp_path: Path) -> None:
+    """The socket unit keeps the port: a client that connects between two servers is served by the second one."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         command = activation_command(listener)

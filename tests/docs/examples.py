@@ -1,4 +1,4 @@
-"""Run the commands of a page with a real shell, in the order in which they are on the page.
+"""Run the commands of a page with a real shell, in page order.
 
 A block of commands (```` ```sh ````) may be followed by a block of output (```` ```json ```` or ```` ```text ````).
 A comment in the line above a block of commands changes how it is run:
@@ -18,10 +18,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.support.pages import in_shell, path_with_commands
+from tests.support.pages import path_with_commands, run_in_shell
 
-LONGEST = 60.0
-"""Seconds that all commands of a page may take."""
+TIMEOUT = 60.0
+"""Maximum run time of all commands of a page, in seconds."""
 
 _BLOCK = re.compile(
     r"(?:^<!-- (?P<note>[^>]*?) -->\n+)?^```sh\n(?P<commands>.*?)^```\n"
@@ -34,7 +34,7 @@ _LISTENS = "import psutil, sys; sys.exit(not psutil.Process(int(sys.argv[1])).ne
 
 _PREAMBLE = f"""\
 set -eu
-curl() {{  # -N is for a stream that never ends: read it for two seconds
+curl() {{  # -N is used for a stream that never ends: read it for two seconds
     case " $* " in
         *" -N "*) command curl --max-time 2 "$@" || test $? = 28 ;;
         *) command curl "$@" ;;
@@ -49,11 +49,11 @@ until_it_listens() {{
 """
 
 _CURLRC = "silent\nshow-error\nfail-with-body\nmax-time = 20\n"
-"""A status of 400 and above is a failure, as it is to a reader."""
+"""With this, a status of 400 or above makes curl fail."""
 
 
 class Example(NamedTuple):
-    """One block of commands, and what the page shows that they print; `kind` is json, text or None."""
+    """One block of commands, and their output as shown on the page; `kind` is json, text or None."""
 
     line: int
     commands: str
@@ -64,11 +64,11 @@ class Example(NamedTuple):
 
 def examples(text: str) -> list[Example]:
     """Return the blocks of commands in the page *text* in the order in which they run."""
-    found = list(_found(text))
+    found = list(_parse(text))
     return [one for one in found if "run last" not in one.note] + [one for one in found if "run last" in one.note]
 
 
-def _found(text: str) -> Iterator[Example]:
+def _parse(text: str) -> Iterator[Example]:
     for match in _BLOCK.finditer(text):
         note = match["note"] if match["note"] and _NOTE.fullmatch(match["note"]) else ""
         if not note.startswith("not run"):
@@ -76,22 +76,20 @@ def _found(text: str) -> Iterator[Example]:
             yield Example(line, match["commands"], match["kind"], match["shown"] or "", note)
 
 
-def run(page: list[Example], directory: Path, instead: Mapping[str, str], **variables: str) -> list[str]:
-    """Run *page* in *directory* with each text of *instead* replaced; return what each block printed.
+def run(page: list[Example], directory: Path, replacements: Mapping[str, str], **variables: str) -> list[str]:
+    """Run *page* in *directory*, with *replacements* made and *variables* in the environment.
 
-    *variables* are added to the environment.
-
-    Raise AssertionError, with the line and stderr, for the first block of which a command fails.
+    Return the output of each block. Raise AssertionError, with the line and stderr, if a command of a block fails.
     """
     work = directory / "work"
     work.mkdir()
     (work / ".curlrc").write_text(_CURLRC)
     end = "--- end of block ---"
     script = _PREAMBLE + "".join(f"{_runnable(one)}echo; echo {end!r}\n" for one in page)
-    for written, real in instead.items():
+    for written, real in replacements.items():
         script = script.replace(written, real)
     path = path_with_commands(directory / "bin")
-    out, err = in_shell(script, work, path, LONGEST, HOME=str(work), **variables)
+    out, err = run_in_shell(script, work, path, TIMEOUT, HOME=str(work), **variables)
     *printed, rest = out.split(f"\n{end}\n")
     failed = f"line {page[len(printed)].line}:\n{page[len(printed)].commands}" if len(printed) < len(page) else ""
     assert not failed, f"{failed}\nprinted {rest!r}\n{err}"
@@ -106,7 +104,7 @@ def _runnable(example: Example) -> str:
 
 
 def matches(example: Example, printed: str) -> bool:
-    """Whether *printed* is what *example* shows; `…` matches anything."""
+    """Return whether *printed* is the output that *example* shows; `…` matches anything."""
     match example.kind:
         case "json":
             shown, found = list(_values(example.shown)), list(_values(printed))
@@ -118,7 +116,7 @@ def matches(example: Example, printed: str) -> bool:
 
 
 def _values(text: str) -> Iterator[Any]:
-    """The JSON values that stand one after the other in *text*."""
+    """Yield the consecutive JSON values in *text*."""
     decoder, text = json.JSONDecoder(), text.strip()
     while text:
         value, end = decoder.raw_decode(text)
@@ -127,7 +125,7 @@ def _values(text: str) -> Iterator[Any]:
 
 
 def is_like(shown: Any, found: Any) -> bool:
-    """Whether *found* has all that is *shown*, where `…` is anything."""
+    """Return whether *found* contains everything in *shown*, in which `…` matches anything."""
     if shown == "…":
         return True
     if isinstance(shown, dict):

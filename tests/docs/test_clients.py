@@ -1,4 +1,4 @@
-"""The worker of docs/clients.md, run as written: it does jobs, buries what fails, reconnects, and stops in order."""
+"""The worker of docs/clients.md, run as written: it does jobs, buries failed ones, reconnects, and stops gracefully."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PAGE = REPOSITORY / "docs" / "clients.md"
 
 @pytest.fixture
 def port() -> int:
-    """A free port, which servers that follow each other can have."""
+    """A free port for consecutive servers."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return int(probe.getsockname()[1])
 
@@ -53,7 +53,7 @@ def counts(port: int) -> tuple[int, int]:
     return int(stats["current-jobs-buried"]), sum(int(stats[f"current-jobs-{state}"]) for state in states)
 
 
-def test_the_worker_outlives_bad_jobs_and_a_restart(worker: subprocess.Popen[str], port: int, tmp_path: Path) -> None:
+def test_worker_survives_failing_jobs_and_a_restart(worker: subprocess.Popen[str], port: int, tmp_path: Path) -> None:
     flags = ("-l", "127.0.0.1", "-p", str(port), "--no-web", "-b", str(tmp_path), "-f", "0")
     assert worker.stdout is not None
     with Daemon(*flags):

@@ -25,11 +25,11 @@ PAGES: Mapping[str, bool] = {
     "security.md": False,
     "../README.md": True,
 }
-"""By page: whether its commands expect the server of `make run`."""
+"""Pages, and whether their commands expect the server of `make run`."""
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_commands_of_a_page_run_and_print_what_it_shows(page: str, tmp_path: Path) -> None:
+def test_commands_of_a_page_print_what_it_shows(page: str, tmp_path: Path) -> None:
     for command, package in (("curl", "curl"), ("openssl", "openssl"), ("socat", "socat")):
         assert shutil.which(command), f"{command} is missing: apt-get install {package}"
     found = examples((REPOSITORY / "docs" / page).read_text())
@@ -39,7 +39,7 @@ def test_commands_of_a_page_run_and_print_what_it_shows(page: str, tmp_path: Pat
         instead = ports | {"/run/greenstalk.sock": str(tmp_path / "socket")}
         printed = run(found, tmp_path, instead, GREENSTALK_LISTEN_PORT=ports["11300"], PORT=ports["8080"])
     else:
-        with Daemon("-b", str(tmp_path), *LOOPBACK) as server:  # as `make run`, on ports that are free
+        with Daemon("-b", str(tmp_path), *LOOPBACK) as server:  # as `make run`, on free ports
             web, queue = urlsplit(server.dashboard).port, f"127.0.0.1:{server.port}"
             instead = {"127.0.0.1:11300": queue, ":8080": f":{web}", ".venv/bin/": ""}
             printed = run(found, tmp_path, instead, GREENSTALKCTL_SERVER=queue)
@@ -48,33 +48,33 @@ def test_commands_of_a_page_run_and_print_what_it_shows(page: str, tmp_path: Pat
 
 
 def _ports() -> dict[str, str]:
-    """Return a free port for each port that a page names."""
+    """Return a free port for each port in the pages."""
     written = ("11300", "11301", "8080")
     return {port: str(free) for port, free in zip(written, free_ports(len(written)), strict=True)}
 
 
-# The harness
+# Tests of examples.py
 
 
-def test_a_failing_command_fails_its_page(tmp_path: Path) -> None:
+def test_failing_command_is_detected(tmp_path: Path) -> None:
     page = examples("```sh\ntrue\n```\n\n```sh\nfalse\ntrue\n```\n")
     with pytest.raises(AssertionError, match="line 6"):
         run(page, tmp_path, {})
 
 
-def test_an_error_status_of_http_fails_its_page(tmp_path: Path) -> None:
+def test_http_error_status_is_detected(tmp_path: Path) -> None:
     with Daemon(*LOOPBACK) as server:
         page = examples(f"```sh\ncurl {server.dashboard}api/v1/jobs/1\n```\n")
         with pytest.raises(AssertionError, match="status-404"):
             run(page, tmp_path, {})
 
 
-def test_blocks_run_in_order_but_for_those_that_are_marked() -> None:
+def test_marked_blocks_run_last_or_not_at_all() -> None:
     text = "<!-- run last -->\n```sh\na\n```\n\n```sh\nb\n```\n\n<!-- not run: no -->\n```sh\nc\n```\n"
     assert [one.commands for one in examples(text)] == ["b\n", "a\n"]
 
 
-def test_output_other_than_shown_is_noticed() -> None:
+def test_different_output_is_detected() -> None:
     assert not matches(Example(1, "", "text", "one\n", ""), "two\n")
     assert matches(Example(1, "", "text", "one … three\n", ""), "one two three\n")
     assert not matches(Example(1, "", "json", '{"a": 1}\n', ""), '{"a": 2}')

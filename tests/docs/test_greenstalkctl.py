@@ -1,4 +1,4 @@
-"""The examples of docs/greenstalkctl.md: bash runs each block against a server that has jobs in every state."""
+"""Each block of examples in docs/greenstalkctl.md, run by bash against a server with jobs in every state."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ for tube in ("mail", "post"):
         queue.put(b"delayed", delay=3600)
         queue.put(b"ready")
 """
-"""Put jobs of each state into two tubes; at first, jobs 1 to 18 too, of which 17 and 18 are buried."""
+"""Put jobs of each state into two tubes; before that, put jobs 1 to 18, and bury 17 and 18."""
 
 PREAMBLE = """\
 greenstalkctl() {{
@@ -48,14 +48,14 @@ printf 'ann\\nbob\\n' > addresses
 """
 
 INSTEAD = {
-    "-eq 0": "-gt 0",  # the page tests that no job is buried, and would stop its block here
-    "age:>2h reserves:>3 body:~route": "age:<2h reserves:>0 body:~ann",  # so that it finds jobs
+    "-eq 0": "-gt 0",  # the page's test that no job is buried would end the block here
+    "age:>2h reserves:>3 body:~route": "age:<2h reserves:>0 body:~ann",  # finds the jobs of this test
 }
-"""Changes to examples that look for what a server of some seconds does not have."""
+"""Replacements in examples that look for jobs which a new server does not have."""
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: f"line {block.line}")
-def test_each_block_of_examples_runs(block: Example, tmp_path: Path) -> None:
+def test_each_block_of_examples_succeeds(block: Example, tmp_path: Path) -> None:
     (tmp_path / "seed.py").write_text(SEED)
     preamble = Example(0, PREAMBLE.format(python=shlex.quote(sys.executable)), None, "", "")
     flags = ("-l", "127.0.0.1", "-p", "0")

@@ -1,4 +1,4 @@
-"""docs/high-availability.md, followed with PostgreSQL and its synchronous standby, and two servers.
+"""The commands of docs/high-availability.md, run with PostgreSQL, its synchronous standby, and two servers.
 
 The commands, configuration lines and queries run as written, with other addresses, ports and directories: both machines
 of PostgreSQL, and both servers, are processes on this machine. tests/deploy runs the block of HAProxy.
@@ -24,15 +24,15 @@ from tests.failover.test_roles import PUT
 from tests.support.cluster import Cluster, bin_directory
 from tests.support.daemon import REPOSITORY, Daemon, ask, environment
 from tests.support.nodes import Node, Nodes, wait_until
-from tests.support.pages import in_shell, path_with_commands
+from tests.support.pages import path_with_commands, run_in_shell
 
 from .examples import examples
 
 PAGE = (REPOSITORY / "docs" / "high-availability.md").read_text()
 PASSWORD = "change-me"  # noqa: S105
 METRICS_TOKEN = "t0ken"  # noqa: S105
-LONGEST = 60.0
-"""Seconds that one block of commands may take."""
+TIMEOUT = 60.0
+"""Maximum run time of a block of commands in seconds."""
 
 SUDO = """\
 #!/bin/sh
@@ -69,7 +69,7 @@ TERMINATE = "SELECT pg_terminate_backend(PID)"
 
 
 class Backup(Cluster):
-    """The standby `db2`, made by the page's command; *shell* runs the command."""
+    """The standby `db2`, created by the page's command, which *shell* runs."""
 
     def __init__(self, shell: Shell, upstream: Cluster) -> None:
         self._shell: Shell = shell
@@ -85,7 +85,7 @@ class Backup(Cluster):
 
 
 class Shell:
-    """bash in a directory of its own, where `sudo -u postgres` is the administrator of *cluster*."""
+    """bash in a separate directory, in which `sudo -u postgres` runs commands as the administrator of *cluster*."""
 
     def __init__(self, directory: Path, cluster: Cluster) -> None:
         self.work: Path = directory / "work"
@@ -97,15 +97,15 @@ class Shell:
         self._administrator: dict[str, str] = {"PGHOST": str(cluster.directory), "PGPORT": str(cluster.port)}
 
     def run(self, commands: str, **variables: str) -> str:
-        """Run *commands*; return what they print, or fail if one fails."""
+        """Run *commands* and return their output; fail if one of them fails."""
         script = f"set -e\ncd {shlex.quote(str(self.work))}\n{commands}\necho; echo done"
-        out, err = in_shell(script, Path("/"), self.path, LONGEST, **self._administrator, **variables)
+        out, err = run_in_shell(script, Path("/"), self.path, TIMEOUT, **self._administrator, **variables)
         assert out.endswith("\ndone\n"), f"{commands}\n{out}{err}"
         return out.removesuffix("\ndone\n")
 
 
 class Machine(Node):
-    """A server that the page's own commands start."""
+    """A server started by the page's commands."""
 
     def __init__(self, name: str, site: Site, logs: Path, **variables: str) -> None:
         super().__init__(name, "", logs, GREENSTALK_METRICS_TOKEN=METRICS_TOKEN, PATH=site.shell.path, **variables)
@@ -120,7 +120,7 @@ class Machine(Node):
 
 
 class Site(NamedTuple):
-    """PostgreSQL on `db1` and `db2`, set up by the page, and a shell of a machine that reaches them."""
+    """PostgreSQL on `db1` and `db2`, set up by the page's commands, and a shell that can connect to them."""
 
     db1: Cluster
     db2: Backup
@@ -141,7 +141,7 @@ class Site(NamedTuple):
 
 
 def replaced(text: str, written: dict[str, str]) -> str:
-    """Return *text* with each key of *written* replaced; each is in it."""
+    """Return *text* with each key of *written* replaced; fail if one is missing."""
     for old, new in written.items():
         assert old in text, f"{old} is not in {text}"
         text = text.replace(old, new)
@@ -149,7 +149,7 @@ def replaced(text: str, written: dict[str, str]) -> str:
 
 
 def let_in(cluster: Cluster, lines: str) -> None:
-    """Put *lines* of the page before all others of pg_hba.conf, with the address of this machine."""
+    """Insert *lines* of the page at the top of pg_hba.conf, with the address of this machine."""
     file = cluster.directory / "data" / "pg_hba.conf"
     file.write_text(re.sub(r"10\.0\.0\.\d+/32", "127.0.0.1/32", lines) + "\n" + file.read_text())
 
@@ -168,7 +168,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     with Cluster() as db1:
         shell = Shell(tmp_path_factory.mktemp("site"), db1)
         with psycopg.connect(db1.admin_url, autocommit=True) as connection:
-            connection.execute("DROP DATABASE greenstalk")  # the page makes it
+            connection.execute("DROP DATABASE greenstalk")  # the page creates it
         shell.run(CREATE, TYPED=PASSWORD)
         append_settings(db1, SETTINGS)
         let_in(db1, LET_IN)
@@ -184,24 +184,24 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 
 def put(node: Node) -> bytes:
-    with socket.create_connection(("127.0.0.1", node.port), LONGEST) as sock:
+    with socket.create_connection(("127.0.0.1", node.port), TIMEOUT) as sock:
         return ask(sock, PUT)
 
 
 def lead(site: Site, journal: str) -> tuple[object, ...]:
-    """Return what the page's query shows of who leads *journal*, without its name."""
+    """Return the leader of *journal* from the page's query, without the journal's name."""
     (row,) = [row for row in site.db1.ask(WHO_LEADS) if row[0] == journal]
     return row[1:]
 
 
 def look(*nodes: Node) -> str:
-    """Return the page's command that shows who is active, for *nodes*."""
+    """Return the page's command that shows the active server, for *nodes*."""
     (command,) = re.findall(r"`(curl -s http\S+; curl -s \S+)`", PAGE)
     addresses = zip(("10.0.0.5:8080", "10.0.0.6:8080"), nodes, strict=True)
     return replaced(command, {written: f"127.0.0.1:{node.web_port}" for written, node in addresses})
 
 
-def test_every_command_of_the_page_runs_here_or_says_why_not() -> None:
+def test_every_command_of_the_page_is_run_or_excluded_with_a_reason() -> None:
     assert sorted(COMMANDS) == sorted([one.commands for one in examples(PAGE)])
     for command in (CREATE_REPLICATOR, SYNC_STATE, RELEASE_LEAD, TERMINATE):
         assert f"`{command}" in PAGE
@@ -235,7 +235,7 @@ def test_two_servers_hand_over_and_the_queries_show_who_leads(site: Site, tmp_pa
         assert str(lead(site, "default")[0]).endswith(f":{second.port}")
 
 
-def test_jobs_of_a_directory_come_along(site: Site, tmp_path: Path) -> None:
+def test_jobs_of_a_directory_are_imported(site: Site, tmp_path: Path) -> None:
     directory = tmp_path / "directory"
     directory.mkdir()
     with Daemon("-l", "127.0.0.1", "-p", "0", "--no-web", "-b", str(directory)) as server:
@@ -247,7 +247,7 @@ def test_jobs_of_a_directory_come_along(site: Site, tmp_path: Path) -> None:
     assert '"id":1,"tube":"default"' in back
 
 
-def test_a_lost_synchronous_standby_shows_as_syncrep_and_can_be_given_up(site: Site, tmp_path: Path) -> None:
+def test_lost_synchronous_standby_shows_as_syncrep_and_can_be_removed(site: Site, tmp_path: Path) -> None:
     with site.two_servers(tmp_path, GREENSTALK_JOURNAL_NAME="syncrep") as nodes:
         nodes.wait_for_roles()
         site.db2.stop()
@@ -258,7 +258,7 @@ def test_a_lost_synchronous_standby_shows_as_syncrep_and_can_be_given_up(site: S
             wait_until(lambda: "SyncRep" in {row[4] for row in site.db1.ask(SESSIONS)}, lambda: site.db1.log)
             assert not answers
             append_settings(site.db1, "synchronous_standby_names = ''")
-            producer.join(LONGEST)
+            producer.join(TIMEOUT)
             assert [answer.split()[0] for answer in answers] == [b"INSERTED"]
         finally:
             site.db2.start()
@@ -267,8 +267,8 @@ def test_a_lost_synchronous_standby_shows_as_syncrep_and_can_be_given_up(site: S
 
 
 def put_until_acknowledged(nodes: Nodes) -> bytes:
-    """Put a job at whichever server serves, and again when the connection is closed; return the reply."""
-    deadline = time.monotonic() + LONGEST
+    """Put a job on the active server, and retry when the connection is closed; return the reply."""
+    deadline = time.monotonic() + TIMEOUT
     while time.monotonic() < deadline:
         for node in nodes.nodes:
             try:
@@ -280,7 +280,7 @@ def put_until_acknowledged(nodes: Nodes) -> bytes:
     return b""
 
 
-def test_the_session_that_locks_a_table_is_found_and_terminated(site: Site, tmp_path: Path) -> None:
+def test_session_that_locks_a_table_is_found_and_terminated(site: Site, tmp_path: Path) -> None:
     with site.two_servers(tmp_path, GREENSTALK_JOURNAL_NAME="locked") as nodes:
         nodes.wait_for_roles()
         lock = "BEGIN; LOCK TABLE greenstalk_journal; SELECT 'locked'; SELECT pg_sleep(600)"
@@ -294,21 +294,21 @@ def test_the_session_that_locks_a_table_is_found_and_terminated(site: Site, tmp_
                 (session,) = [row for row in site.db1.ask(SESSIONS) if row[0] == pid]
                 assert session[1] == "psql"
                 assert site.db1.ask(TERMINATE.replace("PID", str(pid))) == [(True,)]
-                assert other.wait(LONGEST) != 0
+                assert other.wait(TIMEOUT) != 0
             finally:
                 other.kill()
         assert put(nodes.wait_for_roles()).startswith(b"INSERTED")
 
 
 def blockers(site: Site) -> set[int]:
-    """Return the process ids that the page's query names as blocking servers' sessions; ours may block each other."""
+    """Return the process ids of sessions that block the servers', by the page's query; servers may block each other."""
     rows = site.db1.ask(SESSIONS)
     ours = {row[0] for row in rows if str(row[1]).startswith("greenstalk-server")}
     named = {pid for row in rows if row[0] in ours and isinstance(row[5], list) for pid in row[5]}
     return named - ours
 
 
-def test_a_lead_with_a_long_lease_can_be_released_when_its_holder_is_down(site: Site, tmp_path: Path) -> None:
+def test_long_lease_can_be_released_when_its_holder_is_down(site: Site, tmp_path: Path) -> None:
     variables = {"GREENSTALK_JOURNAL_NAME": "released", "GREENSTALK_LEASE_SECONDS": "600"}
     with site.two_servers(tmp_path, **variables) as nodes:
         first = nodes.wait_for_roles()
@@ -321,7 +321,7 @@ def test_a_lead_with_a_long_lease_can_be_released_when_its_holder_is_down(site: 
         assert put(second) == b"INSERTED 1"
 
 
-def test_the_table_of_alerts_has_the_rules_of_the_file() -> None:
+def test_table_of_alerts_matches_the_rules_file() -> None:
     rules = (REPOSITORY / "docs" / "prometheus-alerts.yml").read_text().partition("greenstalk-high-availability")[2]
     rows = re.findall(r"^\| `(Greenstalk\w+)` \| (.*?) \|", PAGE, re.MULTILINE)
     assert [name for name, _ in rows] == re.findall(r"alert: (\w+)", rules)

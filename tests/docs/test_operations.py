@@ -1,4 +1,4 @@
-"""Commands of docs/backup.md and docs/upgrade.md for a machine with cron or systemd, run with other directories."""
+"""Commands for cron and systemd in docs/backup.md and docs/upgrade.md, run in other directories."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from pathlib import Path
 import pytest
 
 from tests.support.daemon import REPOSITORY, Daemon
-from tests.support.pages import in_shell, path_with_commands
+from tests.support.pages import path_with_commands, run_in_shell
 
-LONGEST = 60.0
-"""Seconds that commands may take."""
+TIMEOUT = 60.0
+"""Maximum run time of the commands in seconds."""
 
 PUT = b"put 0 0 60 5\r\nhello\r\n"
 
 
 def shell(commands: str, directory: Path) -> tuple[str, str]:
     """Run *commands* with bash in *directory*; return stdout and stderr."""
-    return in_shell(commands, directory, path_with_commands(directory / "bin"), LONGEST)
+    return run_in_shell(commands, directory, path_with_commands(directory / "bin"), TIMEOUT)
 
 
-def test_the_line_for_cron_exports_and_removes_old_files(tmp_path: Path) -> None:
+def test_cron_line_exports_and_removes_old_files(tmp_path: Path) -> None:
     page = (REPOSITORY / "docs" / "backup.md").read_text()
     (line,) = re.findall(r"^17 3 \* \* \* greenstalk (.*)$", page, re.MULTILINE)
     queue, backups = tmp_path / "queue", tmp_path / "backups"
@@ -30,7 +30,7 @@ def test_the_line_for_cron_exports_and_removes_old_files(tmp_path: Path) -> None
         directory.mkdir()
     command = line.replace(r"\%", "%").replace("/var/lib/greenstalk", str(queue))
     command = command.replace("/var/backups/greenstalk", str(backups))
-    assert "%" not in line.replace(r"\%", "")  # cron ends the command at one
+    assert "%" not in line.replace(r"\%", "")  # cron ends the command at an unescaped %
     with Daemon("-l", "127.0.0.1", "-p", "0", "--no-web", "-b", str(queue)) as server:
         assert server.ask(PUT) == b"INSERTED 1"
         out, err = shell(f"touch -d '16 days ago' backups/old.jsonl; {command}; ls {backups}", tmp_path)
@@ -46,10 +46,8 @@ def test_the_line_for_cron_exports_and_removes_old_files(tmp_path: Path) -> None
         ("GREENSTALK_LOG_FORMAT=xml\n", ""),
     ],
 )
-def test_an_upgrade_restarts_the_server_only_if_the_check_succeeds(
-    variables: str, printed: str, tmp_path: Path
-) -> None:
-    """Without another user, and with a message in the place of the restart by systemd."""
+def test_upgrade_restarts_the_server_only_if_the_check_succeeds(variables: str, printed: str, tmp_path: Path) -> None:
+    """The commands run as the current user, and a message replaces the restart by systemd."""
     page = (REPOSITORY / "docs" / "upgrade.md").read_text()
     (command,) = re.findall(r"^(\( set -a; .*?restart greenstalk-server)$", page, re.DOTALL | re.MULTILINE)
     (tmp_path / "queue").mkdir()

@@ -1,4 +1,4 @@
-"""A tab of the dashboard that is open while a server is measured: a real stream of events, read as it comes."""
+"""Keep a dashboard tab open during a measurement: read a real event stream."""
 
 import socket
 import threading
@@ -15,15 +15,15 @@ _STATUS_OK: Final = b"HTTP/1.1 200 "
 
 
 def open_tab(port: int, **tab: str) -> socket.socket:
-    """A stream of events from the dashboard on *port*, as one visible tab has it."""
+    """Open an event stream from the dashboard on *port*, as a visible tab does."""
     sock = socket.create_connection(("127.0.0.1", port), timeout=30)
     sock.sendall(f"GET /events?{urlencode(tab)} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode())
     return sock
 
 
 @contextmanager
-def looked_at(port: int | None) -> Iterator[None]:
-    """The overview of the dashboard on *port* is open inside; None: nobody looks."""
+def dashboard_viewer(port: int | None) -> Iterator[None]:
+    """Keep the overview of the dashboard on *port* open inside the block; do nothing if *port* is None."""
     if port is None:
         yield
         return
@@ -34,16 +34,16 @@ def looked_at(port: int | None) -> Iterator[None]:
     try:
         yield
         if has_ended.is_set():
-            raise BenchError("the dashboard's stream of events has ended")
+            raise BenchError("the dashboard's event stream ended")
     finally:
         with suppress(OSError):
-            tab.shutdown(socket.SHUT_RDWR)  # which ends the reader
+            tab.shutdown(socket.SHUT_RDWR)  # ends the reader thread
         reader.join()
         tab.close()
 
 
 def _open_overview(port: int) -> socket.socket:
-    """The stream, once it has begun: the dashboard may listen a moment later than the queue does."""
+    """Open the stream and wait for its start; retry, because the dashboard may listen later than the queue."""
     deadline = time.monotonic() + _START_SECONDS
     while True:
         try:
