@@ -103,7 +103,7 @@ def test_version_and_kinds_are_the_codecs() -> None:
         for text in re.findall(r"^### Kinds? (.*?)(?::.*)?$", DOCUMENT, re.MULTILINE)
         for number, name in re.findall(r"(\d+),? ([A-Z_]+)", text)
     }
-    assert set(named) == set(record.SMALLEST_PAYLOAD)
+    assert set(named) == set(record.MIN_PAYLOAD)
     assert all(getattr(record, name) == number for number, name in named.items())
     assert f"| kind | 1 to {max(named)}, below |" in DOCUMENT
     assert f"| version | {record.VERSION} |" in DOCUMENT
