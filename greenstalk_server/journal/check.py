@@ -61,7 +61,7 @@ class Report:
     holder: str = ""
     sizes: dict[str, int] = field(default_factory=dict)
     kinds: Counter[int] = field(default_factory=Counter)
-    source: beanstalkd.Binlog = field(default_factory=beanstalkd.Binlog)
+    source: beanstalkd.BeanstalkdBinlog = field(default_factory=beanstalkd.BeanstalkdBinlog)
     is_imported: bool = False
     taken: set[int] = field(default_factory=set)
 

@@ -66,7 +66,7 @@ class Damage:
 class Replayed:
     """One segment after its replay.
 
-    end     offset of the end of its sound records, or of those that count.
+    end     offset of the end of its sound records that count.
     ids     id of each JOB record, in order.
     starts  offset of each JOB record, if bodies may be read back.
     has_repeats it has two JOB records of one job.

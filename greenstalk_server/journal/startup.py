@@ -133,7 +133,7 @@ def _import_all(files: Files, broker: Broker, binlog: Binlog, now: int) -> int:
     names = beanstalkd.find(files.list())
     if not names:
         return 1
-    source = beanstalkd.Binlog()
+    source = beanstalkd.BeanstalkdBinlog()
     for name in names:
         source.read(name, files.read(name))
     for warning in source.warnings():

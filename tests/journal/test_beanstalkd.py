@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 
 from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, SECOND, STATE_NAMES
 from greenstalk_server.core.tube import is_tube_name
-from greenstalk_server.journal.beanstalkd import Binlog, ImportedJob, find
+from greenstalk_server.journal.beanstalkd import BeanstalkdBinlog, ImportedJob, find
 from greenstalk_server.runtime.exit_codes import StartError
 from tests.conformance.servers import Server, peer
 from tests.conformance.wire import Connection
@@ -77,8 +77,8 @@ def gone(version: int, job: ImportedJob) -> bytes:
     return short(version, replace(job, state=INVALID))
 
 
-def read(*files: bytes) -> Binlog:
-    binlog = Binlog()
+def read(*files: bytes) -> BeanstalkdBinlog:
+    binlog = BeanstalkdBinlog()
     for number, data in enumerate(files, 1):
         binlog.read(f"binlog.{number}", data)
     return binlog
@@ -397,7 +397,7 @@ def _ends(version: int) -> list[int]:
     return [4 + sum(sizes[:count]) for count in range(len(sizes) + 1)]
 
 
-def _assert_sane(binlog: Binlog, data: bytes) -> None:
+def _assert_sane(binlog: BeanstalkdBinlog, data: bytes) -> None:
     """All jobs are such as a broker may have, and their names and bodies stood in *data*, but for one bit."""
     for id, job in binlog.jobs.items():
         assert id == job.id
@@ -428,7 +428,7 @@ def _stands_in(data: bytes, name: bytes) -> bool:
     return False
 
 
-def _differing(binlog: Binlog, jobs: Sequence[ImportedJob]) -> int:
+def _differing(binlog: BeanstalkdBinlog, jobs: Sequence[ImportedJob]) -> int:
     """How many of *jobs* are not as they were."""
     return sum(binlog.jobs.get(job.id) != job for job in jobs) + max(0, len(binlog.jobs) - len(jobs))
 
@@ -458,8 +458,8 @@ def kill(server: Server) -> None:
     os.kill(server.pid, signal.SIGKILL)
 
 
-def decoded(directory: Path) -> Binlog:
-    binlog = Binlog()
+def decoded(directory: Path) -> BeanstalkdBinlog:
+    binlog = BeanstalkdBinlog()
     for name in binlog_files(directory):
         binlog.read(name, (directory / name).read_bytes())
     return binlog
@@ -469,7 +469,7 @@ def binlog_files(directory: Path) -> list[str]:
     return find(path.name for path in directory.iterdir())
 
 
-def assert_as_beanstalkd_has_it(directory: Path, copy: Path) -> Binlog:
+def assert_as_beanstalkd_has_it(directory: Path, copy: Path) -> BeanstalkdBinlog:
     """Hold what is decoded against what beanstalkd makes of a copy of the directory."""
     shutil.copytree(directory, copy)
     binlog = decoded(directory)
