@@ -230,7 +230,7 @@ class BeanstalkdBinlog:
         _settle(job)
 
     def _note_unknown(self, id: int, state: int, is_whole: bool) -> None:
-        """Note a short record of an unknown job: it was deleted and its file removed, or its full record comes later."""
+        """Note a short record of an unknown job: its file was removed, or its full record comes later."""
         if not (is_whole and 0 < id <= _MAX_ID and _INVALID <= state <= DELAYED):
             raise _UnsoundError("not a record")
         self.unknown += 1
@@ -298,7 +298,7 @@ def _why_skipped(data: bytes) -> str:
 
 
 def _check_frame(data: bytes, fields: tuple[int, ...], body_at: int) -> tuple[bool, bool]:
-    """Return whether the body ends with CRLF, and whether the durations are possible; raise _UnsoundError on neither."""
+    """Tell whether the body ends with CRLF, and whether the durations are possible; on neither raise _UnsoundError."""
     size, created_at = fields[4], fields[5]
     end = body_at + size
     is_whole = _is_whole(fields[2], fields[3])
