@@ -153,7 +153,7 @@ def test_a_server_that_cannot_begin_anew_ends(tmp_path: Path) -> None:
     script = """
 import sys
 from types import SimpleNamespace
-from greenstalk_server.leadership import Turn
+from greenstalk_server.cluster.leadership import Turn
 sys.executable = "/nowhere/python"
 Turn(SimpleNamespace(lead=None, links=[], seat=SimpleNamespace(me="me"))).begin_anew()
 """
