@@ -1,4 +1,4 @@
-"""Directories that a server cannot have, or whose files are damaged."""
+"""Directories that a server cannot use, or whose files are damaged."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_killed_server_releases_its_directory(tmp_path: Path) -> None:
 
 
 def test_ids_of_deleted_jobs_are_not_reused(tmp_path: Path) -> None:
-    """A server that is killed before it has a record of its own leaves the file that tells of the ids before."""
+    """A server that is killed before its first record keeps the file with the next id."""
     flags = (*QUIET, "-b", str(tmp_path), "-f", "0")
     for id in (b"1", b"", b"2"):
         with Daemon(*flags) as server:
@@ -89,7 +89,7 @@ def written(tmp_path: Path) -> tuple[Path, list[int]]:
 
 
 def records_of(path: Path) -> list[tuple[int, int, int]]:
-    """Where each JOB record of a segment begins and ends, and its job."""
+    """Return the start, the end and the job of each JOB record of a segment."""
     data, at, found = path.read_bytes(), record.SEGMENT_HEADER_SIZE, []
     while at + record.HEADER_SIZE <= len(data):
         _, _, length, _, kind = record.HEADER.unpack_from(data, at)

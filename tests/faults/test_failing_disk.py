@@ -1,4 +1,4 @@
-"""A disk that fails for a while: nothing is acknowledged that is not safe, and all of it comes back."""
+"""A disk that fails for a while: only safe changes are acknowledged, and all of them are recovered."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_nothing_is_acknowledged_while_syncs_fail(failing_disk: FailingDisk) -> 
 
 
 def test_records_of_a_failed_sync_are_rewritten(failing_disk: FailingDisk) -> None:
-    """What was acknowledged before a sync that fails is in memory alone then: the kernel takes it for written."""
+    """Records acknowledged before a failed sync are in memory only: the kernel counts their pages as written."""
     with serving(failing_disk.path, "-f", "1000") as server, Peer(server) as peer:
         before = [id_of(put(peer, bytes(SIZE))) for _ in range(70)]  # the second segment has room for all that follows
         eventually(lambda: states(peer, before[:1]) == ["ready"], "it answers")

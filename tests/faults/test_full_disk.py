@@ -1,4 +1,4 @@
-"""A disk that is full: puts are refused, everything else goes on, and puts too once there is room."""
+"""A full disk: puts are refused until there is space, and all other commands work."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_put_is_accepted_after_jobs_were_deleted(small_disk: Path, flags: Sequen
 
 @syncing
 def test_put_is_accepted_after_all_jobs_were_deleted(small_disk: Path, flags: Sequence[str]) -> None:
-    """No record is left to be copied then, whose sync would let the old segments go."""
+    """Then no record is copied whose sync would allow the removal of old segments."""
     with serving(small_disk, *flags) as server, Peer(server) as peer:
         ids = put_until_full(peer, 1000)
         peer.send(b"".join(b"delete %d\r\n" % id for id in ids))
@@ -126,7 +126,7 @@ def test_put_is_accepted_after_another_program_has_freed_space(small_disk: Path)
 
 
 def test_every_job_can_be_deleted_on_a_full_disk(small_disk: Path) -> None:
-    """Even if deletes take more room than the jobs did: it is set aside with each put."""
+    """Even if deletes take more space than the jobs did: each put reserves it."""
     with serving(small_disk, "-f", "0") as server, Peer(server) as peer:
         count = 4000
         peer.send(b"put 0 0 60 0\r\n\r\n" * count)
@@ -175,7 +175,7 @@ def test_server_starts_on_a_full_disk_with_more_ended_reservations_than_fit_into
 
 @syncing
 def test_stop_on_a_full_disk_loses_nothing(small_disk: Path, flags: Sequence[str]) -> None:
-    """Even if another program has taken the room that is kept for compaction."""
+    """Even if another program has taken the space reserved for compaction."""
     with serving(small_disk, *flags) as server, Peer(server) as peer:
         ids = put_until_full(peer, 10)
         some = ids[:1000]

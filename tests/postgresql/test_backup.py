@@ -20,7 +20,7 @@ COMMANDS = (
 )
 
 
-def told(archive: Path) -> list[str]:
+def content_of(archive: Path) -> list[str]:
     """The lines of *archive* but the first, which tells when it was made, and the last, which has the sum of all."""
     lines = archive.read_text().splitlines()[1:-1]
     assert len(lines) == 3
@@ -49,7 +49,7 @@ def test_journal_is_unchanged_after_import_into_a_database_and_export(cluster: C
         assert exported.returncode == 0 and f"in use by 127.0.0.1:{node.port}" in exported.stderr
         refused = run("journal", "import", cluster.url, str(first), GREENSTALK_JOURNAL_NAME=NAME)
         assert refused.returncode == 10 and "is active on the journal moved" in refused.stderr
-    assert told(first) == told(second)
+    assert content_of(first) == content_of(second)
 
 
 def test_damaged_archive_imports_nothing(cluster: Cluster, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The rows of a journal: who may add to them, what a follower reads, and what several servers share of a database."""
+"""The rows of a journal: appends by the leader, reads by a follower, and several journals in a database."""
 
 from __future__ import annotations
 
@@ -89,13 +89,13 @@ def members(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[tuple[
 
 
 def take_over(member: Member, cluster: Cluster) -> None:
-    """Lead though another's lease goes on."""
+    """Lead although the lease of another server has not ended."""
     cluster.ask(f"UPDATE greenstalk_journal SET lease_until = 'epoch' WHERE id = {member.seat.journal}")  # noqa: S608
     member.lead()
 
 
 def bodies(member: Member) -> dict[int, bytes]:
-    """What the jobs of *member* hold, by id."""
+    """Return the bodies of the jobs of *member* by id."""
     return {id: job.body for id, job in member.broker.jobs.items()}
 
 
@@ -172,7 +172,7 @@ def test_broken_connection_is_replaced_and_no_row_is_duplicated(
         cluster.ask(f"SELECT pg_terminate_backend({found[0][0]})")
         blocker.rollback()
     writer.join()
-    assert one.seat.look().epoch > 1, "an epoch for each connection made anew"
+    assert one.seat.look().epoch > 1, "each new connection raises the epoch"
     take_over(two, cluster)
     assert list(two.broker.jobs) == ids
     assert two.follower.recovery.is_sound and not two.follower.recovery.damage

@@ -1,4 +1,4 @@
-"""How a database, a role and an address may be set up: what makes no difference, and what is refused and why."""
+"""Settings of a database, a role and an address: those without effect, and those that are refused."""
 
 from __future__ import annotations
 
