@@ -1,10 +1,10 @@
-"""A journal as JSON lines, to be kept elsewhere: what `journal export` writes and `journal import` reads.
+"""The archive of a journal as JSON lines, which `journal export` writes and `journal import` reads.
 
-The first line says what this is, and the last how many lines there are and what their checksum is, so that nobody
-takes a part for the whole. Between them stand tubes that are paused, by name, and all jobs, by id. The format is
-in docs/archive-format.md; its numbers are those of docs/journal-format.md.
+The first line identifies the format, and the last one has the number of lines and their checksum, so that a truncated
+archive is detected. Between them are the paused tubes, by name, and all jobs, by id. The format is described in
+docs/archive-format.md; units and values are those of docs/journal-format.md.
 
-Knows no disk and no clock.
+No disk, no clock.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ NO_HEAD: Final = f"it must be the head of a {FORMAT}, as `journal export` writes
 _U32: Final = 2**32 - 1
 _U64: Final = 2**64 - 1
 _ID: Final = 2**62
-"""No server has counted so far, be it jobs or burials; and what is above has to last for all that are to come."""
+"""Maximum id, and maximum number of a burial. No server reaches it, and higher numbers are left for new ones."""
 
 _LONGEST: Final = _U32 * SECOND
-"""A delay or ttr that a client may ask for, nanoseconds."""
+"""Maximum delay or ttr that a client can request, nanoseconds."""
 
 _JOB_NUMBERS: Final = {
     "id": (1, _ID),
@@ -49,7 +49,7 @@ _JOB_NUMBERS: Final = {
     "buries": (0, _U32),
     "kicks": (0, _U32),
 }
-"""Numbers of a job, and the least and most that each may be."""
+"""Numeric fields of a job, with the minimum and maximum of each."""
 
 _HEAD_KEYS: Final = frozenset(("type", "format", "version", "server", "exported_at", "next_id"))
 _PAUSE_KEYS: Final = frozenset(("type", "tube", "until", "length"))
@@ -62,12 +62,12 @@ _KINDS: Final = {kind: number for number, kind in enumerate(job_history.KINDS) i
 
 
 class BadLine(Exception):
-    """A line that is not as it was exported; str() says what is wrong with it."""
+    """A line is not as it was exported; str() says what is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """A tube that is paused: till when, and for how long, nanoseconds."""
+    """A paused tube: the end and the length of the pause, nanoseconds."""
 
     tube: bytes
     until: int
@@ -76,14 +76,14 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """What an archive holds."""
+    """Numbers of pauses and jobs in an archive."""
 
     pauses: int
     jobs: int
 
 
 class Writer:
-    """Makes the lines of one archive."""
+    """Writes the lines of one archive."""
 
     def __init__(self) -> None:
         self._checksum = sha256()
@@ -91,7 +91,7 @@ class Writer:
         self._jobs: int = 0
 
     def lines(self, now: int, next_id: int, pauses: Iterable[Pause], jobs: Iterable[Job]) -> Iterator[bytes]:
-        """All of them, of *jobs* in the order of their ids, as of the time *now*."""
+        """Yield all lines; *jobs* must be in the order of their ids; *now* is the time of the export."""
         head = {"type": "head", "format": FORMAT, "version": VERSION, "server": __version__, "exported_at": now}
         yield self._line({**head, "next_id": next_id})
         for pause in pauses:
@@ -112,17 +112,17 @@ class Writer:
 
 
 class Reader:
-    """Takes the lines of one archive, and raises BadLine at the first that is wrong."""
+    """Reads the lines of one archive; raises BadLine at the first invalid one."""
 
     def __init__(self, lines: Iterable[bytes]) -> None:
-        """*lines* have their ends; all but the last."""
+        """*lines* include their line feeds, which only a truncated last line lacks."""
         self.number: int = 0
         self._lines: Iterator[bytes] = iter(lines)
         self._checksum = sha256()
         self._tube: Tube = Tube(b"", {})
 
     def head(self) -> int:
-        """Take the first line; return the next job id."""
+        """Read the first line; return the next job id."""
         line = self._next()
         if line.get("type") != "head" or line.get("format") != FORMAT:
             raise BadLine(NO_HEAD)
@@ -132,7 +132,7 @@ class Reader:
         return _number(line, "next_id", 1, _ID)
 
     def rest(self, next_id: int) -> Iterator[Pause | Job]:
-        """Take all that follows: pauses, then jobs; return once the end is reached, and all was as it was exported."""
+        """Yield pauses, then jobs; return at the end of a complete archive with the right checksum."""
         pauses = jobs = last_id = 0
         while True:
             checksum = self._checksum.hexdigest()
@@ -171,8 +171,8 @@ class Reader:
     def _end(self, line: dict[str, Any], found: Count, checksum: str) -> None:
         _expect(line, _END_KEYS)
         if (line["pauses"], line["jobs"]) != (found.pauses, found.jobs):
-            told = f"{_cut(line['jobs'])} jobs and {_cut(line['pauses'])} pauses"
-            raise BadLine(f"{told} were exported, and there are {found.jobs} and {found.pauses}")
+            counts = f"{_cut(line['jobs'])} jobs and {_cut(line['pauses'])} pauses"
+            raise BadLine(f"{counts} were exported, and there are {found.jobs} and {found.pauses}")
         if line["sha256"] != checksum:
             raise BadLine("the lines are not those that were exported: their checksum is another")
         if next(self._lines, b""):
@@ -196,7 +196,7 @@ class Reader:
         job.reserves, job.timeouts, job.releases, job.buries, job.kicks = fields[6:]
         job.state = _one_of(line, "state", _STATES)
         if job.state == BURIED:
-            _number(line, "deadline", 0, _ID)  # which is the how manieth burial it was
+            _number(line, "deadline", 0, _ID)  # which is the number of the burial
         job.events = _packed(line.get("events", []))
         return job
 
@@ -217,7 +217,7 @@ def _job_line(job: Job) -> dict[str, object]:
 
 
 def _expect(line: dict[str, Any], names: frozenset[str], optional: frozenset[str] = frozenset()) -> None:
-    """Raise BadLine unless *line* has all *names*, perhaps *optional* ones, and no other."""
+    """Raise BadLine unless *line* has all *names*, and no others except *optional* ones."""
     if missing := names - line.keys():
         raise BadLine(f"{min(missing)} is missing")
     if unknown := line.keys() - names - optional:
@@ -257,7 +257,7 @@ def _body(line: dict[str, Any]) -> bytes:
 
 
 def _packed(events: object) -> bytes:
-    """Return *events* as a job has them."""
+    """Return *events* packed as in Job.events."""
     if isinstance(events, list) and len(events) <= job_history.MAX_EVENTS:
         try:
             return b"".join([job_history.EVENT.pack(at, _KINDS[kind], client) for at, kind, client in events])

@@ -1,6 +1,7 @@
-"""Work on the files of a journal that blocks: batches, syncs, reads, and upkeep.
+"""The work on the files of a journal that blocks: batches, syncs, reads and upkeep.
 
-The thread of the broker makes each of these objects with `Binlog`, runs it in any thread, and hands it back.
+`Binlog` makes each of these objects in the thread of the broker, `run` works in any thread, and the thread of the
+broker reports the result to `Binlog`.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ MAX_READ: Final = 4 * 2**20
 
 
 class Batch:
-    """Records to be written, and perhaps synced; made by `Binlog.take`, run anywhere, reported by `Binlog.done`.
+    """Records to write, and perhaps to sync; made by `Binlog.take`, reported to `Binlog.done` or `failed`.
 
-    sequence    of the last record it holds.
-    size        bytes it writes.
-    ids         the new jobs in it.
-    is_synced   whether its records are on disk once it has run.
-    next_id     above all ids set aside so far.
+    sequence    number of its last record.
+    size        bytes that it writes.
+    ids         ids of its new jobs.
+    is_synced   its records are on disk once it has run.
+    next_id     above all ids reserved so far.
     sync_times  nanoseconds that each completed sync took.
     finished    segments that are full and on disk whole.
-    is_short    it stopped because a segment could not be allocated; what it has written is sound.
+    is_short    it has stopped because a segment could not be allocated; what it has written is sound.
     """
 
     __slots__ = (
@@ -67,10 +68,10 @@ class Batch:
         room_ahead: int,
         size: int,
     ) -> None:
-        """*parts* are segments, the records to append, whether the segment is full then, and bytes of copies in them.
+        """Each of *parts* is a segment, the records to append, whether the segment is full then, and bytes of copies.
 
-        *kept* is how many bytes, less these copies, must remain to be written elsewhere when a segment is begun: free
-        ones of the disk, or the *room_ahead* in files that the batch does not use.
+        *kept*: bytes, less those copies, that must remain for other segments when the batch begins one. They may be
+        free space of the disk, or *room_ahead*: bytes of files that the batch does not use.
         """
         self._files: Files = files
         self._parts: list[tuple[Segment, Unwritten, bool, int]] = parts
@@ -88,13 +89,14 @@ class Batch:
 
     @property
     def segments(self) -> list[Segment]:
-        """The segments it writes to."""
+        """The segments that it writes to, oldest first."""
         return [segment for segment, _, _, _ in self._parts]
 
     def run(self) -> None:
-        """Write and sync. Raises OSError; unless `is_short`, the content of the first unfinished segment is unknown.
+        """Write and sync; raise OSError, after which the content of the first unfinished segment is unknown.
 
-        A segment is on disk whole before the next one gets its first byte: so only the newest can be torn.
+        It is known if `is_short`. Invariant: a segment is on disk whole before the next one gets its first byte, so
+        only the newest can be torn.
         """
         kept = self._kept
         for index, (segment, records, is_full, copies) in enumerate(self._parts):
@@ -108,12 +110,12 @@ class Batch:
                 elif self.is_synced and segment.handle is not None:
                     self.sync_times.append(_timed_sync(self._files, segment.handle))
             except OSError as error:
-                if error.errno is not None:  # else it is one of the database's, and its text has no place for a file
+                if error.errno is not None:  # an error of the database has no errno, and no file
                     error.filename = error.filename or name_of(segment.number)
                 raise
 
     def _allocate(self, segment: Segment, kept: int) -> None:
-        """Allocate all bytes of *segment*; if that fails or leaves less than *kept*, set `is_short`, raise OSError."""
+        """Allocate *segment*; if that fails or leaves less than *kept* bytes, set `is_short` and raise OSError."""
         self.is_short = True
         lacking = segment.capacity - segment.allocated
         if kept > 0 and self._files.free() - lacking + self._room_ahead < kept:
@@ -146,11 +148,12 @@ class Batch:
 
 
 class Sync:
-    """A sync of what was written before it; made by `Binlog.take_sync`, run in a thread, reported by `synced`.
+    """A sync of everything written before it; made by `Binlog.take_sync`, reported to `Binlog.synced`.
 
     segment     number of the segment that it syncs.
-    next_id     above all ids set aside in what was written.
-    time        what it took, nanoseconds, once it has run.
+    sequence    number of the last record that it syncs.
+    next_id     above all ids reserved in what was written.
+    time        nanoseconds that it took, once it has run.
     """
 
     __slots__ = ("_files", "_handle", "next_id", "segment", "sequence", "time")
@@ -164,16 +167,16 @@ class Sync:
         self.time: int = 0
 
     def run(self) -> None:
-        """Do it. Blocks; raises OSError, after which it is not known what is on disk."""
+        """Sync. Blocks; raises OSError, after which it is unknown what is on disk."""
         self.time = _timed_sync(self._files, self._handle)
 
 
 class Read:
-    """Bodies to be read back; made by `Binlog.read`, run in a thread, reported by `Binlog.have_read`.
+    """A read of bodies; made by `Binlog.read`, reported to `Binlog.have_read`.
 
-    jobs        whose they are, by id, each with the number of the segment that it is read from.
-    bodies      those that were read, by the ids of their jobs.
-    errors      why others were not.
+    jobs        by id: the job, and the number of the segment that its body is read from.
+    bodies      by id: the bodies that were read.
+    errors      by id: why a body was not read.
     """
 
     __slots__ = ("_files", "_wanted", "bodies", "errors", "jobs")
@@ -184,7 +187,7 @@ class Read:
         jobs: dict[int, tuple[Job, int]],
         wanted: dict[int, tuple[Segment, dict[int, tuple[int, int]]]],
     ) -> None:
-        """*wanted* is by number a segment, on disk whole, and by the ids of jobs the sizes of record and body."""
+        """*wanted*, by number: a segment that is on disk whole, and by job id the sizes of record and body."""
         self._files: Files = files
         self._wanted: dict[int, tuple[Segment, dict[int, tuple[int, int]]]] = wanted
         self.jobs: dict[int, tuple[Job, int]] = jobs
@@ -192,7 +195,7 @@ class Read:
         self.errors: dict[int, str] = {}
 
     def run(self) -> None:
-        """Do it. Blocks; never raises OSError."""
+        """Read. Blocks; never raises OSError."""
         for number, (segment, sizes) in self._wanted.items():
             positions = _positions(segment, sizes)
             records = [(segment.starts[at], *sizes[id], id) for id, at in positions.items()]
@@ -208,22 +211,22 @@ class Read:
                         self.errors[id] = str(error)
 
     def _read(self, number: int, records: list[tuple[int, int, int, int]], seed: int) -> None:
-        """Read *records*, which stand close together."""
+        """Read *records*, which are close together, with one call."""
         name, begin = name_of(number), records[0][0]
         _, size, body_size, id = records[0]
-        if body_size > LARGE_BODY and len(records) == 1:  # read without a copy, which would hold the GIL
+        if body_size > LARGE_BODY and len(records) == 1:  # read it without a copy, which would hold the GIL
             start = self._files.read_at(name, begin, size - body_size)
             body = self._files.read_at(name, begin + size - body_size, body_size)
-            self._take(start, body, size, id, seed, f"{name}: the record at offset {begin} is damaged")
+            self._check(start, body, size, id, seed, f"{name}: the record at offset {begin} is damaged")
             return
         data = self._files.read_at(name, begin, records[-1][0] + records[-1][1] - begin)
         for at, size, body_size, id in records:
             body_at, end = at + size - body_size - begin, at + size - begin
             damage = f"{name}: the record at offset {at} is damaged"
-            self._take(data[at - begin : body_at], data[body_at:end], size, id, seed, damage)
+            self._check(data[at - begin : body_at], data[body_at:end], size, id, seed, damage)
 
-    def _take(self, start: bytes, body: bytes, size: int, id: int, seed: int, damage: str) -> None:
-        """Note *body* if it follows *start* in a sound record of *size*, else *damage*."""
+    def _check(self, start: bytes, body: bytes, size: int, id: int, seed: int, damage: str) -> None:
+        """Keep *body* if *start* and *body* are a sound record of *size* bytes; else note *damage* as the error."""
         if record.is_job(start, body, size, id, seed):
             self.bodies[id] = body
         else:
@@ -231,12 +234,12 @@ class Read:
 
 
 class Upkeep:
-    """Files to be made ahead and removed; made by `Binlog.upkeep`, run in a thread, reported by `Binlog.kept`.
+    """Files to create ahead and to remove; made by `Binlog.upkeep`, reported to `Binlog.kept`.
 
-    made            segments that have their file now.
-    not_removed     segments that may still have their file.
-    free            bytes of the disk that are free after it.
-    doing           the operation that failed, and what follows from that.
+    made            segments whose files it has created.
+    not_removed     segments whose files may still exist.
+    free            free bytes of the disk afterwards.
+    doing           message about the operation that failed, and its consequence; %s stands for the error.
     error           why it failed, or None.
     """
 
@@ -264,7 +267,7 @@ class Upkeep:
         *,
         has_ahead: bool,
     ) -> None:
-        """*spare* bytes of the disk stay free beside what is made, but for the first one unless it *has_ahead* one."""
+        """*spare*: bytes that stay free on the disk. A first segment may take them unless one is ahead."""
         self._files: Files = files
         self._is_never_synced: bool = is_never_synced
         self._spare: int = spare
@@ -278,12 +281,12 @@ class Upkeep:
         self.error: OSError | None = None
 
     def run(self) -> None:
-        """Remove, then make. Blocks; never raises OSError."""
+        """Remove files, then create files. Blocks; never raises OSError."""
         try:
             for segment in self._to_remove:
                 self.doing = f"cannot remove {name_of(segment.number)}: %s; its space stays in use"
                 self._remove(segment)
-                self._sync_directory()  # else a crash may bring a job back, and not the DELETE in the next one
+                self._sync_directory()  # else a crash may restore a job, without the DELETE in the next segment
                 self.not_removed.remove(segment)
             for segment in self._to_make:
                 self.doing = f"cannot allocate {name_of(segment.number)}: %s; {PUTS_WILL_BE_REFUSED}"
@@ -297,7 +300,7 @@ class Upkeep:
             self.error = error
 
     def _make(self, segment: Segment) -> None:
-        """Make *segment*; raise OSError if the disk keeps too little free beside it, or cannot hold it."""
+        """Create the file of *segment*; raise OSError if that fails, or leaves less than the spare bytes free."""
         is_roomy = has_spare(self._files, segment, self._spare)
         if is_roomy or not (self._has_ahead or self.made):
             create(self._files, segment)
@@ -318,50 +321,50 @@ class Upkeep:
 
 
 def _positions(segment: Segment, wanted: Collection[int]) -> dict[int, int]:
-    """Where among the JOB records of *segment*, which gets no more, the newest of each of the jobs *wanted* stands."""
+    """Return by id the index of the newest JOB record of each job in *wanted*; *segment* must be finished."""
     ids, found = segment.ids, dict[int, int]()
     if not segment.has_repeats:
         for id in wanted:
             at = bisect_left(ids, id)
             if at < len(ids) and ids[at] == id:
                 found[id] = at
-    if len(found) < len(wanted):  # copies, and what came in parts, stand out of order
+    if len(found) < len(wanted):  # copies, and puts whose bodies took long to arrive, are out of order
         missing = set(wanted).difference(found)
         found |= {id: at for at, id in enumerate(ids) if id in missing}
     return found
 
 
 def _neighbours(records: list[tuple[int, int, int, int]]) -> Iterator[list[tuple[int, int, int, int]]]:
-    """*records*, which rise, in lots to be read in one go."""
-    lot: list[tuple[int, int, int, int]] = []
+    """Group *records*, in rising order, by the calls that read them."""
+    group: list[tuple[int, int, int, int]] = []
     for one in records:
-        if lot and (one[0] - lot[-1][0] - lot[-1][1] > MAX_GAP or one[0] + one[1] - lot[0][0] > MAX_READ):
-            yield lot
-            lot = []
-        lot.append(one)
-    if lot:
-        yield lot
+        if group and (one[0] - group[-1][0] - group[-1][1] > MAX_GAP or one[0] + one[1] - group[0][0] > MAX_READ):
+            yield group
+            group = []
+        group.append(one)
+    if group:
+        yield group
 
 
 def has_spare(files: Files, segment: Segment, spare: int) -> bool:
-    """Whether the disk keeps *spare* bytes free beside a file for *segment*; raise OSError."""
+    """Return whether *spare* bytes stay free after the file of *segment* is created; raise OSError."""
     return files.free() - segment.capacity >= spare
 
 
 def no_spare() -> OSError:
-    """The error of a segment that has no room beside what compaction needs."""
+    """Return the error of a segment that would take the space that compaction needs."""
     return OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} beside what compaction needs")
 
 
 def create(files: Files, segment: Segment) -> None:
-    """Create the file of *segment*, with room for all of its capacity; raise OSError."""
+    """Create the file of *segment*, with its whole capacity allocated; raise OSError."""
     segment.has_file = True
     segment.handle = files.create(name_of(segment.number), segment.capacity)
     segment.allocated = segment.capacity
 
 
 def _timed_sync(files: Files, handle: int) -> int:
-    """Sync a file; return what that took, nanoseconds. Blocks; raises OSError."""
+    """Sync a file; return the nanoseconds that it took. Blocks; raises OSError."""
     began = time.perf_counter_ns()
     files.sync(handle)
     return time.perf_counter_ns() - began

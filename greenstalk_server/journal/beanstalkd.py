@@ -1,21 +1,21 @@
-"""beanstalkd's own binlog, read to take its jobs over: versions 7 (beanstalkd 1.5 to 1.13) and 5 (1.4).
+"""Reader of beanstalkd's binlog, for the import of its jobs: versions 7 (beanstalkd 1.5 to 1.13) and 5 (1.4).
 
-Pure: it is handed the bytes of each `binlog.N`, in ascending order of N, and needs one file at a time. What it
-reads, all little-endian:
+Pure: the caller passes the bytes of each `binlog.N` in ascending order of N, one file at a time. The format, in which
+all integers are little-endian:
 
-    file    version i32, then records; a file may be filled ahead with zeros, which end it
+    file    version i32, then records; zeros end the records, since beanstalkd may allocate a file ahead
     full    length of tube name (i32 above 0; u64 in version 5), tube name, fields, body with its CRLF
-    short   length 0, fields: all that may have changed of a job that a full record told of before
+    short   length 0, fields: the present state of a job that has a full record before
 
-A full record of a known job replaces it. State 0 in a short record deletes; reserved comes back ready; a delayed
-job stays so until its deadline, which whoever knows the time compares. The order in which jobs are first seen is
-the order of the buried ones.
+A full record of a known job replaces the job. State 0 in a short record deletes it. A reserved job becomes ready. A
+delayed job stays delayed until its deadline, which the caller compares with the time. Buried jobs are ordered by their
+first records.
 
-Nothing has a checksum, so a record must be vouched for by what beanstalkd cannot have written otherwise:
-durations are whole seconds and ttr is at least one of them, a body ends with CRLF, and a short record repeats
-its job's creation time and body size. A single witness is enough to step over a damaged record. Without any
-the rest of the file is given up, since nothing shows where the next record begins: to search for one would find
-what clients wrote into bodies. Bytes never raise here; what is lost is in `Binlog.damage`.
+There are no checksums, so a record counts only with evidence, values that beanstalkd always writes: durations are whole
+seconds and ttr is at least one second, a body ends with CRLF, and a short record repeats the creation time and body
+size of its job. One piece of evidence is enough to step over a damaged record. Without any, the rest of the file is
+skipped, since nothing shows where the next record begins: a search could find data that clients wrote into bodies. No
+input raises an exception; `BeanstalkdBinlog.damage` has what is lost.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ _INVALID: Final = 0
 _MAX_SECONDS: Final = 2**32 - 1
 _MAX_TIME: Final = 2**63 - 1
 _MAX_ID: Final = 2**62 - 1
-"""No beanstalkd counts so far, and an id at the end of what a record may hold would leave none for new jobs."""
+"""Maximum imported id. No beanstalkd reaches it, and a higher id would leave too few for new jobs."""
 
 _ERA: Final = range(10**18, 4 * 10**18)
-"""2001 to 2096: when a job was created, if that has to bear witness."""
+"""Creation times that count as evidence, nanoseconds: years 2001 to 2096."""
 
 _SHOWN_IDS: Final = 20
 
 
 @dataclass(slots=True)
 class ImportedJob:
-    """A job as the files read so far leave it. Units as in job.Job.
+    """A job as of the files read so far. Units as in job.Job.
 
-    body        without its last two bytes, which are CRLF unless the job is in `Binlog.unended`.
+    body        body without its last two bytes, which are CRLF unless the job is in `BeanstalkdBinlog.unended`.
     state       READY, DELAYED or BURIED.
-    deadline    when it turns ready if delayed, which may be past; else 0.
+    deadline    end of the delay, which may be in the past; 0 unless delayed.
     """
 
     id: int
@@ -76,7 +76,7 @@ class ImportedJob:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A file that was not read at all, and why."""
+    """A file that was not read, and the reason."""
 
     file: str
     reason: str
@@ -86,18 +86,19 @@ class Skipped:
 
 
 @dataclass(slots=True)
-class Binlog:
-    """What the files of a directory hold; fed one by one to `read`, in the order that `find` gives.
+class BeanstalkdBinlog:
+    """The jobs in beanstalkd's files. Pass the files to `read` in the order that `find` returns.
 
-    jobs        by id, in the order in which they were first seen, which is that of the buried ones.
-    highest_id  of every sound record, those of deleted jobs included; 0 if there is none.
-    files       how many were read.
-    records     sound ones in them.
-    unknown     short records among these whose job's full record is in no file: the job is long gone. Normal.
-    unended     jobs whose body does not end with CRLF, as a crash leaves it: it may be zeros in part or whole.
-    mended      jobs of which a delay, ttr or creation time was impossible, and is the nearest possible one.
-    damage      in the order of the files. Torn tails are normal after a crash, in any file: a restarted
-                beanstalkd writes to a new one.
+    jobs        jobs by id, in the order of their first records, which is the order of buried jobs.
+    highest_id  highest id of all sound records, including those of deleted jobs; 0 if there is none.
+    files       number of files read.
+    records     number of sound records.
+    unknown     number of short records whose full record is in no file: the job was deleted long ago. Normal.
+    unended     ids of jobs whose body does not end with CRLF, after a crash: it may be partly or wholly zeros.
+    mended      ids of jobs with an impossible delay, ttr or creation time, replaced by the nearest possible value.
+    skipped     files that were not read.
+    damage      damage in the order of the files. Torn tails are normal after a crash, in any file: a restarted
+                beanstalkd writes to a new file.
     """
 
     jobs: dict[int, ImportedJob] = field(default_factory=dict)
@@ -112,7 +113,7 @@ class Binlog:
     _tubes: dict[bytes, bytes] = field(default_factory=dict)
 
     def read(self, file: str, data: bytes) -> None:
-        """Take in *data*, the whole of *file*, whatever it holds."""
+        """Read *data*, the content of *file*, which may be anything."""
         layout = _LAYOUTS.get(data[:4])
         if layout is None:
             self.skipped.append(Skipped(file, _why_skipped(data)))
@@ -130,11 +131,11 @@ class Binlog:
                 at = resume
 
     def is_imported(self, jobs: Mapping[int, Job]) -> bool:
-        """Whether an earlier start has brought all of them, *jobs* being ours: only the files have not been moved."""
+        """Return whether *jobs*, those of the journal, have all of them: an earlier start has not moved the files."""
         return bool(self.jobs) and all(_is_of(imported, jobs.get(id)) for id, imported in self.jobs.items())
 
     def warnings(self) -> list[str]:
-        """What an operator should know, a line each; empty if the directory was in order."""
+        """Return warnings for the operator, a line each; empty if the files are sound."""
         lines = [*map(str, self.skipped), *map(str, self.damage)]
         if self.unended:
             lines.append(f"jobs whose body does not end as it was put, maybe zeroed by a crash: {_some(self.unended)}")
@@ -143,7 +144,7 @@ class Binlog:
         return lines
 
     def _read_record(self, layout: _Layout, data: bytes, at: int) -> int:
-        """Take in the record at *at*; return where it ends, or raise _UnsoundError."""
+        """Read the record at offset *at*; return its end, or raise _UnsoundError."""
         name_at = at + layout.length.size
         if name_at > len(data):
             raise _UnsoundError("torn", is_torn=True)
@@ -229,7 +230,7 @@ class Binlog:
         _settle(job)
 
     def _note_unknown(self, id: int, state: int, is_whole: bool) -> None:
-        """A short record without a job: its file is gone, and so is the job, or a full record is yet to come."""
+        """Note a short record of an unknown job: its file was removed, or its full record comes later."""
         if not (is_whole and 0 < id <= _MAX_ID and _INVALID <= state <= DELAYED):
             raise _UnsoundError("not a record")
         self.unknown += 1
@@ -254,16 +255,16 @@ class Binlog:
 
 
 def find(names: Iterable[str]) -> list[str]:
-    """Those of *names* that beanstalkd gives the files of a binlog, in the order to read them. Gaps are normal."""
+    """Return those of *names* that are files of a beanstalkd binlog, in the order to read them. Gaps are normal."""
     found = filter(None, map(_FILE_NAME.fullmatch, names))
     return [match[0] for match in sorted(found, key=lambda match: int(match[1]))]
 
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """How one version lays records out; `unit` is that of its times, in nanoseconds.
+    """The layout of records of one version; `unit`: nanoseconds per unit of its times.
 
-    The fields: id, pri, delay, ttr, body size, created_at, deadline, reserves, timeouts, releases, buries, kicks,
+    Fields: id, pri, delay, ttr, body size, created_at, deadline, reserves, timeouts, releases, buries, kicks,
     state.
     """
 
@@ -279,7 +280,7 @@ _LAYOUTS: Final = {
 
 
 class _UnsoundError(Exception):
-    """What stands here is no record to believe. `resume` is where it surely ends, 0 if nothing tells."""
+    """There is no credible record at an offset. `resume`: offset of its certain end, 0 if that is unknown."""
 
     def __init__(self, reason: str, resume: int = 0, is_torn: bool = False) -> None:
         super().__init__(reason)
@@ -297,7 +298,7 @@ def _why_skipped(data: bytes) -> str:
 
 
 def _check_frame(data: bytes, fields: tuple[int, ...], body_at: int) -> tuple[bool, bool]:
-    """Whether the body ends with CRLF, and whether the durations are possible: one of them, or _UnsoundError."""
+    """Tell whether the body ends with CRLF, and whether the durations are possible; on neither raise _UnsoundError."""
     size, created_at = fields[4], fields[5]
     end = body_at + size
     is_whole = _is_whole(fields[2], fields[3])
@@ -310,7 +311,7 @@ def _check_frame(data: bytes, fields: tuple[int, ...], body_at: int) -> tuple[bo
 
 
 def _is_whole(delay: int, ttr: int) -> bool:
-    """Whether these are durations as the protocol gives them: whole seconds, the ttr not 0."""
+    """Return whether these are durations of the protocol: whole seconds, ttr not 0."""
     return not (delay % SECOND or ttr % SECOND) and 0 <= delay <= _MAX_SECONDS * SECOND >= ttr > 0
 
 
@@ -324,7 +325,7 @@ def _in_nanoseconds(fields: tuple[int, ...], unit: int) -> tuple[int, ...]:
 
 
 def _settle(job: ImportedJob) -> None:
-    """Make what a record says of a job's state what a restart makes of it."""
+    """Change the recorded state and deadline of *job* to those after a restart."""
     if job.state == DELAYED:
         job.deadline = min(max(job.deadline, 0), _MAX_TIME)
         return
@@ -334,12 +335,12 @@ def _settle(job: ImportedJob) -> None:
 
 
 def _is_of(imported: ImportedJob, job: Job | None) -> bool:
-    """Whether *job* has come of *imported*."""
+    """Return whether *job* is the job of the journal that *imported* has become."""
     return job is not None and (job.tube.name, job.body) == (imported.tube, imported.body)
 
 
 def _is_same(known: ImportedJob, job: ImportedJob) -> bool:
-    """Whether two full records are of one job; one of them may be damaged."""
+    """Return whether two full records are of the same job; one of them may be damaged."""
     return known.created_at == job.created_at or (known.tube == job.tube and known.body == job.body)
 
 

@@ -1,7 +1,7 @@
-"""`greenstalk-server journal check DIR`: what a binlog directory holds, and what in it is damaged.
+"""`greenstalk-server journal check DIR`: report the content of a binlog directory, and its damage.
 
-Reads what a start would read and finds what a start would find, but writes nothing: no file is made, cut,
-moved or locked. A server may be running on the directory; then what it is about to write is not seen.
+It reads the files and reports what a start would find, but writes nothing: no file is created, truncated, moved or
+locked. A server may run on the directory; the report lacks what that server has not written yet.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from greenstalk_server.core.tube import Tube
 from greenstalk_server.journal import beanstalkd, record
 from greenstalk_server.journal.files import Directory
 from greenstalk_server.journal.lock import holder_of
-from greenstalk_server.journal.recovery import Damage, Recovery, Replayed, is_begun, retold
+from greenstalk_server.journal.recovery import Damage, Recovery, Replayed, is_begun, rewrite_points
 from greenstalk_server.journal.segment import name_of, numbers
 from greenstalk_server.runtime.exit_codes import EXIT_BINLOG, EXIT_DAMAGED, EXIT_OK, StartError
 
 ATTEMPTS: Final = 20
-"""How often to begin anew because a running server has removed a file in between."""
+"""Maximum number of attempts; an attempt fails if a running server removes a file meanwhile."""
 
 KINDS: Final = {
     "job": (record.JOB, record.JOB_WITH_EVENTS),
@@ -37,22 +37,23 @@ KINDS: Final = {
     "import undone": (record.IMPORT_UNDO,),
     "ids": (record.IDS,),
 }
-"""How records are named, and the kinds that go by that name."""
+"""Names of records in the report, and the kinds that each covers."""
 
 STATES: Final = (READY, DELAYED, BURIED)
-"""Those that a job can be in after a start, in the order of the table."""
+"""States of jobs after a start, in the order of the report."""
 
 
 @dataclass(slots=True)
 class Report:
-    """What a directory holds, as a start now would find it.
+    """The content of a directory, as a start would find it now.
 
-    holder      who has the directory locked, as a phrase; "" if nobody.
-    sizes       bytes by file of the journal, those made ahead included; the jobs in them are `recovery`'s.
-    kinds       how many sound records of each kind there are.
-    source      beanstalkd's files, which a start would import; without those that are blank.
-    is_imported an earlier start has brought all of their jobs, and a start would only move them.
-    taken       ids that they share with the journal, for which a start would refuse them.
+    recovery    the jobs in the files of the journal.
+    holder      phrase for the process that has locked the directory; "" if none has.
+    sizes       bytes of each file of the journal, including segments created ahead.
+    kinds       number of sound records of each kind.
+    source      beanstalkd's files, which a start would import; without blank files.
+    is_imported an earlier start has imported all of their jobs, and a start would only move the files.
+    taken       ids that both the journal and beanstalkd's files use, because of which a start would fail.
     """
 
     directory: str
@@ -60,20 +61,20 @@ class Report:
     holder: str = ""
     sizes: dict[str, int] = field(default_factory=dict)
     kinds: Counter[int] = field(default_factory=Counter)
-    source: beanstalkd.Binlog = field(default_factory=beanstalkd.Binlog)
+    source: beanstalkd.BeanstalkdBinlog = field(default_factory=beanstalkd.BeanstalkdBinlog)
     is_imported: bool = False
     taken: set[int] = field(default_factory=set)
 
     @property
     def exit_code(self) -> int:
-        """As the command's: EXIT_BINLOG if a later version has written here, as this one starts on that never."""
+        """Exit code of the command: EXIT_BINLOG if a later version has written the journal, as a start fails then."""
         if not self.recovery.is_readable:
             return EXIT_BINLOG
         return EXIT_OK if self.is_sound else EXIT_DAMAGED
 
     @property
     def is_sound(self) -> bool:
-        """Whether a start would lose nothing but what a crash may tear, and bring every job."""
+        """Whether a start would recover every job, and lose nothing except torn tails."""
         source = self.source
         is_source_sound = all(damage.is_torn_tail for damage in source.damage) and not (
             source.skipped or source.unended or source.mended or self.taken
@@ -82,16 +83,16 @@ class Report:
 
 
 def check(directory: str) -> int:
-    """Print what *directory* holds; return the exit code that says if it is sound; raise StartError."""
+    """Print the report on *directory*; return its exit code; raise StartError."""
     report = inspect(directory, time.time_ns())
     print("\n".join(describe(report)))
     return report.exit_code
 
 
 def inspect(directory: str, now: int, verb: str = "check") -> Report:
-    """Read *directory* as it is; raise StartError if it is none, or if a file in it cannot be read.
+    """Return a report on *directory*; raise StartError if it is no directory, or if a file in it cannot be read.
 
-    *verb* is what of `journal` asks for it.
+    *verb* is the verb of the `journal` command, for messages.
     """
     for attempt in range(1, ATTEMPTS + 1):
         try:
@@ -127,10 +128,10 @@ def _inspect(directory: str, now: int) -> Report:
 
 
 def _replay(files: Directory, found: list[int], report: Report) -> None:
-    """Replay the segments *found*. The one that is written to is the newest that was begun when it was looked at.
+    """Replay the segments *found*. The newest one is the last that was begun when this function looked.
 
-    Those above it are taken as they were then, and not what a server has begun since: only so is everything that
-    is read whole.
+    Later segments count as they were then, without what a server has written since: otherwise the report could contain
+    a later segment and miss records of an earlier one.
     """
     newest = 0
     unbegun: dict[int, bytes] = {}
@@ -141,18 +142,18 @@ def _replay(files: Directory, found: list[int], report: Report) -> None:
             break
         unbegun[number] = data
     heads = {number: files.read(name_of(number), record.SEGMENT_HEADER_SIZE) for number in found if number <= newest}
-    again = retold(heads | unbegun)
+    rewritten = rewrite_points(heads | unbegun)
     for number in found:
         name = name_of(number)
         data = files.read(name) if number <= newest else unbegun[number]
         report.sizes[name] = len(data)
-        segment = report.recovery.replay(name, number, data, number >= newest, again[number])
+        segment = report.recovery.replay(name, number, data, number >= newest, rewritten[number])
         if segment is not None:
             report.kinds.update(_kinds(segment, data, report.recovery.damage))
 
 
 def _kinds(segment: Replayed, data: bytes, damage: list[Damage]) -> Iterator[int]:
-    """The kinds of the sound records of *segment*, which has been replayed."""
+    """Yield the kind of each sound record of *segment*, which was replayed."""
     unsound = {each.offset: each.bytes_lost for each in damage if each.file == segment.file and each.bytes_lost}
     at = record.SEGMENT_HEADER_SIZE
     while at < segment.end:

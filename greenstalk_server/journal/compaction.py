@@ -1,6 +1,7 @@
 """Compaction: copies the live jobs of the oldest segment to the newest, so that the oldest can be removed.
 
-It is due when more bytes are dead than live. Segments are removed in the order in which they were begun.
+It is due when more bytes are dead than live. The committer paces it: it copies at most three bytes for each byte
+written or deleted.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ from greenstalk_server.journal.segment_log import SegmentLog
 from greenstalk_server.journal.space import Space
 
 READ_BATCH: Final = 2**18
-"""Bytes of a budget of compaction whose bodies are read back in one go."""
+"""Bytes of a budget of compaction whose bodies are read back with one read."""
 
 OVERHEAD: Final = 2.5
-"""Bytes of the directory for each byte of live jobs, beside three segments."""
+"""Bytes of the directory per byte of live jobs, beside three segments; above this compaction has priority."""
 
 OUTSTANDING_SHARE: Final = 4
-"""Compaction's copies take at most this part of the free bytes before their originals are removed, or a segment."""
+"""Copies whose originals are still on disk take at most 1/OUTSTANDING_SHARE of the free bytes, or one segment."""
 
 LOOK_COST: Final = 64
-"""Bytes of a budget that compaction pays for looking at a job that has gone, which takes about a microsecond."""
+"""Bytes of a budget that a look at a deleted job costs, which takes about a microsecond."""
 
 
 class Compaction:
@@ -52,7 +53,7 @@ class Compaction:
             if not oldest.live_bytes:
                 self._log.remove_after(oldest, self._log.sequence)
             elif self._log.pending_removal and (self._log.is_full or self._log.outstanding > self._max_outstanding()):
-                return False  # the segments copied before have to be removed first, as the room is limited
+                return False  # the room is limited: the segments copied before must be removed first
             elif self._is_due() and (cost := self._copy_next(oldest)):
                 budget -= cost
             else:
@@ -60,24 +61,24 @@ class Compaction:
         return True
 
     def _is_due(self) -> bool:
-        """Whether more is dead than live; what is left up to the bound takes copies and what is written meanwhile."""
+        """Return whether more bytes are dead than live; the rest up to OVERHEAD is for copies, and for new records."""
         dead = self._log.bytes_recorded() - self._log.live_bytes
         return dead > self._log.live_bytes or (self._log.is_full and dead > self._log.max_size // 8)
 
     @property
     def is_over_bound(self) -> bool:
-        """Whether the directory takes more than is promised: OVERHEAD times the live bytes, and three segments.
+        """Whether the directory exceeds OVERHEAD times the live bytes and three segments, and can shrink.
 
-        Only while it can shrink: a segment waits to be removed, or compaction is due.
+        It can while a segment waits to be removed, or compaction is due.
         """
         bound = OVERHEAD * self._log.live_bytes + 3 * max(self._log.max_size, self._log.largest)
         can_shrink = bool(self._log.pending_removal) or self._is_due()
         return can_shrink and self._log.bytes_on_disk() > bound
 
     def _copy_next(self, oldest: Segment) -> int:
-        """Look at the next job of *oldest*, copy it to the newest segment if it is live; return what it cost.
+        """Copy the next job of *oldest* to the newest segment, or skip it if it is gone; return the cost in bytes.
 
-        That is nothing if its body has to be read back before.
+        Return 0 if its body has to be read back first.
         """
         job = self._log.jobs.get(oldest.ids[oldest.cursor])
         if job is None or job.segment != oldest.number:
@@ -96,7 +97,7 @@ class Compaction:
         return size
 
     def _next_on_disk(self, oldest: Segment) -> list[Job]:
-        """The jobs of *oldest* on disk alone that compaction comes to with the next READ_BATCH bytes of a budget."""
+        """Return the jobs of *oldest* whose bodies the next READ_BATCH bytes of budget need, and memory lacks."""
         found, cost = [], 0
         for at in range(oldest.cursor, len(oldest.ids)):
             if cost >= READ_BATCH:
@@ -111,5 +112,5 @@ class Compaction:
         return found
 
     def _max_outstanding(self) -> int:
-        """How many bytes of copies there may be whose originals are still on disk."""
+        """Return the maximum number of bytes of copies whose originals are still on disk."""
         return max(self._log.max_size, self._space.known_free // OUTSTANDING_SHARE)

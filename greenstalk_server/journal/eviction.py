@@ -47,10 +47,9 @@ class Eviction:
             bodies.margin = max(bodies.margin, UNFINISHED_SEGMENTS * self._log.max_size)
 
     def evict(self, at_most: int) -> bool:
-        """While memory is short, let go of bodies that are on disk too, the newest first; return if more are to go.
+        """While memory is short, evict bodies that are on disk too, the newest first; return if more are due.
 
-        Only what a finished segment holds is, so that what is recorded anew after a failure is in memory. It looks at
-        *at_most* jobs.
+        It looks at *at_most* jobs. Only bodies in finished segments are evicted, so a rewrite has all others in memory.
         """
         bodies = self.bodies
         if bodies is None:
@@ -70,9 +69,9 @@ class Eviction:
         return bodies.are_short()
 
     def _evict_from(self, segment: Segment, bodies: Bodies, at_most: int) -> int:
-        """Let go of bodies of *segment* till memory is short no more; return how many jobs, of *at_most*, it looked at.
+        """Evict bodies of *segment* while memory is short; return the number of jobs looked at, up to *at_most*.
 
-        Those read ahead stay.
+        Bodies that were read ahead stay.
         """
         looked = 0
         while self._remaining and looked < at_most and bodies.are_short():
@@ -89,7 +88,7 @@ class Eviction:
         return looked
 
     def _next_segment(self) -> Segment | None:
-        """The segment to go on with, `_let_go_before` jobs of it; None if there is none."""
+        """Return the newest segment with jobs to look at, the first `_remaining` of them; None if there is none."""
         while self._log.evictable:
             segment = self._log.segments.get(self._log.evictable[-1])
             if segment is not None and segment.ids:
@@ -100,7 +99,7 @@ class Eviction:
         return None
 
     def read(self, jobs: Iterable[Job]) -> Read:
-        """What reads back the bodies of those of *jobs* that are on disk alone."""
+        """Return a read of the bodies of those *jobs* whose bodies are on disk only."""
         read: dict[int, tuple[Job, int]] = {}
         wanted: dict[int, tuple[Segment, dict[int, tuple[int, int]]]] = {}
         for job in jobs:
@@ -112,29 +111,26 @@ class Eviction:
         return Read(self._files, read, wanted)
 
     def accept(self, read: Read, ahead: Collection[int] = ()) -> None:
-        """Take in what *read* has read; *ahead* are the ids of jobs that nobody waits for yet."""
+        """Keep the bodies that *read* has read; *ahead* are the ids of jobs that no client waits for yet."""
         assert self.bodies is not None
         for id, body in read.bodies.items():
             job, _ = read.jobs[id]
-            if self._log.jobs.get(id) is job:  # else another, with another body, stands in its place
+            if self._log.jobs.get(id) is job:  # else it was replaced by a job with another body
                 self.bodies.take_back(job, body, is_ahead=id in ahead)
         self.note_lost(read)
 
     def note_lost(self, read: Read) -> None:
-        """Note what *read* could not read."""
+        """Note which bodies *read* could not read, and log the new ones."""
         if self.lost:
             self.lost.difference_update(read.bodies)
         for id, reason in read.errors.items():
             job, number = read.jobs[id]
             is_there = self._log.jobs.get(id) is job and job.body is None and job.segment == number
-            if is_there and id not in self.lost:  # else it has gone, or was copied, and its segment has gone since
+            if is_there and id not in self.lost:  # else it was deleted or copied, and its segment removed
                 log.error("journal: the body of job %d cannot be read back: %s", id, reason)
                 self.lost.add(id)
 
     def read_wanted(self) -> Read | None:
-        """What reads back the bodies that compaction waits for; None if it waits for none.
-
-        Once that is reported, `compact` is to be called with READ_BATCH, before they are let go again.
-        """
+        """Return a read of the bodies in `wanted`, and clear it; None if it is empty."""
         wanted, self.wanted = self.wanted, []
         return self.read(wanted) if wanted else None

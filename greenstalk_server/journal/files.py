@@ -1,6 +1,6 @@
-"""The file layer: the few things a journal does to a directory.
+"""The operations of a journal on a directory.
 
-Small enough that a test can stand in for the disk, and forget, tear or refuse what a disk may.
+The interface is small enough for a test to simulate a disk that loses, tears or refuses writes.
 """
 
 from __future__ import annotations
@@ -21,44 +21,44 @@ MAX_PIECES: Final = 1024
 
 
 class Files(Protocol):
-    """The files of one directory, by name. Every method but `list` and `read` may block for long.
+    """The files of one directory, by name. Every method may block for long, except `list` and `read`.
 
-    All raise OSError. What was written is on disk after `sync` of the file, what was created, renamed or
-    removed after `sync_directory`.
+    All methods raise OSError. Written bytes are on disk after `sync` of the file; files are created, renamed or removed
+    on disk after `sync_directory`.
     """
 
     def list(self) -> list[str]:
-        """The names of all files."""
+        """Return the names of all files."""
 
     def read(self, name: str, size: int = -1) -> bytes:
-        """All of the file *name*, or its first *size* bytes."""
+        """Return the content of the file *name*, or its first *size* bytes."""
 
     def read_at(self, name: str, offset: int, size: int) -> bytes:
-        """*size* bytes of the file *name* from *offset* on, or as many as there are."""
+        """Return *size* bytes of the file *name* from *offset* on, or fewer at its end."""
 
     def create(self, name: str, size: int) -> int:
-        """Create the file *name*, *size* bytes of zeros allocated on disk, and open it.
+        """Create the file *name* with *size* bytes of zeros, allocated on disk; return its descriptor.
 
-        After an error a blank file of that name may remain, which is for the caller to remove.
+        After an error a blank file of that name may remain; the caller must remove it.
         """
 
     def free(self) -> int:
-        """How many bytes of the disk are free."""
+        """Return the free bytes of the disk."""
 
     def grow(self, handle: int, size: int) -> None:
-        """Make the file *size* bytes, with room on disk for them."""
+        """Extend the file to *size* bytes, allocated on disk."""
 
     def open(self, name: str) -> int:
-        """Open the file *name* for writing."""
+        """Open the file *name* for writing; return its descriptor."""
 
     def write(self, handle: int, offset: int, pieces: Sequence[bytes]) -> None:
-        """Write all of *pieces*, one after another, at *offset*."""
+        """Write *pieces*, one after another, at *offset*."""
 
     def truncate(self, handle: int, size: int) -> None:
-        """Cut the file to *size* bytes."""
+        """Truncate the file to *size* bytes."""
 
     def sync(self, handle: int) -> None:
-        """Wait until the file's bytes and size are on disk."""
+        """Wait until the bytes and the size of the file are on disk."""
 
     def close(self, handle: int) -> None:
         """Close the file."""
@@ -67,14 +67,14 @@ class Files(Protocol):
         """Remove the file *name*."""
 
     def move(self, name: str, directory: str) -> None:
-        """Move the file *name* into the subdirectory *directory*, which is made if need be, durably."""
+        """Move the file *name* durably into the subdirectory *directory*; create that if it is missing."""
 
     def sync_directory(self) -> None:
         """Wait until creations and removals are on disk."""
 
 
 class Directory:
-    """The files of a directory of the operating system."""
+    """The `Files` of a directory in a file system."""
 
     def __init__(self, path: str) -> None:
         self.path: str = path
@@ -124,7 +124,7 @@ class Directory:
             offset += size
 
     def _write_rest(self, handle: int, offset: int, pieces: Sequence[bytes], written: int) -> None:
-        """Write *pieces* at *offset*, of which the first *written* bytes are there."""
+        """Write the rest of *pieces* at *offset*: the first *written* bytes are written already."""
         for piece in pieces:
             skipped = min(written, len(piece))
             written -= skipped
@@ -156,7 +156,7 @@ class Directory:
 
 
 def open_regular(path: str | Path, flags: int) -> int:
-    """Open *path* if it is a regular file: to open a FIFO waits until somebody opens its other end."""
+    """Open *path*; raise OSError unless it is a regular file. Opening a FIFO would wait for its other end."""
     handle = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, FILE_MODE)
     mode = os.fstat(handle).st_mode
     if stat.S_ISREG(mode):

@@ -1,6 +1,6 @@
-"""The lock on a binlog directory: one server at a time, ours or beanstalkd's.
+"""The lock on a binlog directory: one server at a time, this one or beanstalkd.
 
-An fcntl lock on DIR/lock, as beanstalkd takes it, so that neither of the two opens a directory that the other has.
+It is an fcntl lock on DIR/lock, as beanstalkd takes it, so neither server opens a directory that the other one uses.
 It ends with the process.
 """
 
@@ -24,7 +24,7 @@ FLOCK: Final = struct.Struct("@hhqqi4x")
 class DirectoryLock:
     """The lock on one directory, held from construction to close().
 
-    Closing any other file descriptor on the lock file would end the lock (fcntl(2)): nothing else may open it.
+    The process must not open the lock file a second time: closing any descriptor of it ends the lock (fcntl(2)).
     """
 
     __slots__ = ("_fd", "directory")
@@ -49,12 +49,12 @@ class DirectoryLock:
             raise refused(directory, reason) from error
 
     def close(self) -> None:
-        """Give the lock up."""
+        """Release the lock."""
         os.close(self._fd)
 
 
 def holder_of(directory: str) -> str:
-    """Name the process that has *directory* locked; empty if none has. Does not take the lock, and changes nothing."""
+    """Return a phrase for the process that has locked *directory*, empty if none has; change nothing."""
     try:
         fd = os.open(Path(directory, LOCK_NAME), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -68,9 +68,12 @@ def holder_of(directory: str) -> str:
 
 
 def _holder(fd: int) -> str:
-    """Name the process that holds a lock on *fd*; empty if none does. One of another pid namespace has no number."""
-    asked = FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-    kind, _, _, _, pid = FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, asked))
+    """Return a phrase for the process that holds a lock on *fd*, empty if none does.
+
+    A process of another pid namespace has no number.
+    """
+    query = FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    kind, _, _, _, pid = FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, query))
     if kind == fcntl.F_UNLCK:
         return ""
     return f"process {pid}" if pid > 0 else "another process"

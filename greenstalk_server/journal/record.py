@@ -1,7 +1,7 @@
-"""The journal's codec: segments and records as bytes, by docs/journal-format.md. No disk, no clock.
+"""The codec of the journal: segments and records as bytes, by docs/journal-format.md. No disk, no clock.
 
-A record is a fact about one job, one tube or the ids. Replaying all records of all segments in the order of
-their sequence numbers gives the state; a later fact about a job replaces an earlier one, save that its events add up.
+A record is a fact about one job, one tube or the ids. Replaying all records of all segments in the order of their
+sequence numbers gives the state. A later fact about a job replaces an earlier one, except that its events accumulate.
 """
 
 from __future__ import annotations
@@ -21,40 +21,40 @@ MAGIC: Final = b"GSJOURNL"
 VERSION: Final = 3
 
 JOB: Final = 1
-"""A job whole, its body included, to which nothing has happened."""
+"""A whole job, including its body, with no events."""
 
 UPDATE: Final = 2
 """A job's state, pri, delay, deadline and counts. Of version 1 only."""
 
 RESERVE: Final = 3
-"""A job was reserved, or its reservation timed out: its counts of both; it comes back ready. Of version 1 only."""
+"""A job was reserved, or its reservation timed out: its counts of both. It restarts as ready. Of version 1 only."""
 
 DELETE: Final = 4
 PAUSE: Final = 5
-"""A tube's pause: its end and length; zeros end it."""
+"""The pause of a tube: its end and length; zeros end the pause."""
 
 IMPORT_BEGIN: Final = 6
 IMPORT_END: Final = 7
 IMPORT_UNDO: Final = 8
-"""Jobs that stand after an IMPORT_BEGIN count only once an IMPORT_END follows, and no more once an IMPORT_UNDO does."""
+"""Jobs after an IMPORT_BEGIN count only once an IMPORT_END follows, and no longer once an IMPORT_UNDO follows."""
 
 JOB_WITH_EVENTS: Final = 9
 UPDATE_WITH_EVENT: Final = 10
 RESERVE_WITH_EVENT: Final = 11
-"""As those without, and what has happened to the job: all of it, or what the record is about."""
+"""Like kinds 1 to 3, plus events: the full history in a JOB record, the one new event in the others."""
 
 IDS: Final = 12
-"""The next job id, which may be lower than what was recorded before: ids set aside that were not given."""
+"""The next job id. It may be lower than a recorded one, if reserved ids were not used."""
 
 _U32: Final = 2**32 - 1
 
 BITS: Final = 63
-"""Of any id, sequence number, burial, delay or ttr that a server has written. What has more was made up, and would
-leave no number for what comes next."""
+"""Maximum bits of an id, sequence number, burial, delay or ttr that a server writes. A larger value is forged, and
+would leave no number for the next record or job."""
 
 ID_LIMIT: Final = 2**62 + 2**61
-"""Every job id is below this: no record with another id is written, or counts when it is read. Imported ids go up to
-2**62, which leaves 2**61 for new jobs."""
+"""Every job id is below this: a record with another id is not written, and is ignored when read. Imported ids are at
+most 2**62, which leaves 2**61 for new jobs."""
 
 _SEGMENT: Final = struct.Struct("<8sI4sQQQ")
 """magic, version, salt, number, first sequence number, next job id; a CRC-32 of these follows."""
@@ -62,7 +62,7 @@ _SEGMENT: Final = struct.Struct("<8sI4sQQQ")
 SEGMENT_HEADER_SIZE: Final = _SEGMENT.size + 4
 
 _PREFIX: Final = struct.Struct("<4sI")
-"""salt, CRC-32 of all that follows."""
+"""salt, CRC-32 of the rest of the record."""
 
 HEADER: Final = struct.Struct("<4sIIQB")
 """The prefix; then length of the payload, sequence number, kind."""
@@ -80,13 +80,13 @@ RESERVE_FIELDS: Final = struct.Struct("<QII")
 """id, reserves, timeouts."""
 
 JOB_WITH_EVENTS_FIELDS: Final = struct.Struct(JOB_FIELDS.format + "B")
-"""As JOB; then bytes of events. After the name they stand, before the body."""
+"""The fields of JOB, then the length of the events, which are between the name and the body."""
 
 UPDATE_WITH_EVENT_FIELDS: Final = struct.Struct(f"{UPDATE_FIELDS.format}{job_history.EVENT.size}s")
-"""As UPDATE; then the event."""
+"""The fields of UPDATE, then the event."""
 
 RESERVE_WITH_EVENT_FIELDS: Final = struct.Struct(RESERVE_FIELDS.format + job_history.EVENT.format[1:])
-"""As RESERVE; then the event: time, kind, number of the client."""
+"""The fields of RESERVE, then the event: time, kind, number of the client."""
 
 DELETE_FIELDS: Final = struct.Struct("<Q")
 PAUSE_FIELDS: Final = struct.Struct("<QQ")
@@ -110,7 +110,7 @@ UPDATE_SIZE: Final = HEADER_SIZE + UPDATE_WITH_EVENT_FIELDS.size
 RESERVE_SIZE: Final = HEADER_SIZE + RESERVE_WITH_EVENT_FIELDS.size
 IDS_SIZE: Final = HEADER_SIZE + IDS_FIELDS.size
 
-SMALLEST_PAYLOAD: Final = {
+MIN_PAYLOAD: Final = {
     JOB: JOB_FIELDS.size,
     UPDATE: UPDATE_FIELDS.size,
     RESERVE: RESERVE_FIELDS.size,
@@ -124,19 +124,19 @@ SMALLEST_PAYLOAD: Final = {
     RESERVE_WITH_EVENT: RESERVE_WITH_EVENT_FIELDS.size,
     IDS: IDS_FIELDS.size,
 }
-"""By kind; every kind there is."""
+"""Minimum bytes of the payload, by kind; it has every kind."""
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentHeader:
-    """The head of a segment.
+    """The header of a segment.
 
-    salt            4 random bytes: each record of the segment starts with them, and their value is where its
-                    CRC starts from. So nothing that a client puts in a body, and nothing an older file left
-                    on the disk, can pass for a record.
-    number          of the segment, as in its file's name.
-    first_sequence  of the first record in it, if any comes.
-    next_id         above every job id given before, and those set aside to be given next.
+    salt            4 random bytes: each record of the segment starts with them, and their value is the initial value
+                    of its CRC. So no data in a body, and no data that an older file has left on the disk, can pass for
+                    a record.
+    number          number of the segment, as in its file name.
+    first_sequence  number of its first record, if it gets one.
+    next_id         above every job id that was given, and above the reserved ones.
     """
 
     salt: bytes
@@ -145,21 +145,21 @@ class SegmentHeader:
     next_id: int
 
     def encode(self) -> bytes:
-        """As the first SEGMENT_HEADER_SIZE bytes of the file."""
+        """Return the first SEGMENT_HEADER_SIZE bytes of the file."""
         head = _SEGMENT.pack(MAGIC, VERSION, self.salt, self.number, self.first_sequence, self.next_id)
         return head + crc32(head).to_bytes(4, "little")
 
 
 class BadSegment(Exception):
-    """A file's head is no segment header that this version reads; str() says why."""
+    """A file does not begin with a segment header that this version reads; str() says why."""
 
 
 class NewerVersion(BadSegment):
-    """A later server has written it. An earlier one must not go on without what it holds."""
+    """A later version has written the segment. An earlier version must not continue without its content."""
 
 
 def decode_segment_header(data: bytes) -> SegmentHeader:
-    """The header at the start of *data*; raise BadSegment."""
+    """Return the header at the start of *data*; raise BadSegment."""
     if len(data) < SEGMENT_HEADER_SIZE:
         raise BadSegment(f"only {len(data)} bytes, shorter than a header")
     magic, version, salt, number, first_sequence, next_id = _SEGMENT.unpack_from(data)
@@ -175,33 +175,33 @@ def decode_segment_header(data: bytes) -> SegmentHeader:
 
 
 def job_size(job: Job) -> int:
-    """Bytes that a JOB record of *job* without events takes."""
+    """Return the bytes of a JOB record of *job* without events."""
     return HEADER_SIZE + JOB_FIELDS.size + len(job.tube.name) + job.size
 
 
 def events_of(job: Job) -> bytes:
-    """What has happened to *job*, a reservation that goes on included."""
+    """Return the events of *job*, including its present reservation."""
     holder = job.holder
     return job.events if holder is None else job_history.add(job.events, RESERVED, job.reserved_at, holder.number)
 
 
 def events_size(events: bytes) -> int:
-    """Bytes that *events* take of a JOB record."""
+    """Return the bytes that *events* take in a JOB record."""
     return 1 + len(events) if events else 0
 
 
 def recorded_size(job: Job) -> int:
-    """Bytes that the newest JOB record of *job* takes in the journal."""
+    """Return the bytes of the newest JOB record of *job* in the journal."""
     return job_size(job) + job.events_recorded
 
 
 def pause_size(tube: Tube) -> int:
-    """Bytes that a PAUSE record of *tube* takes."""
+    """Return the bytes of a PAUSE record of *tube*."""
     return HEADER_SIZE + PAUSE_FIELDS.size + len(tube.name)
 
 
 class Encoder:
-    """Makes the records of one segment."""
+    """Encodes the records of one segment."""
 
     __slots__ = ("_salt", "_seed")
 
@@ -217,7 +217,7 @@ class Encoder:
         return self._seal(b"%b%b%b" % (fields, name, body))
 
     def begin_job(self, job: Job, sequence: int, events: bytes = b"") -> bytes:
-        """Return what stands between the prefix and the body in the record that `job` returns; for `seal_job`."""
+        """Return the bytes between the prefix and the body of the record that `job` returns; for `seal_job`."""
         name, fields = job.tube.name, self._job_fields(job, sequence, events)
         return b"%b%c%b%b" % (fields, len(events), name, events) if events else fields + name
 
@@ -229,7 +229,7 @@ class Encoder:
         return _PREFIX.pack(self._salt, crc32(body, crc32(start, self._seed))) + start
 
     def _job_fields(self, job: Job, sequence: int, events: bytes) -> bytes:
-        """Return what stands between the prefix and the name of the tube in a JOB record."""
+        """Return the bytes between the prefix and the name of the tube in a JOB record."""
         name, kind = job.tube.name, JOB
         state, deadline = job.state, job.deadline
         if job.cold.former_state:
@@ -262,7 +262,7 @@ class Encoder:
             return self._job_fields(job, sequence, events)
 
     def update(self, job: Job, sequence: int) -> bytes:
-        """An UPDATE record of *job* as it is now, and of the last of its events."""
+        """Return an UPDATE record of *job* as it is now, with its last event."""
         state, deadline = job.state, job.deadline
         if job.cold.former_state:
             state, deadline = job.cold.former_state, job.cold.former_deadline
@@ -289,7 +289,7 @@ class Encoder:
         return self._seal(fields)
 
     def reserve(self, job: Job, sequence: int) -> bytes:
-        """A RESERVE record of *job*, which has just been reserved."""
+        """Return a RESERVE record of *job*, which has just been reserved."""
         assert job.holder is not None
         try:
             fields = _RESERVE_RECORD.pack(
@@ -309,7 +309,7 @@ class Encoder:
         return self._seal(fields)
 
     def lapse(self, job: Job, sequence: int) -> bytes:
-        """A RESERVE record of *job*, whose reservation has ended as the last of its events says."""
+        """Return a RESERVE record of *job*, whose reservation has ended as its last event says."""
         event = job_history.last(job.events)
         try:
             fields = _RESERVE_RECORD.pack(
@@ -321,21 +321,21 @@ class Encoder:
         return self._seal(fields)
 
     def delete(self, id: int, sequence: int) -> bytes:
-        """A DELETE record of the job *id*."""
+        """Return a DELETE record of the job *id*."""
         return self._seal(_DELETE_RECORD.pack(DELETE_FIELDS.size, sequence, DELETE, id))
 
     def pause(self, tube: Tube, sequence: int) -> bytes:
-        """A PAUSE record of *tube* as it is now."""
+        """Return a PAUSE record of *tube* as it is now."""
         payload = PAUSE_FIELDS.pack(tube.paused_until, tube.pause) + tube.name
         return self._seal(_OTHER_RECORD.pack(len(payload), sequence, PAUSE) + payload)
 
     def ids(self, next_id: int, sequence: int) -> bytes:
-        """An IDS record."""
+        """Return an IDS record."""
         payload = IDS_FIELDS.pack(next_id)
         return self._seal(_OTHER_RECORD.pack(len(payload), sequence, IDS) + payload)
 
     def mark(self, kind: int, sequence: int) -> bytes:
-        """A record that is its kind alone: IMPORT_BEGIN, IMPORT_END or IMPORT_UNDO."""
+        """Return a record without payload: IMPORT_BEGIN, IMPORT_END or IMPORT_UNDO."""
         return self._seal(_OTHER_RECORD.pack(0, sequence, kind))
 
     def _seal(self, rest: bytes) -> bytes:
@@ -343,9 +343,9 @@ class Encoder:
 
 
 def is_job(start: bytes, body: bytes, size: int, id: int, seed: int) -> bool:
-    """Return whether *start*, then *body*, are a sound JOB record of the job *id*, of *size* bytes.
+    """Return whether *start* and *body* are a sound JOB record of the job *id*, of *size* bytes.
 
-    The CRCs of its segment start from *seed*.
+    *seed* is the initial value of the CRCs of its segment.
     """
     if len(start) + len(body) != size:
         return False
@@ -356,12 +356,12 @@ def is_job(start: bytes, body: bytes, size: int, id: int, seed: int) -> bool:
 
 
 def seed_of(salt: bytes) -> int:
-    """Where the CRCs of a segment with this *salt* start from."""
+    """Return the initial value of the CRCs of a segment with *salt*."""
     return int.from_bytes(salt, "little")
 
 
 def _clamp_counts(job: Job) -> None:
-    """Hold *job*'s counts, which may have passed what a record takes, to that."""
+    """Limit the counts of *job*, which may exceed 32 bits, to what a record holds."""
     job.reserves = min(job.reserves, _U32)
     job.timeouts = min(job.timeouts, _U32)
     job.releases = min(job.releases, _U32)

@@ -1,7 +1,7 @@
-"""Replaying segments: from their bytes to jobs, pauses and a report of every kind of damage.
+"""Replay of segments: from their bytes to jobs, pauses and a report of all damage.
 
-Pure, and proof against any bytes: it never raises on what a file holds and never invents a job, since nothing
-counts whose CRC is wrong. What it does with each kind of damage is in docs/journal-format.md.
+Pure, and safe with any bytes: it raises no exception because of the content of a file, and invents no job, since
+records with a wrong CRC are ignored. docs/journal-format.md says how it treats each kind of damage.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ _EVENT_AFTER_RESERVE: Final = record.HEADER_SIZE + record.RESERVE_FIELDS.size
 _AFTER_PREFIX: Final = record.PREFIX_SIZE
 
 UNKNOWN: Final = -2
-"""What was the last record before damage to the oldest file; a segment that records anew makes that good."""
+"""Number of the last record before damage to the oldest file; a segment that rewrites the records repairs that."""
 
 NEVER: Final = 2**64
-"""From which record on all is told again, if none is."""
+"""Value of `rewritten_from` for a segment of which no record was rewritten."""
 
 _IMPOSSIBLE: Final = 2**record.BITS
 _ID_LIMIT: Final = record.ID_LIMIT
 
 SECTOR: Final = 512
-"""What a disk writes whole or not at all, bytes."""
+"""Bytes that a disk writes atomically."""
 
 
 @dataclass(slots=True)
 class Damage:
-    """Something in a file that is not as it was written.
+    """A part of a file that is not as it was written.
 
-    offset          where it begins, bytes from the start of the file.
-    bytes_lost      its length.
-    records_lost    how many records it held, by the sequence numbers around it; None if that cannot be told.
-    is_torn_tail    a crash or a failing disk leaves it so, and nothing acknowledged is lost: it is the end of the
-                    newest segment, or all that was there was recorded anew.
+    offset          start of the part, bytes from the start of the file.
+    bytes_lost      length of the part.
+    records_lost    number of records in it, by the sequence numbers around it; None if unknown.
+    is_torn_tail    a crash or a failing disk has caused it, and nothing acknowledged is lost: it is the end of the
+                    newest segment, or its records were rewritten.
     """
 
     file: str
@@ -66,12 +66,12 @@ class Damage:
 class Replayed:
     """One segment after its replay.
 
-    end     where its sound records end, or those that count.
-    ids     the jobs it has a JOB record of, in their order.
-    starts  where those records begin, if bodies may have to be read back.
+    end     offset of the end of its sound records that count.
+    ids     id of each JOB record, in order.
+    starts  offset of each JOB record, if bodies may be read back.
     has_repeats it has two JOB records of one job.
-    is_newest   no later one was begun.
-    told_again  the first record that a later one tells again; a higher number than any here if none is.
+    is_newest   no later segment was begun.
+    rewritten_from  number of the first record that a later segment rewrites; NEVER if none is.
     """
 
     file: str
@@ -79,7 +79,7 @@ class Replayed:
     end: int
     ids: array[int]
     is_newest: bool
-    told_again: int
+    rewritten_from: int
     records: int = 0
     starts: array[int] = field(default_factory=lambda: array("Q"))
     has_repeats: bool = False
@@ -87,17 +87,17 @@ class Replayed:
 
 @dataclass(slots=True)
 class Recovery:
-    """What the segments of a journal hold; fed one by one to `replay`, in the order of their numbers.
+    """The state that the segments of a journal hold. Pass them to `replay` in the order of their numbers.
 
-    tube_of     gives the tube of a name, made if need be.
-    jobs        by id; empty at first, and filled. Their states are as last recorded till `settle`.
-    pauses      end and length by tube name, nanoseconds.
-    highest_number  of any segment's file, whatever it holds.
-    sequence    of the last record.
-    is_readable all segments are of a version that this server knows.
+    tube_of     returns the tube of a name, which it creates if needed.
+    jobs        jobs by id; empty at first. Until `settle`, their states are as last recorded.
+    pauses      end and length of each pause in nanoseconds, by tube name.
+    highest_number  highest number of a segment file, whatever it contains.
+    sequence    number of the last record.
+    is_readable all segments are of a version that this server reads.
     is_import_open  after `settle`: an import had begun and not ended.
-    returned    after `settle`: the jobs whose reservation it has ended, and noted so among their events.
-    memory      bytes of bodies that may be kept in memory, the first ones; None for all.
+    returned    after `settle`: the jobs whose reservations it has ended, which is their last event.
+    memory      bytes of memory that are left for bodies; None for no limit.
     """
 
     tube_of: Callable[[bytes], Tube]
@@ -112,7 +112,7 @@ class Recovery:
     is_readable: bool = True
     returned: list[Job] = field(default_factory=list)
     memory: int | None = None
-    _next_id_told: int = 1
+    _recorded_next_id: int = 1
     _highest_id: int = 0
     _tubes: dict[bytes, Tube] = field(default_factory=dict)
     _last: Job = field(default_factory=lambda: Job(0, Tube(b"", {}), b"", 0, 0, 0, 0))
@@ -120,11 +120,13 @@ class Recovery:
     _damaged_after: list[tuple[int, Damage]] = field(default_factory=list)
     _blank: list[tuple[str, int]] = field(default_factory=list)
 
-    def replay(self, file: str, number: int, data: bytes, is_newest: bool, told_again: int = NEVER) -> Replayed | None:
-        """Take in the segment *number*, whole; return what it was, or None if its head was not sound.
+    def replay(
+        self, file: str, number: int, data: bytes, is_newest: bool, rewritten_from: int = NEVER
+    ) -> Replayed | None:
+        """Replay the whole segment *number*; return it, or None if its header is not sound.
 
-        *told_again* is what `retold` says of it. An empty or zeroed file is a segment that was made ahead of its use:
-        it is nothing, and no damage, unless it stands below all others: see `_note_blank`.
+        *rewritten_from* comes from `rewrite_points`. An empty or zeroed file is a segment that was created ahead of its
+        use: it is no damage, unless its number is below all others (see `_note_blank`).
         """
         self.highest_number = max(self.highest_number, number)
         if not data.strip(b"\0"):
@@ -143,16 +145,16 @@ class Recovery:
         if header.number != number:
             self.damage.append(Damage(file, 0, len(data), f"is a copy of segment {header.number}"))
             return None
-        segment = Replayed(file, header, record.SEGMENT_HEADER_SIZE, array("Q"), is_newest, told_again)
+        segment = Replayed(file, header, record.SEGMENT_HEADER_SIZE, array("Q"), is_newest, rewritten_from)
         self._note_start(segment, data)
-        self._next_id_told = max(self._next_id_told, header.next_id)
+        self._recorded_next_id = max(self._recorded_next_id, header.next_id)
         self._replay_records(segment, data)
         self.segments.append(segment)
         self.records += segment.records
         return segment
 
     def extend(self, data: bytes) -> None:
-        """Take in *data*, whole records that were added to the newest segment since it was replayed."""
+        """Replay *data*, whole records that were appended to the newest segment since its replay."""
         segment = self.segments[-1]
         begin, segment.end, records = segment.end, 0, segment.records
         self._replay_records(segment, data)
@@ -160,14 +162,14 @@ class Recovery:
         self.records += segment.records - records
 
     def forget_tubes(self, names: Iterable[bytes]) -> None:
-        """Forget the tubes *names*, which no job is in."""
+        """Forget the tubes *names*, which have no jobs."""
         for name in names:
             self._tubes.pop(name, None)
 
     def settle(self, now: int) -> None:
-        """Undo an import cut short, end all reservations, make due jobs ready, and give tubes their pauses.
+        """Undo an interrupted import, end all reservations, make due jobs ready, and pause tubes.
 
-        If the clock was set back, nothing was created in the future, and no delay or pause is longer than asked for.
+        If the clock was set back, limit creation times to *now*, and delays and pauses to the requested lengths.
         """
         self.is_import_open = self._import_undo is not None
         self._undo_import()
@@ -187,9 +189,9 @@ class Recovery:
             tube.paused_until, tube.pause = min(until, now + length), length
 
     def _return(self, job: Job, now: int) -> None:
-        """End the reservation of *job*.
+        """End the reservation of *job*, which makes it ready.
 
-        It is ready then; or buried or delayed, if reserve-job took it while it was, and its delay is not over.
+        A buried or delayed job that reserve-job took becomes that again, unless its delay is over.
         """
         if job.state == RESERVED or (job.state == DELAYED and job.deadline <= now):
             job.state, job.deadline = READY, now
@@ -199,31 +201,31 @@ class Recovery:
 
     @property
     def next_id(self) -> int:
-        """Above every job id ever given."""
-        return max(self._next_id_told, self._highest_id + 1)
+        """The next job id, above every id that was given."""
+        return max(self._recorded_next_id, self._highest_id + 1)
 
     @property
     def is_sound(self) -> bool:
-        """Whether nothing was lost but what a crash may tear."""
+        """Whether nothing was lost except torn tails, which a crash may leave."""
         return all(damage.is_torn_tail for damage in self.damage)
 
     def _note(self, damage: Damage, sequence: int) -> None:
-        """Note *damage*; the last sound record before it has the number *sequence*."""
+        """Note *damage*; *sequence* is the number of the last sound record before it."""
         self.damage.append(damage)
         self._damaged_after.append((sequence, damage))
 
     def _note_start(self, segment: Replayed, data: bytes) -> None:
-        """See what *segment* goes on from: damage to what it tells of again is none, and a gap is damage."""
+        """Compare the start of *segment* with the records so far: note a gap, and ignore damage that it rewrites."""
         first_sequence = segment.header.first_sequence
         has_records = len(data) >= segment.end + record.HEADER_SIZE
         first = record.HEADER.unpack_from(data, segment.end)[3] if has_records else 0
-        tells_again = first > first_sequence or first_sequence == 1
-        if tells_again:
+        is_rewrite = first > first_sequence or first_sequence == 1
+        if is_rewrite:
             self._blank.clear()
         elif first == first_sequence:
             self._note_blank(segment)
         for sequence, damage in self._damaged_after:
-            if (tells_again and sequence == UNKNOWN) or first_sequence <= sequence + 1:
+            if (is_rewrite and sequence == UNKNOWN) or first_sequence <= sequence + 1:
                 damage.is_torn_tail = True
         lost = segment.header.first_sequence - self.sequence - 1
         if self.segments and lost > 0:
@@ -232,9 +234,9 @@ class Recovery:
         self.sequence = max(self.sequence, segment.header.first_sequence - 1)
 
     def _note_blank(self, segment: Replayed) -> None:
-        """Note the blank files below *segment*, which begins with its own first record, as damage: they were in use.
+        """Note the blank files below *segment*, which rewrites nothing, as damage: they were in use.
 
-        What was made ahead is used lowest first, and what a failed write left blank is told again.
+        Segments created ahead are used in rising order, and the records of a failed write are rewritten.
         """
         reason = f"is blank, though {segment.file} goes on from it"
         self.damage += [Damage(file, 0, size, reason) for file, size in self._blank]
@@ -245,7 +247,7 @@ class Recovery:
         seed, end, at = record.seed_of(salt), len(data), segment.end
         view, unpack, header_size = memoryview(data), record.HEADER.unpack_from, record.HEADER_SIZE
         sequence, is_next = self.sequence, False
-        apply, smallest = self._appliers(), record.SMALLEST_PAYLOAD
+        apply, smallest = self._appliers(), record.MIN_PAYLOAD
         while at + header_size <= end:
             marker, crc, length, number, kind = unpack(data, at)
             stop = at + header_size + length
@@ -254,7 +256,7 @@ class Recovery:
                 continue
             if sequence < number < _IMPOSSIBLE and length >= smallest.get(kind, length + 1):
                 if is_next and number != sequence + 1:
-                    if sequence + 1 >= segment.told_again:
+                    if sequence + 1 >= segment.rewritten_from:
                         break
                     self._note(Damage(segment.file, at, 0, "records are missing", number - sequence - 1), sequence)
                 sequence, is_next = number, True
@@ -270,15 +272,15 @@ class Recovery:
             self._note_tail(segment, at, end, sequence)
 
     def _skip_damage(self, segment: Replayed, data: bytes, at: int, sequence: int) -> int:
-        """Note what is wrong at *at*; return where to go on: the next sound record, or the end of *data*.
+        """Note the damage at *at*; return the offset of the next sound record, or of the end of *data*.
 
-        A sector of the newest segment that was never written is where the last write was torn: power was lost
-        while sectors were on their way in any order, and nothing behind it was acknowledged. Nor was anything behind
-        damage to what is told again, be it in part: it would not go together with what stands there.
+        A sector of the newest segment that was never written is where the last write was torn: sectors may be written
+        in any order before a power failure, and nothing after it was acknowledged. Records after damage in a part that
+        was rewritten were not acknowledged either; they would not fit the records of the rewrite.
         """
         resume = self._next_sound(segment.header.salt, data, at + 1)
         is_torn = resume is not None and segment.is_newest and _is_unwritten(data, at, resume)
-        if resume is not None and not is_torn and sequence + 1 < segment.told_again:
+        if resume is not None and not is_torn and sequence + 1 < segment.rewritten_from:
             number = record.HEADER.unpack_from(data, resume)[3]
             lost = max(0, number - sequence - 1)
             self._note(Damage(segment.file, at, resume - at, "damaged", lost), sequence)
@@ -292,18 +294,18 @@ class Recovery:
         self._note(Damage(segment.file, at, end - at, reason, is_torn_tail=segment.is_newest), sequence)
 
     def _next_sound(self, salt: bytes, data: bytes, at: int) -> int | None:
-        """The first place from *at* on where a sound record stands. Salts are random: few places get a CRC."""
+        """Return the offset of the first sound record from *at* on, or None. Only offsets with the salt get a CRC."""
         seed, view = record.seed_of(salt), memoryview(data)
         while (at := data.find(salt, at)) >= 0 and at + record.HEADER_SIZE <= len(data):
             _, crc, length, _, kind = record.HEADER.unpack_from(data, at)
             stop = at + record.HEADER_SIZE + length
-            is_whole = kind in record.SMALLEST_PAYLOAD and stop <= len(data)
+            is_whole = kind in record.MIN_PAYLOAD and stop <= len(data)
             if is_whole and crc32(view[at + _AFTER_PREFIX : stop], seed) == crc:
                 return at
             at += 1
         return None
 
-    # One method a kind of record: each is handed the file, where the record begins and ends, and its segment
+    # One method a kind of record; *at* and *stop* are the offsets of the record in *data*
 
     def _appliers(self) -> dict[int, Callable[[bytes, int, int, Replayed], None]]:
         return {
@@ -377,25 +379,25 @@ class Recovery:
             self._highest_id = id
 
     def _index(self, job: Job, at: int, segment: Replayed) -> None:
-        """Note where the record of *job* is, and leave its body there if memory has no room for it."""
+        """Note the offset of the record of *job*, and drop its body from memory if that has no room for it."""
         assert self.memory is not None
         segment.starts.append(at)
         before = self.jobs.get(job.id)
         segment.has_repeats |= before is not None and before.segment == job.segment
-        self._give_back(before)
+        self._release_memory(before)
         if job.size > SMALL and self.memory < job.size + BODY_COST:
             job.body = None
         else:
             self.memory -= job.size + BODY_COST
         self.memory -= JOB_COST
 
-    def _give_back(self, job: Job | None) -> None:
-        """Count the memory of *job*, which goes, as free."""
+    def _release_memory(self, job: Job | None) -> None:
+        """Count the memory of *job*, which was deleted, as free."""
         if self.memory is not None and job is not None:
             self.memory += JOB_COST + (0 if job.body is None else job.size + BODY_COST)
 
     def _tube(self, name: bytes) -> Tube | None:
-        """The tube *name*, or None if no tube may be called so."""
+        """Return the tube *name*, or None if that is not a valid name."""
         tube = self._tubes.get(name)
         if tube is None and is_tube_name(name):
             tube = self._tubes[name] = self.tube_of(name)
@@ -415,7 +417,7 @@ class Recovery:
         self._note_event(data, at, at + _EVENT_AFTER_UPDATE)
 
     def _note_event(self, data: bytes, at: int, event_at: int) -> Job | None:
-        """Add to the job of the record at *at* the event at *event_at*; return the job, if there is one."""
+        """Add the event at *event_at* to the job of the record at *at*; return the job, or None."""
         (id,) = record.DELETE_FIELDS.unpack_from(data, at + _JOB_AT)  # each record of a job begins with its id
         job = self.jobs.get(id)
         if job is not None:
@@ -430,7 +432,7 @@ class Recovery:
         if not job_history.is_reserved(job.events):
             job.state, job.deadline = READY, job_history.last(job.events).at
         elif job.state == READY or (job.state == DELAYED and job.deadline <= job_history.last(job.events).at):
-            job.state = RESERVED  # else reserve-job took it, and `settle` returns it to what it was
+            job.state = RESERVED  # else reserve-job took it, and `settle` restores its state
 
     def _reserve(self, data: bytes, at: int, stop: int, segment: Replayed) -> None:
         id, reserves, timeouts = record.RESERVE_FIELDS.unpack_from(data, at + _JOB_AT)
@@ -442,7 +444,7 @@ class Recovery:
 
     def _delete(self, data: bytes, at: int, stop: int, segment: Replayed) -> None:
         (id,) = record.DELETE_FIELDS.unpack_from(data, at + _JOB_AT)
-        self._give_back(self.jobs.pop(id, None))
+        self._release_memory(self.jobs.pop(id, None))
         if self._highest_id < id < _ID_LIMIT:
             self._highest_id = id
 
@@ -457,7 +459,7 @@ class Recovery:
     def _ids(self, data: bytes, at: int, stop: int, segment: Replayed) -> None:
         (next_id,) = record.IDS_FIELDS.unpack_from(data, at + _JOB_AT)
         if next_id <= _ID_LIMIT:
-            self._next_id_told = next_id
+            self._recorded_next_id = next_id
 
     def _import_begin(self, data: bytes, at: int, stop: int, segment: Replayed) -> None:
         self._undo_import()
@@ -478,10 +480,10 @@ class Recovery:
         self._import_undo = None
 
 
-def retold(heads: dict[int, bytes]) -> dict[int, int]:
-    """By the number of each segment, whose *heads* are given: the first record that a later one tells of, or NEVER.
+def rewrite_points(heads: dict[int, bytes]) -> dict[int, int]:
+    """Return, by the number of each segment: the number of the first record that later ones rewrite, or NEVER.
 
-    What the segment itself has from there on was recorded anew, after the disk had failed.
+    *heads* are the first bytes of each segment. After a disk failure, records from that number on were rewritten.
     """
     found, lowest = {}, NEVER
     for number in sorted(heads, reverse=True):
@@ -494,12 +496,12 @@ def retold(heads: dict[int, bytes]) -> dict[int, int]:
 
 
 def is_begun(data: bytes) -> bool:
-    """Whether the head of a segment of *data* was ever written whole; if not, nothing in it was acknowledged."""
+    """Return whether the header of the segment *data* was written whole; if not, nothing in it was acknowledged."""
     size = record.SEGMENT_HEADER_SIZE
     return len(data.rstrip(b"\0")) >= size and bool(data[:size].strip(b"\0"))
 
 
 def _is_unwritten(data: bytes, at: int, end: int) -> bool:
-    """Whether a sector between *at* and *end*, or what there is of it from *at* on, is zeros."""
+    """Return whether a sector between *at* and *end*, or its part from *at* on, is zeros."""
     ends = range(at // SECTOR * SECTOR + SECTOR, end + 1, SECTOR)
     return any(not data[max(at, stop - SECTOR) : stop].strip(b"\0") for stop in ends)

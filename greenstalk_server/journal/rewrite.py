@@ -27,30 +27,30 @@ from greenstalk_server.journal.segment_log import UNMEASURED, SegmentLog, enlarg
 from greenstalk_server.journal.space import Space
 
 REWRITE_BODIES: Final = 2**24
-"""Bytes of bodies of jobs on finished segments that a rewrite records whole; of further jobs it records the changes."""
+"""Bytes of bodies of jobs in finished segments that a rewrite copies; of further jobs it records only changes."""
 
 REWRITE_SLICE: Final = 2048
 GATHER_COST: Final = 64
 PLAN_COST: Final = 3
 ENCODE_COST: Final = 8
 BYTES_PER_COST: Final = 512
-"""Work after which a rewrite lets other greenlets run, about 1 ms, and its parts: GATHER_COST for each GATHERED ids,
-PLAN_COST for each time that a job is looked at, ENCODE_COST for a record and 1 for each BYTES_PER_COST of it."""
+"""REWRITE_SLICE: cost after which a rewrite yields to the event loop, about 1 ms. It is the sum of GATHER_COST for each
+GATHER_BATCH ids, PLAN_COST for each look at a job, ENCODE_COST for each record, and 1 for each BYTES_PER_COST of it."""
 
-GATHERED: Final = 1024
-"""Ids of jobs that a rewrite puts on its list at a time."""
+GATHER_BATCH: Final = 1024
+"""Ids of jobs that a rewrite lists at a time."""
 
 NEVER: Final = 2**63
-"""Above every sequence number."""
+"""A number above every sequence number."""
 
 
 class Step:
     """One step of a rewrite.
 
-    copies      jobs to be recorded whole.
-    changes     jobs whose JOB record is on disk, of which the rest is recorded, and the last event.
+    copies      jobs that get a JOB record.
+    changes     jobs whose JOB record is on disk, and that get an UPDATE or RESERVE record with their last event.
     deletes     ids of jobs that were deleted.
-    is_last     nothing remains to be rewritten after it, unless commands run meanwhile.
+    is_last     nothing remains to rewrite after it, unless commands run meanwhile.
     """
 
     __slots__ = ("changes", "copies", "deletes", "is_last")
@@ -63,7 +63,7 @@ class Step:
 
 
 class Meter:
-    """Counts the work of one attempt at a step of a rewrite.
+    """Counts the cost of one attempt at a step, and ends its slices.
 
     is_sliced   other greenlets have run since the attempt began.
     """
@@ -75,7 +75,7 @@ class Meter:
         self.is_sliced: bool = False
 
     def is_due(self, cost: int) -> bool:
-        """Count *cost*; return whether the slice ends here, and the caller must yield."""
+        """Count *cost*; return whether the slice is over, and the caller must yield."""
         self._left -= cost
         if self._left > 0:
             return False
@@ -85,9 +85,9 @@ class Meter:
 
 
 class Rewrite:
-    """Rewrites what failed batches and syncs have left in doubt.
+    """Rewrites the records that failed batches and syncs have left in doubt.
 
-    is_planning     an attempt at a step is under way, which has chosen jobs whose bodies are in memory.
+    is_planning     a step is being planned or recorded, and no body may be evicted: it has chosen jobs by that.
     first_sequence  number of the first record that is in doubt; 0 if none is.
     """
 
@@ -124,11 +124,7 @@ class Rewrite:
         log.unsafe = [log.current]
 
     def record_step(self) -> Generator[None, None, bool]:
-        """Record the next step of the rewrite, for the next batch to write; return False if no step has room.
-
-        It yields after each slice, and commands may run then; nothing else of the rewrite, and no batch. If
-        `wants_bodies` is set after it has returned False, the bodies are to be read back before another attempt.
-        """
+        """Record the next step; see `Binlog.rewrite`. If `Eviction.wanted` is empty after False, no step has room."""
         self.is_planning = True
         try:
             meter = Meter()
@@ -146,9 +142,9 @@ class Rewrite:
             self.is_planning = False
 
     def _gather(self, meter: Meter) -> Generator[None, None, None]:
-        """List what is to be rewritten: all that the failed segments hold, and all that has changed since.
+        """List the jobs and tubes of the failed segments, and those that have changed since.
 
-        A failed segment without a byte in its file is used again.
+        A failed segment with no bytes in its file is used again.
         """
         while self._failed:
             yield from self._gather_from(self._failed[0], meter)
@@ -159,17 +155,17 @@ class Rewrite:
         yield from self._gather_from(self._log.current, meter)
 
     def _gather_from(self, segment: Segment, meter: Meter) -> Generator[None, None, None]:
-        """List what *segment* has records of."""
+        """List the jobs and tubes that *segment* has records of."""
         touched, segment.touched = segment.touched or (), array("Q")
         self._tubes |= segment.touched_tubes
         segment.touched_tubes = set()
-        for begin in range(0, len(touched), GATHERED):
-            self._ids.update(dict.fromkeys(touched[begin : begin + GATHERED]))
+        for begin in range(0, len(touched), GATHER_BATCH):
+            self._ids.update(dict.fromkeys(touched[begin : begin + GATHER_BATCH]))
             if meter.is_due(GATHER_COST):
                 yield
 
     def _forget_number(self, segment: Segment, meter: Meter) -> Generator[None, None, None]:
-        """Note that *segment* holds no job: another one may get its number."""
+        """Note that no job has its newest JOB record in *segment*, whose number is used again."""
         for id in segment.ids:
             job = self._log.jobs.get(id)
             if job is not None and job.segment == segment.number:
@@ -178,9 +174,9 @@ class Rewrite:
                 yield
 
     def _next_step(self, meter: Meter) -> Generator[None, None, Step | None]:
-        """Choose what to rewrite next; None if there is no room, or if bodies have to be read back."""
+        """Plan the next step; return None if none has room, or if bodies must be read back first."""
         kept = self._space.compaction_room()
-        homeless: list[Job] = []  # without a JOB record on disk
+        without_record: list[Job] = []  # with no JOB record on disk
         whole: list[Job] = []
         changed: list[Job] = []
         wanted: list[Job] = []  # as `whole`, but without a body in memory
@@ -191,7 +187,7 @@ class Rewrite:
             if job is None:
                 deletes.append(id)
             elif not self._log.is_finished(job.segment):
-                homeless.append(job)
+                without_record.append(job)
             else:
                 is_whole = size < REWRITE_BODIES and id not in self._eviction.lost
                 size += job.size if is_whole else 0
@@ -201,15 +197,15 @@ class Rewrite:
         if wanted:
             self._eviction.wanted = wanted
             return None
-        step = Step([*homeless, *whole], changed, deletes, is_last=True)
+        step = Step([*without_record, *whole], changed, deletes, is_last=True)
         if (yield from self._fits(step, kept, meter)):
             return step
         self._space.note_full(no_spare())
-        smallest = Step(homeless, [*whole, *changed], deletes, is_last=True)
+        smallest = Step(without_record, [*whole, *changed], deletes, is_last=True)
         if (yield from self._fits(smallest, kept, meter)):
             return smallest
-        if homeless:
-            return (yield from self._fitting(homeless, deletes, meter))
+        if without_record:
+            return (yield from self._fitting(without_record, deletes, meter))
         oldest = self._log.oldest_finished()
         if oldest is not None and self._steps_left > 0:
             live = yield from self._live_in(oldest, meter)
@@ -222,7 +218,7 @@ class Rewrite:
         return smallest if (yield from self._fits(smallest, 0, meter)) else None
 
     def _fitting(self, copies: list[Job], deletes: list[int], meter: Meter) -> Generator[None, None, Step | None]:
-        """A step that is not the last, of *copies* and, if they have room, *deletes*; None if it has no room."""
+        """Return a step of *copies* and, if they fit, *deletes*, which is not the last step; None if it has no room."""
         for some in (deletes, []):
             step = Step(copies, [], some, is_last=False)
             if (yield from self._fits(step, 0, meter)):
@@ -230,7 +226,7 @@ class Rewrite:
         return None
 
     def _live_in(self, segment: Segment, meter: Meter) -> Generator[None, None, list[Job]]:
-        """The jobs that have their newest JOB record in *segment*."""
+        """Return the jobs that have their newest JOB record in *segment*."""
         found: dict[int, Job] = {}
         for id in segment.ids:
             job = self._log.jobs.get(id)
@@ -241,7 +237,7 @@ class Rewrite:
         return list(found.values())
 
     def _fits(self, step: Step, kept: int, meter: Meter) -> Generator[None, None, bool]:
-        """Whether *step* has room, and *kept* bytes remain after it."""
+        """Return whether *step* has room, and leaves *kept* bytes."""
         ahead, free, left = [segment.capacity for segment in self._log.ahead], self._log.free, -1
         header = self._log.header_size()
         for size in self._sizes_of(step):
@@ -256,7 +252,7 @@ class Rewrite:
         return free >= 0 and free + sum(ahead) >= kept
 
     def _sizes_of(self, step: Step) -> Iterator[int]:
-        """The bytes of each record of *step*, after a 0 for the segment that it begins."""
+        """Yield the size of each record of *step*, after a 0 for the segment that it begins."""
         yield 0
         for tube in self._listed_tubes():
             yield record.pause_size(tube)
@@ -268,7 +264,7 @@ class Rewrite:
             yield record.UPDATE_SIZE + record.RESERVE_SIZE
 
     def _listed_tubes(self) -> list[Tube]:
-        """The tubes whose pause, or its end, is to be rewritten."""
+        """Return the tubes whose pause, or its end, is to be rewritten."""
         return [self._log.tubes.get(name) or Tube(name, self._log.jobs) for name in sorted(self._tubes)]
 
     def _record(self, step: Step, meter: Meter) -> Generator[None, None, None]:
@@ -292,9 +288,9 @@ class Rewrite:
             self._log.unsafe.append(discarding)
 
     def _records_of(self, step: Step) -> Iterator[int]:
-        """Add the records of *step*, and take what they are about off the list; yield the cost of each.
+        """Append the records of *step*, and unlist their jobs and tubes; yield the cost of each record.
 
-        Jobs that were deleted since it was planned are left to a later step.
+        Jobs that were deleted since the step was planned are left to a later step.
         """
         for tube in self._listed_tubes():
             self._log.add_pause(tube, self._log.room_for(record.pause_size(tube)))
@@ -316,19 +312,19 @@ class Rewrite:
                 yield ENCODE_COST
 
     def add_change(self, job: Job) -> None:
-        """Record what is true of *job* but its body, and of its events the last ones."""
+        """Record the state of *job* without its body, and its last events."""
         if job.events:
             self._log.add_update(job)
         if job.holder is not None:
             self._log.add_reserve(job)
 
     def _abandon(self, segment: Segment) -> None:
-        """Leave *segment* as it is. Nothing was promised on one that no batch has worked on, which is not kept."""
+        """Keep *segment* until it is superseded. Drop it if no batch on it has succeeded: nothing depends on it."""
         if segment.is_proven:
             segment.take()
             self.first_sequence = min(self.first_sequence, segment.first_sequence)
             self._superseded.append(segment)
-            segment.used = max(segment.used, segment.allocated)  # bytes of the disk that it takes, as it is not cut
+            segment.used = max(segment.used, segment.allocated)  # it is not truncated
             self._log.finished_bytes += segment.used
             return
         del self._log.segments[segment.number]
@@ -336,11 +332,11 @@ class Rewrite:
             self._log.orphaned.append(segment)
 
     def complete_step(self) -> None:
-        """Note that a step of the rewrite, not the last one, is on disk; what it replaces may go.
+        """Note that a step, not the last one, is on disk; remove the segments that it has evacuated.
 
-        Invariant: each step copies all jobs that have no JOB record on disk, so every job has one after it.
+        Invariant: each step copies all jobs with no JOB record on disk, so every job has one afterwards.
         """
-        self._restamp(self._log.on_disk)
+        self._release_removals(self._log.on_disk)
         while (
             (oldest := self._log.oldest_finished()) is not None
             and not oldest.live_bytes
@@ -349,8 +345,8 @@ class Rewrite:
             self._log.remove_after(oldest, self._log.on_disk)
 
     def complete(self, sequence: int) -> None:
-        """Note that all that was to be rewritten is on disk; what it replaces may go."""
-        self._restamp(sequence)
+        """Note that the last step is on disk, up to record *sequence*; remove the segments that it replaces."""
+        self._release_removals(sequence)
         for segment in self._superseded:
             assert not segment.live_bytes
             self._log.remove_after(segment, sequence)
@@ -358,8 +354,8 @@ class Rewrite:
         self._log.free, self._space.margin, self.first_sequence = UNMEASURED, 0, 0
         self._log.wants_rewrite = False
 
-    def _restamp(self, sequence: int) -> None:
-        """Let the segments go whose copies the failure has taken, and which are on disk again with *sequence*."""
+    def _release_removals(self, sequence: int) -> None:
+        """Remove, after record *sequence*, the segments whose copies were in doubt: they are on disk again."""
         self._log.pending_removal = deque(
             [(min(at, sequence) if at == NEVER else at, one) for at, one in self._log.pending_removal]
         )

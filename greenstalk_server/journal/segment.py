@@ -1,4 +1,4 @@
-"""One file of the journal while a server has it: what is in it, and what is still to be written to it."""
+"""One segment of the journal: what its file holds, and what is still to be written to it."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ _FILE_NAME: Final = re.compile(r"journal\.([1-9][0-9]{0,17})", re.ASCII)
 DISCARDING_CAPACITY: Final = 2**63
 
 LARGE_BODY: Final = 16384
-"""Bytes; a larger body is written from where it is, and its checksum is computed then. A smaller one is copied."""
+"""Bytes above which a body is written without a copy, and its checksum is computed when it is written."""
 
 
 def name_of(number: int) -> str:
-    """The file name of the segment *number*."""
+    """Return the file name of the segment *number*."""
     return f"{PREFIX}{number}"
 
 
 def numbers(names: list[str]) -> list[int]:
-    """The numbers of the segments among files of these *names*, rising."""
+    """Return the numbers of the segments among *names* of files, in rising order."""
     return sorted([int(match[1]) for match in map(_FILE_NAME.fullmatch, names) if match is not None])
 
 
 class Unwritten:
-    """Records to be appended to a segment: `chunks` and `unsealed` as those of Segment."""
+    """Records to append to a segment; `chunks` and `unsealed` are as in Segment."""
 
     __slots__ = ("_chunks", "_encoder", "_unsealed")
 
@@ -37,14 +37,14 @@ class Unwritten:
         self._unsealed: list[int] = unsealed
 
     def encode(self) -> list[bytes]:
-        """Return the bytes, in as few pieces as possible without a copy of a large body. Any thread; call once.
+        """Return the bytes in as few pieces as possible, without a copy of a large body. Any thread; call once.
 
-        Checksums of large bodies are computed here.
+        The checksums of large bodies are computed here.
         """
         chunks = self._chunks
         if not self._unsealed:
             return [b"".join(chunks)] if chunks else []
-        self._chunks = []  # else a batch that is kept would keep the bodies of jobs that were deleted
+        self._chunks = []  # else a batch would keep bodies of deleted jobs in memory
         pieces, done = list[bytes](), 0
         for at in self._unsealed:
             chunks[at] = self._encoder.seal_job(chunks[at], chunks[at + 1])
@@ -59,28 +59,29 @@ class Unwritten:
 class Segment:
     """One segment.
 
-    handle      the open file, or None if there is none yet, or it is closed.
+    handle      descriptor of the open file, or None if there is no file yet or it is closed.
     has_file    a file of its name may exist.
-    capacity    bytes of records it may hold.
-    allocated   bytes that its file has room for.
-    first_sequence  as in its header.
+    capacity    maximum bytes of its records.
+    allocated   bytes allocated for its file.
+    first_sequence  the field of its header.
     used        bytes of its records, written or not.
-    written     bytes that are in the file.
+    written     bytes that were written to the file.
     chunks      records not written yet, in order. A record with a large body is two chunks: its start, without the
                 prefix, and the body.
-    unsealed    places among `chunks` of the starts of such records, rising.
-    ids         the jobs it has a JOB record of; `cursor` of them have been looked at by compaction.
-    starts      where those records begin, if bodies may have to be read back.
+    unsealed    indexes in `chunks` of the starts of such records, rising.
+    ids         id of each JOB record, in order.
+    cursor      number of `ids` that compaction has looked at.
+    starts      offset of each JOB record in the file, if bodies may be read back.
     has_repeats it has two JOB records of one job.
-    live_bytes  of JOB records in it that are the newest of their jobs.
+    live_bytes  bytes of its JOB records that are the newest of their jobs.
     copied      bytes of JOB records that compaction has copied out of it.
-    pending_copies  bytes of copies by compaction among `chunks`.
-    last_sequence   number of its last record, once another segment has begun.
-    is_listed   its name in the directory is known to be on disk.
+    pending_copies  bytes of copies by compaction in `chunks`.
+    last_sequence   number of its last record, once another segment was begun.
+    is_listed   its directory entry is known to be on disk.
     is_begun    a write to it was attempted.
-    is_proven   a batch on it has worked, so something may have been promised on it.
-    touched     the jobs of all its records, until it is known to be on disk whole; then None.
-    touched_tubes  names of the tubes whose pause, or its end, is in it.
+    is_proven   a batch on it has succeeded, so clients may depend on it.
+    touched     job ids of all its records until it is known to be on disk whole; then None.
+    touched_tubes   names of the tubes whose pause, or its end, it records.
     """
 
     __slots__ = (
@@ -137,27 +138,27 @@ class Segment:
         self.encoder: record.Encoder = record.Encoder(b"\0\0\0\0")
 
     def unused(self) -> Segment:
-        """A segment with the file of this one, to which nothing was written."""
+        """Return a fresh segment with the file of this one, to which nothing was written."""
         segment = Segment(self.number, self.capacity)
         segment.handle, segment.has_file, segment.is_listed = self.handle, self.has_file, self.is_listed
         segment.capacity = segment.allocated = self.allocated
         return segment
 
     def begin(self, salt: bytes, first_sequence: int, next_id: int) -> None:
-        """Make it ready for records, the header first."""
+        """Append the header, and accept records."""
         self.encoder = record.Encoder(salt)
         self.first_sequence = first_sequence
         self.add_bare(record.SegmentHeader(salt, self.number, first_sequence, next_id).encode())
 
     def add(self, data: bytes, id: int) -> None:
-        """Have *data*, a record about the job *id*, written after all else."""
+        """Append *data*, a record of the job *id*."""
         self.chunks.append(data)
         self.used += len(data)
         if self.touched is not None:
             self.touched.append(id)
 
     def add_large(self, start: bytes, body: bytes, id: int) -> None:
-        """Have the JOB record of the job *id* written after all else; *start* is that of `Encoder.begin_job`."""
+        """Append a JOB record of the job *id* with a large body; *start* is what `Encoder.begin_job` returned."""
         self.unsealed.append(len(self.chunks))
         self.chunks.append(start)
         self.chunks.append(body)
@@ -166,17 +167,17 @@ class Segment:
             self.touched.append(id)
 
     def add_bare(self, data: bytes) -> None:
-        """Have *data*, about no job, written after all else."""
+        """Append *data*, which is about no job."""
         self.chunks.append(data)
         self.used += len(data)
 
     def add_pause(self, data: bytes, name: bytes) -> None:
-        """Have *data*, about the tube *name*, written after all else."""
+        """Append *data*, a record of the tube *name*."""
         self.touched_tubes.add(name)
         self.add_bare(data)
 
     def take(self) -> Unwritten:
-        """Return what is to be written, and forget it."""
+        """Return the records not written yet, and forget them."""
         unwritten = Unwritten(self.encoder, self.chunks, self.unsealed)
         self.chunks, self.unsealed = [], []
         return unwritten
@@ -186,7 +187,7 @@ class Segment:
 
 
 class DiscardingSegment(Segment):
-    """Takes the place of a segment until a rewrite: it keeps only which jobs its records are about."""
+    """Replaces the current segment until a rewrite: discards records, but notes the ids of their jobs."""
 
     __slots__ = ()
 

@@ -174,15 +174,15 @@ class SegmentLog:
             self.evictable.append(segment.number)
 
     def room_for(self, size: int) -> Segment:
-        """The segment that a record of *size* goes to."""
+        """Return the segment for a record of *size* bytes; begin the next one if the current one is too full."""
         if self.current.used + size > self.current.capacity:
             self.begin_segment(size)
         return self.current
 
     def begin_segment(self, size: int, first_sequence: int = 0) -> None:
-        """Make the next segment the current one; it has room for *size* bytes, whatever it begins with.
+        """Make the next segment the current one, with room for *size* bytes after the records that it begins with.
 
-        *first_sequence* is that of the first record that it tells of, if not of its own first one.
+        *first_sequence*: number of the first record that it rewrites, 0 if it rewrites none.
         """
         if self.ahead:
             segment = self.ahead.popleft()
@@ -191,7 +191,7 @@ class SegmentLog:
             self.next_number += 1
             self.free -= segment.capacity
         self.current.last_sequence = self.sequence
-        if self.current.used == record.SEGMENT_HEADER_SIZE:  # it has stayed without records
+        if self.current.used == record.SEGMENT_HEADER_SIZE:  # the current segment has no records
             first_sequence = self.current.first_sequence
         if self.next_id >= self.ids_wanted_at:
             self.reserve_ids(self.next_id)
@@ -206,16 +206,16 @@ class SegmentLog:
         segment.capacity = enlarged(segment.capacity, segment.used, size)
 
     def header_size(self) -> int:
-        """Bytes that a segment begins with: its header, and the pauses of tubes."""
+        """Return the bytes that a segment begins with: its header, and the pauses of tubes."""
         pauses = sum([record.pause_size(tube) for tube in self.tubes.values() if tube.paused_until])
         return record.SEGMENT_HEADER_SIZE + pauses
 
     def new_capacity(self, free: int) -> int:
-        """The capacity of a new segment where *free* bytes are left for it."""
+        """Return the capacity of a new segment for which *free* bytes are left."""
         return max(MIN_SEGMENT, min(self.max_size, free // BLOCK * BLOCK))
 
     def add_job(self, job: Job, size: int, events: bytes = b"") -> None:
-        """Record *job* whole, with *events*, in *size* bytes."""
+        """Append a JOB record of *job* with *events*; the record takes *size* bytes."""
         job.events_recorded = record.events_size(events)
         segment = self.room_for(size)
         self.sequence += 1
@@ -231,14 +231,14 @@ class SegmentLog:
         job.segment = segment.number
 
     def add_copy(self, job: Job) -> int:
-        """Record *job* whole, as before; return how many bytes that takes: not more than before if the disk is full."""
+        """Append another JOB record of *job*; return its size, on a full disk at most that of the last one."""
         events = self.copied_events(job)
         size = record.job_size(job) + record.events_size(events)
         self.add_job(job, size, events)
         return size
 
     def copied_events(self, job: Job) -> bytes:
-        """The events that a copy of *job* contains."""
+        """Return the events for a copy of *job*: on a full disk only as many as its last JOB record has."""
         events = record.events_of(job)
         return job_history.newest(events, job.events_recorded) if self.is_full else events
 
@@ -261,6 +261,7 @@ class SegmentLog:
         segment.add(segment.encoder.delete(id, self.sequence), id)
 
     def add_pause(self, tube: Tube, segment: Segment) -> None:
+        """Record the pause of *tube*, or its end, in *segment*."""
         self.sequence += 1
         segment.add_pause(segment.encoder.pause(tube, self.sequence), tube.name)
 
@@ -280,7 +281,7 @@ class SegmentLog:
             segment.copied = 0
 
     def remove_after(self, segment: Segment, sequence: int) -> None:
-        """Have *segment*, the oldest or superseded, removed once the record *sequence* is on disk, and its copies."""
+        """Remove *segment*, the oldest or a superseded one, once the record *sequence* is on disk."""
         del self.segments[segment.number]
         if self.evictable and self.evictable[0] == segment.number:
             self.evictable.popleft()
@@ -290,23 +291,23 @@ class SegmentLog:
         self.pending_removal.append((sequence, segment))
 
     def oldest_finished(self) -> Segment | None:
-        """The oldest segment, if it is on disk whole."""
+        """Return the oldest segment if it is on disk whole, else None."""
         oldest = next(iter(self.segments.values()), None)
         return oldest if oldest is not None and oldest.touched is None else None
 
     def is_finished(self, number: int) -> bool:
-        """Whether the segment *number* is there, and on disk whole."""
+        """Return whether the segment *number* exists, and is on disk whole."""
         segment = self.segments.get(number)
         return segment is not None and segment.touched is None
 
     def reserve_ids(self, first: int) -> None:
-        """Have a block of ids begin at *first*, if ids are set aside at all; the caller records its end."""
+        """Reserve a block of ids from *first* on, if ids are reserved at all; the caller records its end."""
         if self._reserves_ids:
             self.ids_end = min(first + ID_BLOCK, record.ID_LIMIT)
             self.ids_wanted_at = self.ids_end - ID_BLOCK // 2
 
     def record_id_block(self, first: int) -> bool:
-        """Record a block of ids that begins at *first*; False if that is no id."""
+        """Reserve a block of ids from *first* on, and record its end; return False if *first* is above all ids."""
         if first >= record.ID_LIMIT:
             return False
         self.reserve_ids(first)
@@ -314,7 +315,7 @@ class SegmentLog:
         return True
 
     def add_ids_end(self, next_id: int) -> None:
-        """Record *next_id* as the end of the ids set aside."""
+        """Record *next_id* as the end of the reserved ids."""
         segment = self.room_for(record.IDS_SIZE)
         self.sequence += 1
         segment.add_bare(segment.encoder.ids(next_id, self.sequence))
@@ -338,5 +339,5 @@ class SegmentLog:
 
 
 def enlarged(capacity: int, header: int, size: int) -> int:
-    """The capacity of a segment that begins with *header* bytes and has room for *size* more, at least *capacity*."""
+    """Return the capacity of a segment with *header* bytes and room for *size* more, at least *capacity*."""
     return max(capacity, header + max(size, capacity // 4))

@@ -23,19 +23,19 @@ MIN_FIRST_SEGMENT: Final = 16384
 """Minimum bytes of the first segment of a start on a full disk."""
 
 SEGMENT_OVERHEAD: Final = record.SEGMENT_HEADER_SIZE + record.UPDATE_SIZE
-"""Bytes of a segment that no record takes: its header, and what is left when the next record does not fit."""
+"""Unusable bytes of a segment: its header, and its end when the next record does not fit."""
 
 SPARE_SEGMENTS: Final = 1.5
-"""Segments of free space that puts leave on the disk: the copy of one segment, and releases meanwhile."""
+"""Free space that puts leave on the disk, in segments: for the copy of one segment, and for releases meanwhile."""
 
 SEGMENTS_PER_DISK: Final = 8
-"""A disk holds at least this many segments; on a small disk they are smaller than -s."""
+"""Minimum number of segments that a disk holds; on a small disk segments are smaller than -s."""
 
 FULL_LOG_INTERVAL: Final = 10.0
-"""Seconds for which a disk must have had space before the log says so."""
+"""Seconds without a refused allocation after which the log says that space is available."""
 
 MARGIN: Final = 4 * BLOCK
-"""Bytes that a rewrite counts as used, once more after each allocation that failed though the disk claimed room."""
+"""Bytes that a rewrite counts as used, added after each allocation that failed though the disk reported room."""
 
 LACK_OF_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 
@@ -63,13 +63,13 @@ class Space:
         self._full_at: float | None = None
 
     def fitting_size(self) -> int:
-        """The size of a segment: -s, or less where the disk would not hold SEGMENTS_PER_DISK of them; raise OSError."""
+        """Return the size of a segment: -s, or less if the disk lacks room for SEGMENTS_PER_DISK; raise OSError."""
         self.known_free = self._files.free()
         share = (self.known_free + self._log.finished_bytes) // SEGMENTS_PER_DISK
         return min(self._log.max_size, max(MIN_SEGMENT, share // BLOCK * BLOCK))
 
     def make_first(self) -> None:
-        """Make the segment to begin in, a smaller one if a whole one has no room; raise OSError if none has."""
+        """Create the first segment, a smaller one if the disk is nearly full; raise OSError if none fits."""
         segment = self._log.new_segment()
         free = self._files.free() - self.compaction_room()
         smallest = min(max(self._shown_max_size, MIN_SEGMENT), MIN_FIRST_SEGMENT)
@@ -84,7 +84,7 @@ class Space:
         self._log.ahead.append(segment)
 
     def has_room(self, size: int) -> bool:
-        """Whether a record of *size* has room beside the DELETEs of all jobs; make a segment ahead if it lacks."""
+        """Return whether a record of *size* bytes fits beside the DELETEs of all jobs; allocate a segment if needed."""
         log = self._log
         if log.wants_rewrite:
             return False
@@ -103,7 +103,7 @@ class Space:
         return not is_large or self._grow_ahead(size)
 
     def _may_begin(self) -> bool:
-        """Whether a batch may begin the next segment: room for compaction remains, unless another program took it."""
+        """Return whether a batch may begin the next segment: whether room for compaction remains."""
         others = sum([segment.capacity for segment in list(self._log.ahead)[1:]])
         try:
             return self._files.free() + others >= self.compaction_room()
@@ -111,7 +111,7 @@ class Space:
             return False
 
     def _make_ahead(self) -> bool:
-        """Make a segment ahead here and now; only if upkeep has been overtaken by a burst of puts."""
+        """Create a segment ahead, in this thread; needed only if a burst of puts has overtaken upkeep."""
         segment = self._log.new_segment()
         try:
             if not has_spare(self._files, segment, self._spare()):
@@ -127,7 +127,7 @@ class Space:
         return True
 
     def _grow_ahead(self, size: int) -> bool:
-        """Give the next segment room for a record of *size*, larger than most."""
+        """Give the next segment room for a record of *size* bytes that exceeds a normal segment."""
         segment = self._log.ahead[0]
         assert segment.handle is not None
         size += SEGMENT_OVERHEAD
@@ -144,14 +144,14 @@ class Space:
 
     @property
     def wants_upkeep(self) -> bool:
-        """Whether `upkeep` has something to do now; after an error it waits for a retry."""
+        """Whether `upkeep` has something to do now. After an error it waits for a retry."""
         wants_more = len(self._log.ahead) < self._wanted_ahead() and not self._log.is_full
         return not self._upkeep_error and (wants_more or bool(self._log.orphaned) or self.can_remove())
 
     def upkeep(self, is_retry: bool = True) -> Upkeep | None:
-        """Return what is to be made and removed now, or None. One at a time.
+        """Return the next files to create and remove, or None. At most one upkeep may be outstanding.
 
-        After an error nothing is tried unless *is_retry*; on a full disk making is tried then, or after a removal.
+        After an error, return None unless *is_retry*. On a full disk, create files only on a retry or after a removal.
         """
         self._report_space()
         if self._upkeep_error and not is_retry:
@@ -185,9 +185,9 @@ class Space:
             self._note_space()
 
     def can_remove(self) -> bool:
-        """Whether the first condemned segment may be removed.
+        """Return whether the first segment pending removal may be removed.
 
-        Copies of its jobs are on disk then, and a later segment, whose header has the next id.
+        It may once copies of its jobs are on disk, and a later segment, whose header has the next id.
         """
         if not self._log.pending_removal:
             return False
@@ -195,30 +195,35 @@ class Space:
         return sequence <= self._log.on_disk and segment.number < self._log.newest_on_disk
 
     def _wanted_ahead(self) -> int:
-        """So many that all DELETEs have room; and one more while the disk is full, to see if it still is."""
+        """Return the number of segments ahead: enough for all DELETEs; one more on a full disk, to detect new space."""
         return 1 + len(self._log.jobs) * record.DELETE_SIZE // self._log.max_size + self._log.is_full
 
     def _spare(self, size: int = 0) -> int:
-        """Bytes of the disk that stay free beside segments made ahead, of which one has *size* bytes."""
+        """Return the bytes of the disk that stay free beside segments ahead, of which one has *size* bytes."""
         return int(SPARE_SEGMENTS * max(size, self._log.max_size, self._log.largest))
 
     def compaction_room(self, pending: int = 0) -> int:
-        """Bytes that must remain to copy one segment, less what copies have taken, of which *pending* are unwritten."""
+        """Return the bytes that must remain for the copy of one segment, less those that copies have taken already.
+
+        *pending* bytes of copies are not written yet, and do not count.
+        Invariant: a batch begins a segment only if so many bytes remain.
+        """
         copied = self._log.outstanding - pending
         return max(0, max(self._log.max_size, self._log.largest) + self._log.header_size() + BLOCK - copied)
 
     def measure_free(self) -> int:
-        """The free bytes of the disk that a rewrite may use."""
+        """Return the free bytes of the disk that a rewrite may use."""
         try:
             return max(0, self._files.free() - self.margin)
         except OSError:
             return 0
 
     def widen_margin(self) -> None:
-        """Count more bytes as used: an allocation has failed though the disk claimed room for it."""
+        """Count more bytes as used: an allocation has failed though the disk reported room for it."""
         self.margin += MARGIN
 
     def note_full(self, error: OSError) -> None:
+        """Note that the disk is full, because of *error*."""
         self.refusal = str(error)
         if self._full_at is None:
             log.error("journal: disk full: %s; puts return OUT_OF_MEMORY until space is available", error)
@@ -229,13 +234,13 @@ class Space:
         self._log.is_full = False
 
     def _report_space(self) -> None:
-        """Log the end of a full disk once it has lasted: under load a disk is full and not full many times a second."""
+        """Log that space is available once it has been for a while: under load that changes many times a second."""
         if self._full_at is not None and not self._log.is_full and time.monotonic() - self._full_at > FULL_LOG_INTERVAL:
             log.warning("journal: space is available again; puts are accepted")
             self._full_at = None
 
     def _note_upkeep_error(self, error: OSError, message: str) -> None:
-        """Log *message*, with the reason at its %s, unless upkeep has failed before and not worked since."""
+        """Log *message*, in which %s stands for *error*, unless the last upkeep has failed too."""
         if error.errno in LACK_OF_ROOM:
             self.note_full(error)
             return

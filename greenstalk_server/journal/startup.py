@@ -1,6 +1,6 @@
-"""From a directory to a broker that has its jobs: recovery, and the import of beanstalkd's own files.
+"""The start of a server on a directory: recovery of its jobs, and the import of beanstalkd's binlog.
 
-Blocks; for the time before anyone is served.
+Blocks; for the time before clients are served.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from greenstalk_server.core.job import BURIED, DELAYED, READY, Job
 from greenstalk_server.journal import beanstalkd, record
 from greenstalk_server.journal.beanstalkd import ImportedJob
 from greenstalk_server.journal.files import Files
-from greenstalk_server.journal.recovery import Recovery, is_begun, retold
+from greenstalk_server.journal.recovery import Recovery, is_begun, rewrite_points
 from greenstalk_server.journal.segment import name_of, numbers
 from greenstalk_server.journal.writer import Binlog
 from greenstalk_server.runtime.exit_codes import EXIT_BINLOG, MEMORY_ADVICE, StartError
@@ -27,14 +27,14 @@ IMPORTED_DIRECTORY: Final = "beanstalkd-imported"
 IMPORT_BATCH: Final = 2**24
 """Bytes of imported jobs that are written at a time."""
 
-PROGRESS_EVERY: Final = 1.0
-"""Seconds between two lines about a long recovery."""
+PROGRESS_INTERVAL: Final = 1.0
+"""Seconds between two log lines about a long recovery."""
 
 
 def recover(files: Files, broker: Broker, binlog: Binlog, now: int, is_strict: bool) -> None:
-    """Fill *broker*, new and empty, and have *binlog* go on where the files end; raise StartError.
+    """Fill *broker*, new and empty, from *files*, and begin *binlog* after them; raise StartError.
 
-    With *is_strict*, damage beyond a torn tail is an error. beanstalkd's files, if there are some, are imported.
+    With *is_strict*, damage other than a torn tail is an error. beanstalkd's files, if there are any, are imported.
     """
     try:
         memory = broker.bodies.limit if broker.bodies is not None else None
@@ -42,7 +42,7 @@ def recover(files: Files, broker: Broker, binlog: Binlog, now: int, is_strict: b
         refuse_unfit(recovery, is_strict)
         _tidy(files, recovery)
         _begin(recovery, broker, binlog, now)
-        write_out(binlog)  # the header alone, which has room: it sets ids aside, so that no put waits for a sync
+        write_out(binlog)  # only the header, which has room: it reserves ids, so that no put waits for a sync
         _record_returns(recovery, binlog)
         next_id = max(recovery.next_id, _import_all(files, broker, binlog, now))
     except OSError as error:
@@ -54,7 +54,7 @@ def recover(files: Files, broker: Broker, binlog: Binlog, now: int, is_strict: b
 
 
 def refuse_unfit(recovery: Recovery, is_strict: bool) -> None:
-    """Raise StartError if a later version has written what *recovery* has read, or if *is_strict* and it is damaged."""
+    """Raise StartError if a later version has written the journal, or if *is_strict* and it is damaged."""
     if not recovery.is_readable:
         raise StartError(LATER_VERSION, EXIT_BINLOG)
     if is_strict and not recovery.is_sound:
@@ -63,13 +63,13 @@ def refuse_unfit(recovery: Recovery, is_strict: bool) -> None:
 
 
 def go_on(recovery: Recovery, broker: Broker, binlog: Binlog, now: int) -> None:
-    """Settle *recovery*, which *broker*'s tables were filled by, and have *binlog* go on where it ends."""
+    """Settle *recovery*, which has filled the tables of *broker*, and begin *binlog* after it."""
     _begin(recovery, broker, binlog, now)
     _record_returns(recovery, binlog)
 
 
 def _begin(recovery: Recovery, broker: Broker, binlog: Binlog, now: int) -> None:
-    """Settle *recovery*, and have *binlog* begin a segment."""
+    """Settle *recovery*, and begin *binlog* after it."""
     recovery.settle(now)
     if recovery.is_import_open:
         log.warning("journal: an import was cut short, and none of its jobs counts")
@@ -77,7 +77,7 @@ def _begin(recovery: Recovery, broker: Broker, binlog: Binlog, now: int) -> None
 
 
 def _record_returns(recovery: Recovery, binlog: Binlog) -> None:
-    """Record which reservations *recovery* has ended. On a full disk that may need more room than the first segment."""
+    """Record which reservations *recovery* has ended. On a full disk this may take more than the first segment."""
     for job in recovery.returned:
         if job.state == READY:
             binlog.lapse(job)
@@ -86,15 +86,15 @@ def _record_returns(recovery: Recovery, binlog: Binlog) -> None:
 
 
 def replay_all(files: Files, recovery: Recovery) -> Recovery:
-    """Replay every segment among *files* into *recovery*; log what was damaged and, if it takes long, how far it is."""
+    """Replay all segments of *files* into *recovery*, and return it; log damage, and the progress of a long replay."""
     found = numbers(files.list())
     newest = next((number for number in reversed(found) if is_begun(files.read(name_of(number)))), 0)
-    again = retold({number: files.read(name_of(number), record.SEGMENT_HEADER_SIZE) for number in found})
-    began = told = time.monotonic()
+    rewritten = rewrite_points({number: files.read(name_of(number), record.SEGMENT_HEADER_SIZE) for number in found})
+    began = logged = time.monotonic()
     for done, number in enumerate(found, 1):
-        recovery.replay(name_of(number), number, files.read(name_of(number)), number >= newest, again[number])
-        if time.monotonic() - told > PROGRESS_EVERY:
-            told = time.monotonic()
+        recovery.replay(name_of(number), number, files.read(name_of(number)), number >= newest, rewritten[number])
+        if time.monotonic() - logged > PROGRESS_INTERVAL:
+            logged = time.monotonic()
             log.info("journal: %d of %d files read, %d jobs so far", done, len(found), len(recovery.jobs))
     for damage in recovery.damage:
         log.warning("journal: %s", damage)
@@ -105,7 +105,7 @@ def replay_all(files: Files, recovery: Recovery) -> Recovery:
 
 
 def _tidy(files: Files, recovery: Recovery) -> None:
-    """Cut torn tails, and remove segments that were made ahead, and those that were torn at their head."""
+    """Truncate torn tails, and remove segments that were created ahead or have a torn header."""
     used = {segment.file for segment in recovery.segments}
     used |= {damage.file for damage in recovery.damage if not damage.is_torn_tail}
     for number in numbers(files.list()):
@@ -121,19 +121,19 @@ def _tidy(files: Files, recovery: Recovery) -> None:
     files.sync_directory()
 
 
-# Taking over from beanstalkd
+# Import from beanstalkd
 
 
 def _import_all(files: Files, broker: Broker, binlog: Binlog, now: int) -> int:
-    """Take over beanstalkd's files, if there are some; return a number above every id they know.
+    """Import beanstalkd's files, if there are any; return a number above all their ids.
 
-    All of it counts or none: the jobs stand between two marks, and the files stay until both are on disk. If they
-    are all here already, somebody has ended between that and the moving of the files, which is then done.
+    The import is atomic: its jobs are between two marks, and the files stay until both marks are on disk. If all jobs
+    are in the journal already, an earlier start was interrupted before it had moved the files, and only this is done.
     """
     names = beanstalkd.find(files.list())
     if not names:
         return 1
-    source = beanstalkd.Binlog()
+    source = beanstalkd.BeanstalkdBinlog()
     for name in names:
         source.read(name, files.read(name))
     for warning in source.warnings():
@@ -188,7 +188,7 @@ def _import(imported: ImportedJob, burial: int, broker: Broker, binlog: Binlog, 
 
 
 def write_out(binlog: Binlog) -> None:
-    """Write and sync all that *binlog* has been told, here and now; raise OSError."""
+    """Write and sync all records of *binlog* in this thread; raise OSError."""
     batch = binlog.take(is_synced=True)
     batch.run()
     binlog.done(batch)

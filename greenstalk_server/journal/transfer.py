@@ -1,8 +1,8 @@
-"""`greenstalk-server journal export` and `journal import`: a directory as an archive, and an archive as a directory.
+"""`greenstalk-server journal export` and `journal import`: from a directory to an archive, and back.
 
-An export reads as `journal check` does, and changes nothing. An import writes the segments of a fresh journal, a
-segment at a time. Its jobs stand between the marks of an import, and the second of these is written once the
-archive has been read to its end: so a start finds all of them or none, whatever happens meanwhile.
+An export reads as `journal check` does, and changes nothing. An import writes a fresh journal, one segment at a time.
+Its jobs are between two marks, and the second mark is written once the archive was read to its end. So a start finds
+all of the jobs or none, even if the import is interrupted.
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ from greenstalk_server.journal.segment import name_of
 from greenstalk_server.runtime.exit_codes import EXIT_BINLOG, EXIT_DAMAGED, EXIT_OK, StartError
 
 SEGMENT_SIZE: Final = 10 * 2**20
-"""Bytes of a segment that an import writes, unless a single job is larger."""
+"""Bytes of a segment that an import writes; a single larger job exceeds it."""
 
 BUFFER: Final = 2**20
 
-LONGEST_HEAD: Final = 65536
-"""Bytes of a first line."""
+MAX_HEAD: Final = 65536
+"""Maximum bytes of the first line."""
 
 
 def export_journal(directory: str, target: str | None, is_quiet: bool = False) -> int:
-    """Write what *directory* holds to the file *target*, or to stdout; return the exit code; raise StartError.
+    """Export the journal in *directory* to the file *target*, or to stdout; return the exit code; raise StartError.
 
-    The file is there whole or not at all. Messages go to stderr; if *is_quiet* only damage is reported.
+    The file is created whole or not at all. Messages go to stderr; if *is_quiet*, only damage is reported.
     """
     now = time.time_ns()
     report = inspect(directory, now, "export")
-    _refuse_what_is_no_whole(report)
+    _refuse_incomplete(report)
     in_use = f"{directory} is in use by {report.holder}" if report.holder else ""
     return write_archive(report.recovery, now, target, in_use, is_quiet)
 
 
 def write_archive(recovery: Recovery, now: int, target: str | None, in_use: str, is_quiet: bool) -> int:
-    """Write what *recovery*, settled, has read to *target*, or to stdout; return the exit code; raise StartError.
+    """Write the settled *recovery* to *target*, or to stdout; return the exit code; raise StartError.
 
-    *in_use* says which server writes to the journal; empty if none does.
+    *in_use*: message that names the server which uses the journal; empty if none does.
     """
     pauses = [Pause(name, until, length) for name, (until, length) in sorted(recovery.pauses.items())]
     jobs = [recovery.jobs[id] for id in sorted(recovery.jobs)]
@@ -65,12 +65,12 @@ def write_archive(recovery: Recovery, now: int, target: str | None, in_use: str,
     for damage in recovery.damage:
         _say(f"{damage}")
     if not is_quiet:
-        _say(f"{_told(Count(len(pauses), len(jobs)))} exported")
+        _say(f"{_describe(Count(len(pauses), len(jobs)))} exported")
     return EXIT_OK if recovery.is_sound else EXIT_DAMAGED
 
 
 def import_journal(directory: str, source: str | None) -> int:
-    """Make a journal in *directory*, which is empty, of the file *source*, or of stdin; raise StartError."""
+    """Import the file *source*, or stdin, into the empty *directory*; return the exit code; raise StartError."""
     _refuse_unless_empty(directory)
     try:
         with closing(_lock(directory)):
@@ -83,7 +83,7 @@ def import_journal(directory: str, source: str | None) -> int:
 
 
 def read_archive(files: Files, named: str, source: str | None) -> None:
-    """Make a journal in *files*, which are none so far, of *source* or stdin; raise StartError or OSError."""
+    """Import *source* or stdin into *files*, which are empty; raise StartError or OSError. *named* is for messages."""
     with _input(source) as lines:
         reader = Reader(lines)
         try:
@@ -91,11 +91,11 @@ def read_archive(files: Files, named: str, source: str | None) -> None:
         except BadLine as error:
             message = f"journal import: {source or 'stdin'}:{reader.number}: {error}; nothing was imported"
             raise StartError(message, EXIT_DAMAGED) from error
-    print(f"{named}: {_told(count)} imported", file=sys.stderr)
+    print(f"{named}: {_describe(count)} imported", file=sys.stderr)
 
 
-def _refuse_what_is_no_whole(report: Report) -> None:
-    """Raise StartError if there is no journal, if a start would refuse it, or bring more than is in it."""
+def _refuse_incomplete(report: Report) -> None:
+    """Raise StartError if there is no journal, if a start would refuse it, or would first import jobs into it."""
     if not report.recovery.is_readable:
         message = f"{report.directory}: a later version has written here; export with that one"
     elif report.source.jobs and not report.is_imported:
@@ -111,7 +111,7 @@ def _refuse_what_is_no_whole(report: Report) -> None:
 
 @contextmanager
 def _output(target: str | None) -> Iterator[BinaryIO]:
-    """What to write to: stdout, or a file that takes the place of *target* once all of it is on disk."""
+    """Provide the output: stdout, or a file that replaces *target* once it is on disk whole."""
     if target is None or _is_special(target):
         with open(target or sys.stdout.fileno(), "wb", BUFFER, closefd=target is not None) as out:
             yield out
@@ -119,7 +119,7 @@ def _output(target: str | None) -> Iterator[BinaryIO]:
     part = f"{target}.part"
     try:
         with suppress(FileNotFoundError):
-            Path(part).unlink()  # left by one that was killed; its mode may be any
+            Path(part).unlink()  # left by an export that was killed; it may have any mode
         with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE), "wb", BUFFER) as out:  # noqa: PTH123
             yield out
             out.flush()
@@ -133,7 +133,7 @@ def _output(target: str | None) -> Iterator[BinaryIO]:
 
 
 def _is_special(target: str) -> bool:
-    """Whether *target* is something to write into rather than to replace, such as a pipe or a device."""
+    """Return whether *target* is written to and not replaced, such as a pipe or a device."""
     try:
         return not stat.S_ISREG(Path(target).stat().st_mode)
     except FileNotFoundError:
@@ -152,13 +152,13 @@ def _input(source: str | None) -> Iterator[Iterator[bytes]]:
 
 
 def _lines(file: BinaryIO) -> Iterator[bytes]:
-    """The lines of *file*, of which the first is cut where no head is so long: that is no archive, and may not end."""
-    yield file.readline(LONGEST_HEAD)
+    """Yield the lines of *file*; limit the first, since a file that is no archive may have no line feed."""
+    yield file.readline(MAX_HEAD)
     yield from file
 
 
 def _refuse_unless_empty(directory: str) -> None:
-    """Raise StartError unless *directory* is one, with nothing in it but a lock."""
+    """Raise StartError unless *directory* is a directory that is empty except for a lock."""
     try:
         names = sorted(set(Directory(directory).list()) - {LOCK_NAME})
     except OSError as error:
@@ -177,7 +177,7 @@ def _lock(directory: str) -> DirectoryLock:
 
 
 def _import(files: Files, reader: Reader) -> Count:
-    """Write all that *reader* gives; return what it was. Whatever is raised, no file stays."""
+    """Write the archive of *reader*; return its counts. Remove all files on any error."""
     segments = _Segments(files, reader.head())
     pauses = jobs = 0
     try:
@@ -200,10 +200,10 @@ def _import(files: Files, reader: Reader) -> Count:
 
 
 class _Segments:
-    """The segments of a fresh journal, of which one at a time is in memory."""
+    """The segments of a fresh journal, one at a time in memory."""
 
     def __init__(self, files: Files, next_id: int) -> None:
-        """*next_id* is above the ids of all jobs to come, and of those that were ever given."""
+        """*next_id* is above every id of the archive, and every id that was given."""
         self.next_id: int = next_id
         self._files: Files = files
         self._number: int = 0
@@ -227,12 +227,12 @@ class _Segments:
         self._add(self._encoder.mark(kind, self._sequence))
 
     def finish(self) -> None:
-        """Write what is left; then all is on disk."""
+        """Write the last segment; then the journal is on disk."""
         self._write()
         self._files.sync_directory()
 
     def remove(self) -> None:
-        """Remove every file that was made."""
+        """Remove every file that was created."""
         for number in range(1, self._number + 1):
             with suppress(OSError):
                 self._files.remove(name_of(number))
@@ -244,14 +244,14 @@ class _Segments:
         self._data[:] = record.SegmentHeader(salt, self._number, self._sequence + 1, self.next_id).encode()
 
     def _add(self, data: bytes) -> None:
-        """Add *data*, the record made last, and have the segment on disk if it is full."""
+        """Append the record *data*, and write the segment if it is full."""
         self._data += data
         if len(self._data) >= SEGMENT_SIZE:
             self._write()
             self._begin()
 
     def _write(self) -> None:
-        """Have the segment on disk, whole before the next one is begun."""
+        """Write and sync the segment, before the next one is begun."""
         handle = self._files.create(name_of(self._number), len(self._data))
         try:
             self._files.write(handle, 0, [bytes(self._data)])
@@ -260,7 +260,7 @@ class _Segments:
             self._files.close(handle)
 
 
-def _told(count: Count) -> str:
+def _describe(count: Count) -> str:
     jobs = "1 job" if count.jobs == 1 else f"{count.jobs} jobs"
     pauses = "1 paused tube" if count.pauses == 1 else f"{count.pauses} paused tubes"
     return f"{jobs} and {pauses}"

@@ -461,7 +461,7 @@ def test_example_in_the_format_document_is_valid() -> None:
     assert isinstance(pause, Pause)
     assert isinstance(job, Job)
     assert (job.state, job.body, archive.VERSION) == (BURIED, b"hello", 1)
-    table = page.partition("| field | |")[2]
+    table = page.partition("| field | meaning |")[2]
     for name in lines_of(example[1].encode())[2].keys() - {"type", "tube"}:
         assert f"`{name}`" in table
 

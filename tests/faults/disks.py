@@ -84,7 +84,7 @@ class FailingDisk:
         fill(self._back / "filler")
 
     def mend(self) -> None:
-        """Fail no more."""
+        """Let writes succeed again."""
         (self._back / "filler").unlink()
 
     def forget(self) -> None:

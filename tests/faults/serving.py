@@ -40,7 +40,7 @@ def id_of(reply: bytes) -> int:
 
 
 def jobs(peer: Peer, ids: list[int]) -> dict[int, bytes]:
-    """The bodies of those of the jobs *ids* that are there."""
+    """Return the bodies of the jobs *ids* that exist."""
     found = {}
     for id in ids:
         word, *rest = peer.ask(b"peek %d" % id).split()

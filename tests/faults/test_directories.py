@@ -1,4 +1,4 @@
-"""Directories that a server cannot have, or whose files are damaged."""
+"""Directories that a server cannot use, or whose files are damaged."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def start(directory: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     return run(*QUIET, "-b", str(directory), *flags)
 
 
-def test_a_second_server_is_told_who_has_the_directory(tmp_path: Path) -> None:
+def test_second_server_on_a_directory_names_the_first(tmp_path: Path) -> None:
     with Daemon(*QUIET, "-b", str(tmp_path)) as first:
         second = start(tmp_path)
         assert second.returncode == 10
@@ -35,15 +35,15 @@ def test_a_second_server_is_told_who_has_the_directory(tmp_path: Path) -> None:
         assert first.ask(b"put 0 0 1 0\r\n\r\n") == b"INSERTED 1"
 
 
-def test_a_directory_is_free_again_when_its_server_is_killed(tmp_path: Path) -> None:
+def test_killed_server_releases_its_directory(tmp_path: Path) -> None:
     with Daemon(*QUIET, "-b", str(tmp_path)) as first:
         first.stop(signal.SIGKILL)
     with Daemon(*QUIET, "-b", str(tmp_path)):
         pass
 
 
-def test_no_id_is_given_again_though_no_job_is_left(tmp_path: Path) -> None:
-    """A server that is killed before it has a record of its own leaves the file that tells of the ids before."""
+def test_ids_of_deleted_jobs_are_not_reused(tmp_path: Path) -> None:
+    """A server that is killed before its first record keeps the file with the next id."""
     flags = (*QUIET, "-b", str(tmp_path), "-f", "0")
     for id in (b"1", b"", b"2"):
         with Daemon(*flags) as server:
@@ -55,7 +55,7 @@ def test_no_id_is_given_again_though_no_job_is_left(tmp_path: Path) -> None:
             server.stop(signal.SIGKILL)
 
 
-def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
+def test_read_only_directory_is_refused(tmp_path: Path) -> None:
     with tmpfs(tmp_path / "disk", SMALL, "ro") as disk:
         refused = start(disk)
     assert refused.returncode == 10
@@ -63,7 +63,7 @@ def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
     assert f"-b {disk}: " in refused.stderr and "Read-only file system" in refused.stderr
 
 
-def test_a_directory_that_is_missing_and_one_that_is_a_file(tmp_path: Path) -> None:
+def test_missing_directory_and_file_are_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for name, reason in (("missing", "No such file or directory"), ("file", "Not a directory")):
         refused = start(tmp_path / name)
@@ -72,7 +72,7 @@ def test_a_directory_that_is_missing_and_one_that_is_a_file(tmp_path: Path) -> N
         assert f"-b {tmp_path / name}: {reason}" in refused.stderr
 
 
-def test_a_directory_whose_disk_has_no_room_for_a_journal(tmp_path: Path) -> None:
+def test_disk_without_room_for_a_journal_is_refused(tmp_path: Path) -> None:
     with tmpfs(tmp_path / "disk", 4096) as disk:
         refused = start(disk)
         assert refused.returncode == 10
@@ -89,7 +89,7 @@ def written(tmp_path: Path) -> tuple[Path, list[int]]:
 
 
 def records_of(path: Path) -> list[tuple[int, int, int]]:
-    """Where each JOB record of a segment begins and ends, and its job."""
+    """Return the start, the end and the job of each JOB record of a segment."""
     data, at, found = path.read_bytes(), record.SEGMENT_HEADER_SIZE, []
     while at + record.HEADER_SIZE <= len(data):
         _, _, length, _, kind = record.HEADER.unpack_from(data, at)
@@ -100,7 +100,7 @@ def records_of(path: Path) -> list[tuple[int, int, int]]:
     return found
 
 
-def test_damage_costs_what_is_damaged_and_is_logged(written: tuple[Path, list[int]]) -> None:
+def test_damage_loses_only_damaged_records_and_is_logged(written: tuple[Path, list[int]]) -> None:
     directory, ids = written
     path = directory / "journal.2"
     at, end, lost = records_of(path)[3]
@@ -125,7 +125,7 @@ def test_damage_costs_what_is_damaged_and_is_logged(written: tuple[Path, list[in
     assert re.search(r"\b1 records?\b", line)
 
 
-def test_a_torn_tail_is_cut_logged_and_not_refused(written: tuple[Path, list[int]]) -> None:
+def test_torn_tail_is_truncated_and_logged(written: tuple[Path, list[int]]) -> None:
     directory, ids = written
     path = max(directory.glob("journal.*"), key=lambda path: (any(path.read_bytes()), int(path.suffix[1:])))
     *_, (at, end, last) = records_of(path)
@@ -141,7 +141,7 @@ def test_a_torn_tail_is_cut_logged_and_not_refused(written: tuple[Path, list[int
         assert path.name not in server.stop()[1]
 
 
-def test_a_missing_segment_is_reported(written: tuple[Path, list[int]]) -> None:
+def test_missing_segment_is_reported(written: tuple[Path, list[int]]) -> None:
     directory, ids = written
     path = directory / "journal.2"
     lost = [id for _, _, id in records_of(path)]

@@ -1,4 +1,4 @@
-"""A disk that fails for a while: nothing is acknowledged that is not safe, and all of it comes back."""
+"""A disk that fails for a while: only safe changes are acknowledged, and all of them are recovered."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def test_nothing_is_acknowledged_while_syncs_fail(failing_disk: FailingDisk) -> 
         assert list(jobs(peer, ids)) == ids[1:]
 
 
-def test_what_a_failed_sync_dropped_is_written_anew(failing_disk: FailingDisk) -> None:
-    """What was acknowledged before a sync that fails is in memory alone then: the kernel takes it for written."""
+def test_records_of_a_failed_sync_are_rewritten(failing_disk: FailingDisk) -> None:
+    """Records acknowledged before a failed sync are in memory only: the kernel counts their pages as written."""
     with serving(failing_disk.path, "-f", "1000") as server, Peer(server) as peer:
         before = [id_of(put(peer, bytes(SIZE))) for _ in range(70)]  # the second segment has room for all that follows
         eventually(lambda: states(peer, before[:1]) == ["ready"], "it answers")
@@ -61,7 +61,7 @@ def test_what_a_failed_sync_dropped_is_written_anew(failing_disk: FailingDisk) -
         assert states(peer, before[20:41]) == ["ready", *["buried"] * 19, "ready"]
 
 
-def test_a_server_that_is_stopped_while_the_disk_fails_says_what_is_lost(failing_disk: FailingDisk) -> None:
+def test_stop_on_a_failing_disk_logs_the_loss(failing_disk: FailingDisk) -> None:
     with serving(failing_disk.path, "-f", "0") as server, Peer(server) as peer:
         ids = [id_of(put(peer, bytes(SIZE))) for _ in range(100)]
         failing_disk.break_down()

@@ -1,4 +1,4 @@
-"""A disk that is full: puts are refused, everything else goes on, and puts too once there is room."""
+"""A full disk: puts are refused until there is space, and all other commands work."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MANY = 5000
 """Rounds of a loop that writes several times what the disk holds, if nothing is compacted."""
 
 
-def test_put_is_refused_and_the_rest_goes_on(small_disk: Path) -> None:
+def test_full_disk_refuses_puts_and_accepts_other_commands(small_disk: Path) -> None:
     with serving(small_disk, "-f", "0") as server, Peer(server) as peer:
         ids = put_until_full(peer, 1000)
         assert len(ids) > 300
@@ -59,7 +59,7 @@ def test_put_is_refused_and_the_rest_goes_on(small_disk: Path) -> None:
         assert int(peer.stats(b"stats-tube default")["pause-time-left"]) > 3500
 
 
-def test_release_and_bury_go_on_for_as_long_as_you_like(small_disk: Path) -> None:
+def test_release_and_bury_work_without_limit_on_a_full_disk(small_disk: Path) -> None:
     with serving(small_disk, "-f", "0") as server, Peer(server) as peer:
         ids = put_until_full(peer, 1000)
         for number in range(MANY):
@@ -76,7 +76,7 @@ def test_release_and_bury_go_on_for_as_long_as_you_like(small_disk: Path) -> Non
 
 
 @syncing
-def test_put_works_again_once_jobs_are_deleted(small_disk: Path, flags: Sequence[str]) -> None:
+def test_put_is_accepted_after_jobs_were_deleted(small_disk: Path, flags: Sequence[str]) -> None:
     with serving(small_disk, *flags) as server, Peer(server) as peer:
         ids = put_until_full(peer, 1000)
         gone = ids[::2]
@@ -97,8 +97,8 @@ def test_put_works_again_once_jobs_are_deleted(small_disk: Path, flags: Sequence
 
 
 @syncing
-def test_put_works_again_once_all_jobs_are_deleted(small_disk: Path, flags: Sequence[str]) -> None:
-    """No record is left to be copied then, whose sync would let the old segments go."""
+def test_put_is_accepted_after_all_jobs_were_deleted(small_disk: Path, flags: Sequence[str]) -> None:
+    """Then no record is copied whose sync would allow the removal of old segments."""
     with serving(small_disk, *flags) as server, Peer(server) as peer:
         ids = put_until_full(peer, 1000)
         peer.send(b"".join(b"delete %d\r\n" % id for id in ids))
@@ -110,7 +110,7 @@ def test_put_works_again_once_all_jobs_are_deleted(small_disk: Path, flags: Sequ
         assert list(jobs(peer, [*ids, *more])) == more
 
 
-def test_put_works_again_once_somebody_else_makes_room(small_disk: Path) -> None:
+def test_put_is_accepted_after_another_program_has_freed_space(small_disk: Path) -> None:
     filler = small_disk / "filler"
     with serving(small_disk, "-f", "0") as server, Peer(server) as peer:
         ids = [id_of(put(peer, bytes(10)))]
@@ -125,8 +125,8 @@ def test_put_works_again_once_somebody_else_makes_room(small_disk: Path) -> None
         assert list(jobs(peer, ids)) == ids
 
 
-def test_each_job_can_be_deleted_from_a_full_disk(small_disk: Path) -> None:
-    """Even if deletes take more room than the jobs did: it is set aside with each put."""
+def test_every_job_can_be_deleted_on_a_full_disk(small_disk: Path) -> None:
+    """Even if deletes take more space than the jobs did: each put reserves it."""
     with serving(small_disk, "-f", "0") as server, Peer(server) as peer:
         count = 4000
         peer.send(b"put 0 0 60 0\r\n\r\n" * count)
@@ -140,7 +140,7 @@ def test_each_job_can_be_deleted_from_a_full_disk(small_disk: Path) -> None:
         assert jobs(peer, ids) == {}
 
 
-def test_a_server_starts_on_a_full_disk(small_disk: Path) -> None:
+def test_server_starts_on_a_full_disk(small_disk: Path) -> None:
     with serving(small_disk, "-f", "0") as server, Peer(server) as peer:
         ids = put_until_full(peer, 1000)
         server.stop(signal.SIGKILL)
@@ -152,7 +152,7 @@ def test_a_server_starts_on_a_full_disk(small_disk: Path) -> None:
 
 
 @syncing
-def test_a_server_starts_on_a_full_disk_though_more_reservations_ended_than_the_first_segment_holds(
+def test_server_starts_on_a_full_disk_with_more_ended_reservations_than_fit_into_the_first_segment(
     small_disk: Path, flags: Sequence[str]
 ) -> None:
     with serving(small_disk, *flags) as server, Peer(server) as peer:
@@ -174,8 +174,8 @@ def test_a_server_starts_on_a_full_disk_though_more_reservations_ended_than_the_
 
 
 @syncing
-def test_a_stop_on_a_full_disk_loses_nothing(small_disk: Path, flags: Sequence[str]) -> None:
-    """Even if another program has taken the room that is kept for compaction."""
+def test_stop_on_a_full_disk_loses_nothing(small_disk: Path, flags: Sequence[str]) -> None:
+    """Even if another program has taken the space reserved for compaction."""
     with serving(small_disk, *flags) as server, Peer(server) as peer:
         ids = put_until_full(peer, 10)
         some = ids[:1000]
@@ -196,7 +196,7 @@ def test_a_stop_on_a_full_disk_loses_nothing(small_disk: Path, flags: Sequence[s
 
 @pytest.mark.parametrize("size", [600_000, 1_100_000, 2_000_000, 4_400_000])
 @pytest.mark.parametrize("disk", [tmpfs, ext4], ids=["tmpfs", "ext4"])
-def test_a_small_disk_under_load_loses_nothing_and_answers_every_command(
+def test_small_disk_under_load_loses_nothing_and_answers_every_command(
     tmp_path: Path, disk: Callable[[Path, int], AbstractContextManager[Path]], size: int
 ) -> None:
     with disk(tmp_path / "disk", size) as directory:
@@ -211,7 +211,7 @@ def test_a_small_disk_under_load_loses_nothing_and_answers_every_command(
         assert report.refused > 0 or size > 2_000_000
 
 
-def test_more_releases_at_a_time_than_the_disk_has_room_for_are_answered(small_disk: Path) -> None:
+def test_batch_of_releases_larger_than_free_space_is_answered(small_disk: Path) -> None:
     """Each writes a record of 83 bytes and one of 50 for the reservation: together more than is free."""
     with serving(small_disk, "-f", "0") as server, contextlib.ExitStack() as stack:
         peers = [stack.enter_context(Peer(server)) for _ in range(8)]

@@ -30,7 +30,7 @@ def one(data: bytes) -> None:
     """Make files from *data*, read them, and start on them."""
     files = _files(Source(data))
     size = sum(map(len, files.values()))
-    source = beanstalkd.Binlog()
+    source = beanstalkd.BeanstalkdBinlog()
     for name in beanstalkd.find(files):
         source.read(name, files[name])
     assert source.records * FIELDS[5].size <= size

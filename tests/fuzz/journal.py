@@ -213,7 +213,7 @@ class Damaged:
         self._is_in_place = False
         data = self.files[name].rstrip(b"\0")
         kind, sequence = source.byte() % 13, 10_000 + source.byte()
-        length = record.SMALLEST_PAYLOAD.get(kind, 0) + source.byte() % 32
+        length = record.MIN_PAYLOAD.get(kind, 0) + source.byte() % 32
         payload = source.take(length).ljust(length, b"\0")
         if kind in (record.JOB, record.JOB_WITH_EVENTS) and source.byte() & 1:
             payload = _plausible(payload, source)

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 
 from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, SECOND, STATE_NAMES
 from greenstalk_server.core.tube import is_tube_name
-from greenstalk_server.journal.beanstalkd import Binlog, ImportedJob, find
+from greenstalk_server.journal.beanstalkd import BeanstalkdBinlog, ImportedJob, find
 from greenstalk_server.runtime.exit_codes import StartError
 from tests.journal.disk import Chance, Disk, Fault, nothing, seeded
 from tests.journal.workload import recovered
@@ -77,8 +77,8 @@ def gone(version: int, job: ImportedJob) -> bytes:
     return short(version, replace(job, state=INVALID))
 
 
-def read(*files: bytes) -> Binlog:
-    binlog = Binlog()
+def read(*files: bytes) -> BeanstalkdBinlog:
+    binlog = BeanstalkdBinlog()
     for number, data in enumerate(files, 1):
         binlog.read(f"binlog.{number}", data)
     return binlog
@@ -103,7 +103,7 @@ def sample(version: int) -> tuple[bytes, list[ImportedJob]]:
 # Names of files
 
 
-def test_files_come_in_the_order_of_their_numbers() -> None:
+def test_files_are_ordered_by_number() -> None:
     names = ["binlog.10", "lock", "binlog.9", "binlog.2"]
     assert find(names) == ["binlog.2", "binlog.9", "binlog.10"]
 
@@ -112,11 +112,11 @@ def test_files_come_in_the_order_of_their_numbers() -> None:
     "name",
     ["binlog", "binlog.", "binlog.0", "binlog.01", "binlog.-1", "binlog.1.gz", "xbinlog.1", "binlog.1\n", "binlog.٣"],
 )
-def test_a_name_that_beanstalkd_does_not_give_is_none_of_its(name: str) -> None:
+def test_other_file_names_are_ignored(name: str) -> None:
     assert find([name]) == []
 
 
-def test_a_name_of_many_digits_is_none_of_its() -> None:
+def test_file_name_with_too_many_digits_is_ignored() -> None:
     assert find(["binlog." + "9" * 5000]) == []
 
 
@@ -124,7 +124,7 @@ def test_a_name_of_many_digits_is_none_of_its() -> None:
 
 
 @versions
-def test_every_state_and_kind_of_record(version: int) -> None:
+def test_every_state_and_kind_of_record_is_read(version: int) -> None:
     data, jobs = sample(version)
     binlog = read(data)
     assert list(binlog.jobs.values()) == jobs
@@ -134,7 +134,7 @@ def test_every_state_and_kind_of_record(version: int) -> None:
 
 
 @versions
-def test_a_zero_tail_of_any_length_ends_the_file(version: int) -> None:
+def test_zero_tail_of_any_length_ends_the_file(version: int) -> None:
     data, jobs = sample(version)
     for length in (1, 3, 4, 8, 80, 84, 4096):
         binlog = read(data + bytes(length))
@@ -142,42 +142,42 @@ def test_a_zero_tail_of_any_length_ends_the_file(version: int) -> None:
         assert binlog.warnings() == []
 
 
-def test_a_change_in_a_later_file_counts() -> None:
+def test_change_in_a_later_file_counts() -> None:
     job = made(1)
     binlog = read(start(V7) + full(V7, job), start(V7) + short(V7, replace(job, state=BURIED, pri=3)))
     assert binlog.jobs[1] == replace(job, state=BURIED, pri=3)
 
 
-def test_files_of_both_versions_make_one_directory() -> None:
+def test_files_of_both_versions_are_read_together() -> None:
     job = made(1)
     binlog = read(start(V5) + full(V5, job), start(V7) + short(V7, replace(job, state=BURIED)) + full(V7, made(2)))
     assert list(binlog.jobs.values()) == [replace(job, state=BURIED), made(2)]
     assert binlog.warnings() == []
 
 
-def test_a_repeated_full_record_replaces_and_keeps_its_place() -> None:
+def test_repeated_full_record_replaces_the_job_in_its_place() -> None:
     first, second = made(1), made(2)
     moved = replace(first, state=BURIED, buries=77)
     binlog = read(start(V7) + full(V7, first) + full(V7, second), start(V7) + full(V7, moved))
     assert list(binlog.jobs.values()) == [moved, second]
 
 
-def test_a_job_never_seen_in_full_is_not_made_up_but_its_id_counts() -> None:
+def test_short_record_without_full_record_reserves_only_the_id() -> None:
     binlog = read(start(V7) + short(V7, made(41, state=BURIED)) + gone(V7, made(42)))
     assert (binlog.jobs, binlog.unknown, binlog.highest_id, binlog.warnings()) == ({}, 2, 42, [])
 
 
-def test_the_id_of_a_deleted_job_counts() -> None:
+def test_id_of_a_deleted_job_counts() -> None:
     assert read(start(V7) + full(V7, made(7)) + gone(V7, made(7))).highest_id == 7
 
 
-def test_a_deadline_counts_for_a_delayed_job_alone() -> None:
+def test_deadline_counts_only_for_a_delayed_job() -> None:
     jobs = [made(id, state=state, deadline=CREATED) for id, state in enumerate((READY, RESERVED, BURIED, DELAYED), 1)]
     binlog = read(start(V7) + b"".join(full(V7, job) for job in jobs))
     assert [job.deadline for job in binlog.jobs.values()] == [0, 0, 0, CREATED]
 
 
-def test_the_longest_name_is_read() -> None:
+def test_longest_tube_name_is_read() -> None:
     name = b"n" * 200
     assert read(start(V7) + full(V7, made(1, tube=name))).jobs[1].tube == name
 
@@ -198,7 +198,7 @@ def test_the_longest_name_is_read() -> None:
         (b"\7\0", "unknown version 7"),
     ],
 )
-def test_a_file_of_no_known_version_is_skipped_with_a_reason(data: bytes, reason: str) -> None:
+def test_file_of_unknown_version_is_skipped_with_a_reason(data: bytes, reason: str) -> None:
     binlog = read(data, start(V7) + full(V7, made(1)))
     assert [str(skipped) for skipped in binlog.skipped] == [f"binlog.1: not read: {reason}"]
     assert list(binlog.jobs) == [1]
@@ -206,7 +206,7 @@ def test_a_file_of_no_known_version_is_skipped_with_a_reason(data: bytes, reason
 
 
 @versions
-def test_a_file_that_was_never_written_is_no_damage(version: int) -> None:
+def test_blank_file_is_no_damage(version: int) -> None:
     for data in (start(version), start(version) + bytes(4092)):
         binlog = read(data)
         assert (binlog.files, binlog.jobs, binlog.warnings()) == (1, {}, [])
@@ -216,7 +216,7 @@ def test_a_file_that_was_never_written_is_no_damage(version: int) -> None:
 
 
 @versions
-def test_torn_at_every_byte_it_keeps_the_records_before(version: int) -> None:
+def test_truncation_at_every_byte_keeps_the_records_before(version: int) -> None:
     """Whether the file is cut or has zeros from there on."""
     data, _ = sample(version)
     whole = _ends(version)
@@ -234,7 +234,7 @@ def test_torn_at_every_byte_it_keeps_the_records_before(version: int) -> None:
 
 
 @versions
-def test_every_bit_flipped_loses_no_more_than_it_says_and_invents_nothing(version: int) -> None:
+def test_flip_of_any_bit_loses_no_more_than_reported_and_invents_no_job(version: int) -> None:
     data, jobs = sample(version)
     for bit in range(len(data) * 8):
         flipped = bytearray(data)
@@ -257,7 +257,7 @@ def test_every_bit_flipped_loses_no_more_than_it_says_and_invents_nothing(versio
     ],
 )
 @versions
-def test_a_full_record_that_cannot_be_is_stepped_over_if_its_end_is_sure(version: int, change: dict[str, int]) -> None:
+def test_impossible_full_record_with_a_certain_end_is_skipped(version: int, change: dict[str, int]) -> None:
     binlog = read(
         start(version) + full(version, made(1)) + full(version, replace(made(2), **change)) + full(version, made(3))
     )
@@ -269,7 +269,7 @@ def test_a_full_record_that_cannot_be_is_stepped_over_if_its_end_is_sure(version
 
 @pytest.mark.parametrize("size", [-(2**31), -1, 0, 1, 100_000, 2**31 - 1])
 @versions
-def test_a_body_size_that_cannot_be_ends_the_file(version: int, size: int) -> None:
+def test_impossible_body_size_ends_the_file(version: int, size: int) -> None:
     head = short(version, made(2), size, b"default")
     binlog = read(start(version) + full(version, made(1)) + head + b"body\r\n" + full(version, made(3)))
     assert list(binlog.jobs) == [1]
@@ -277,7 +277,7 @@ def test_a_body_size_that_cannot_be_ends_the_file(version: int, size: int) -> No
 
 
 @pytest.mark.parametrize("length", [201, 2**31 - 1, -1, -(2**31)])
-def test_a_length_of_name_that_cannot_be_ends_the_file(length: int) -> None:
+def test_impossible_name_length_ends_the_file(length: int) -> None:
     data = start(V7) + full(V7, made(1)) + struct.pack("<i", length) + full(V7, made(2))[4:]
     binlog = read(data, start(V7) + full(V7, made(3)))
     assert list(binlog.jobs) == [1, 3]
@@ -285,7 +285,7 @@ def test_a_length_of_name_that_cannot_be_ends_the_file(length: int) -> None:
     assert (damage.file, damage.offset + damage.bytes_lost) == ("binlog.1", len(data))
 
 
-def test_a_body_without_its_end_is_kept_as_beanstalkd_shows_it_and_told_of() -> None:
+def test_body_without_crlf_is_kept_as_beanstalkd_shows_it_and_reported() -> None:
     zeroed = made(1, bytes(50))
     binlog = read(start(V7) + full(V7, zeroed, b"\0\0") + full(V7, made(2)))
     assert list(binlog.jobs.values()) == [zeroed, made(2)]
@@ -293,7 +293,7 @@ def test_a_body_without_its_end_is_kept_as_beanstalkd_shows_it_and_told_of() -> 
     assert "1: 1" in binlog.warnings()[0]
 
 
-def test_a_body_without_its_end_is_forgotten_with_its_job_or_once_it_is_whole() -> None:
+def test_body_without_crlf_is_forgotten_once_its_job_is_deleted_or_replaced() -> None:
     torn = start(V7) + full(V7, made(1, bytes(50)), b"\0\0")
     assert not read(torn, start(V7) + gone(V7, made(1, bytes(50)))).unended
     assert not read(torn, start(V7) + full(V7, made(1, b"x" * 50))).unended
@@ -310,7 +310,7 @@ def test_a_body_without_its_end_is_forgotten_with_its_job_or_once_it_is_whole() 
     ],
 )
 @versions
-def test_an_impossible_duration_is_mended_if_the_body_vouches(
+def test_impossible_duration_is_corrected_if_the_body_ends_with_crlf(
     version: int, change: dict[str, int], delay: int, ttr: int
 ) -> None:
     binlog = read(start(version) + full(version, replace(made(1), **change)) + full(version, made(2)))
@@ -320,7 +320,7 @@ def test_an_impossible_duration_is_mended_if_the_body_vouches(
     assert list(binlog.jobs) == [1, 2]
 
 
-def test_neither_possible_durations_nor_an_end_is_no_record() -> None:
+def test_impossible_durations_without_crlf_are_no_record() -> None:
     nonsense = full(V7, made(1, ttr=12345), b"\0\0")
     binlog = read(start(V7) + nonsense + full(V7, made(2)))
     assert not binlog.jobs
@@ -329,7 +329,7 @@ def test_neither_possible_durations_nor_an_end_is_no_record() -> None:
 
 @pytest.mark.parametrize("change", [{"created_at": CREATED}, {"state": 9}])
 @versions
-def test_a_change_that_does_not_fit_its_job_is_stepped_over(version: int, change: dict[str, int]) -> None:
+def test_change_that_does_not_match_its_job_is_skipped(version: int, change: dict[str, int]) -> None:
     """Else one bit in an id would delete another job."""
     wrong = replace(made(1, state=INVALID), **change)
     binlog = read(start(version) + full(version, made(1)) + short(version, wrong) + full(version, made(2)))
@@ -337,13 +337,13 @@ def test_a_change_that_does_not_fit_its_job_is_stepped_over(version: int, change
     assert len(binlog.damage) == 1
 
 
-def test_a_change_of_another_size_and_impossible_durations_ends_the_file() -> None:
+def test_change_of_another_size_with_impossible_durations_ends_the_file() -> None:
     wrong = short(V7, made(1, state=BURIED, ttr=1), size=99)
     binlog = read(start(V7) + full(V7, made(1)) + wrong + full(V7, made(2)))
     assert list(binlog.jobs.values()) == [made(1)]
 
 
-def test_another_job_of_the_same_id_does_not_replace_the_first() -> None:
+def test_another_job_with_the_same_id_does_not_replace_the_first() -> None:
     other = made(1, b"other", created_at=CREATED + 999_000)
     binlog = read(start(V7) + full(V7, made(1)) + full(V7, other) + full(V7, made(2)))
     assert list(binlog.jobs.values()) == [made(1), made(2)]
@@ -351,7 +351,7 @@ def test_another_job_of_the_same_id_does_not_replace_the_first() -> None:
 
 
 @versions
-def test_impossible_times_are_held_to_what_a_journal_takes(version: int) -> None:
+def test_impossible_times_are_limited_to_the_range_of_the_journal(version: int) -> None:
     extreme = 2**63 - 1
     unit = UNIT[version]
     jobs = [
@@ -363,7 +363,7 @@ def test_impossible_times_are_held_to_what_a_journal_takes(version: int) -> None
     assert binlog.mended >= {2}
 
 
-def test_what_looks_like_a_record_within_a_body_is_not_one() -> None:
+def test_record_inside_a_body_is_not_read() -> None:
     """Even behind damage: no search for where the next record begins."""
     bait = made(1, full(V7, made(666, tube=b"bait")))
     damaged = b"\xff" * 4 + full(V7, bait)[4:]
@@ -374,13 +374,13 @@ def test_what_looks_like_a_record_within_a_body_is_not_one() -> None:
 @given(st.sampled_from([V5, V7, 0]), st.binary(max_size=400))
 @example(V7, bytes(300) + b"\1")
 @example(V5, bytes(300) + b"\1")
-def test_any_bytes_are_read_without_an_error(version: int, data: bytes) -> None:
+def test_any_input_is_read_without_an_exception(version: int, data: bytes) -> None:
     binlog = read(start(version) + data if version else data)
     _assert_sane(binlog, data)
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(-40, 40)), max_size=12))
-def test_records_shuffled_cut_and_doubled_are_read_without_an_error(pieces: list[tuple[int, int]]) -> None:
+def test_shuffled_truncated_and_repeated_records_are_read_without_an_exception(pieces: list[tuple[int, int]]) -> None:
     data, _ = sample(V7)
     ends = _ends(V7)
     shuffled = b"".join(data[max(0, ends[index] + shift) : ends[index + 1]] for index, shift in pieces)
@@ -397,7 +397,7 @@ def _ends(version: int) -> list[int]:
     return [4 + sum(sizes[:count]) for count in range(len(sizes) + 1)]
 
 
-def _assert_sane(binlog: Binlog, data: bytes) -> None:
+def _assert_sane(binlog: BeanstalkdBinlog, data: bytes) -> None:
     """All jobs are such as a broker may have, and their names and bodies stood in *data*, but for one bit."""
     for id, job in binlog.jobs.items():
         assert id == job.id
@@ -428,7 +428,7 @@ def _stands_in(data: bytes, name: bytes) -> bool:
     return False
 
 
-def _differing(binlog: Binlog, jobs: Sequence[ImportedJob]) -> int:
+def _differing(binlog: BeanstalkdBinlog, jobs: Sequence[ImportedJob]) -> int:
     """How many of *jobs* are not as they were."""
     return sum(binlog.jobs.get(job.id) != job for job in jobs) + max(0, len(binlog.jobs) - len(jobs))
 
@@ -458,8 +458,8 @@ def kill(server: Server) -> None:
     os.kill(server.pid, signal.SIGKILL)
 
 
-def decoded(directory: Path) -> Binlog:
-    binlog = Binlog()
+def decoded(directory: Path) -> BeanstalkdBinlog:
+    binlog = BeanstalkdBinlog()
     for name in binlog_files(directory):
         binlog.read(name, (directory / name).read_bytes())
     return binlog
@@ -469,7 +469,7 @@ def binlog_files(directory: Path) -> list[str]:
     return find(path.name for path in directory.iterdir())
 
 
-def assert_as_beanstalkd_has_it(directory: Path, copy: Path) -> Binlog:
+def assert_as_beanstalkd_has_it(directory: Path, copy: Path) -> BeanstalkdBinlog:
     """Hold what is decoded against what beanstalkd makes of a copy of the directory."""
     shutil.copytree(directory, copy)
     binlog = decoded(directory)
@@ -554,7 +554,7 @@ def change_all_ways(server: Server) -> None:
             client.reserve_job(first + 11)  # released when the connection ends
 
 
-def test_jobs_changed_in_every_way_and_a_clean_stop(tmp_path: Path) -> None:
+def test_jobs_changed_in_every_way_are_imported_after_a_clean_stop(tmp_path: Path) -> None:
     with beanstalkd(tmp_path / "b", "-f", "0") as server:
         change_all_ways(server)
     binlog = assert_as_beanstalkd_has_it(tmp_path / "b", tmp_path / "copy")
@@ -564,7 +564,7 @@ def test_jobs_changed_in_every_way_and_a_clean_stop(tmp_path: Path) -> None:
     assert binlog.warnings() == []
 
 
-def test_jobs_held_when_it_was_killed_come_back_ready(tmp_path: Path) -> None:
+def test_jobs_reserved_at_a_kill_are_imported_as_ready(tmp_path: Path) -> None:
     with beanstalkd(tmp_path / "b", "-f", "0") as server:
         change_all_ways(server)
         with client_of(server, use="held", watch="held") as client:
@@ -576,7 +576,7 @@ def test_jobs_held_when_it_was_killed_come_back_ready(tmp_path: Path) -> None:
     assert [binlog.jobs[id].state for id in held] == [READY] * 5
 
 
-def test_small_files_with_gaps_and_a_compacted_ancient_job(tmp_path: Path) -> None:
+def test_small_files_with_gaps_and_a_compacted_job_are_imported(tmp_path: Path) -> None:
     """Ancient jobs stay among many that come and go: beanstalkd writes them anew, and drops the old files."""
     directory = tmp_path / "b"
     with beanstalkd(directory, "-F", *SMALL_FILES) as server, client_of(server) as client:
@@ -598,7 +598,7 @@ def test_small_files_with_gaps_and_a_compacted_ancient_job(tmp_path: Path) -> No
     assert binlog.warnings() == []
 
 
-def test_a_directory_that_beanstalkd_took_up_again_and_again(tmp_path: Path) -> None:
+def test_directory_of_several_beanstalkd_runs_is_imported(tmp_path: Path) -> None:
     directory = tmp_path / "b"
     for turn in range(4):
         with beanstalkd(directory, "-f", "0", *SMALL_FILES) as server:
@@ -618,7 +618,7 @@ def test_a_directory_that_beanstalkd_took_up_again_and_again(tmp_path: Path) -> 
     assert binlog.files > 3
 
 
-def test_killed_under_load_it_has_every_job_that_was_acknowledged(tmp_path: Path) -> None:
+def test_every_acknowledged_job_is_imported_after_a_kill_under_load(tmp_path: Path) -> None:
     directory = tmp_path / "b"
     put: list[int] = []
     deleted: list[int] = []
@@ -649,7 +649,7 @@ def test_killed_under_load_it_has_every_job_that_was_acknowledged(tmp_path: Path
 
 
 @versions
-def test_beanstalkd_reads_files_made_by_hand_as_we_do(tmp_path: Path, version: int) -> None:
+def test_beanstalkd_reads_the_test_files_in_the_same_way(tmp_path: Path, version: int) -> None:
     """So the files of these tests are what they say, and a damaged body is what beanstalkd shows."""
     now = time.time_ns() // SECOND * SECOND
     jobs = [
@@ -684,7 +684,7 @@ def test_beanstalkd_reads_files_made_by_hand_as_we_do(tmp_path: Path, version: i
         ("write", "journal: .*: Input/output error"),
     ],
 )
-def test_an_import_that_fails_gives_the_reason_and_leaves_the_files(call: str, said: str) -> None:
+def test_failed_import_gives_the_reason_and_keeps_the_files(call: str, said: str) -> None:
     files = {"binlog.1": start(7) + b"".join([full(7, made(id, bytes(1000))) for id in range(1, 20)])}
     disk = Disk(dict(files))
     disk.before = Fault(2, errno.EIO, is_lasting=True, calls=(call,))

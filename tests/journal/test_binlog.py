@@ -81,7 +81,7 @@ class Yard(Bench):
 
 
 @sizes
-def test_burying_and_kicking_one_job_again_and_again(size: int) -> None:
+def test_directory_stays_small_under_bury_and_kick_of_one_job(size: int) -> None:
     yard = Yard()
     id = yard.add(size)
     for _ in range(2000):
@@ -94,7 +94,7 @@ def test_burying_and_kicking_one_job_again_and_again(size: int) -> None:
 
 
 @sizes
-def test_releasing_many_jobs_again_and_again(size: int) -> None:
+def test_directory_stays_small_under_release_of_many_jobs(size: int) -> None:
     yard = Yard()
     for _ in range(100):
         yard.add(size)
@@ -105,7 +105,7 @@ def test_releasing_many_jobs_again_and_again(size: int) -> None:
         yard.tend()
 
 
-def test_reservations_alone() -> None:
+def test_directory_stays_small_under_reservations_alone() -> None:
     """No reply waits for their records, but they take room too."""
     yard = Yard()
     yard.add(100)
@@ -116,7 +116,7 @@ def test_reservations_alone() -> None:
 
 
 @sizes
-def test_one_ancient_job_among_many_that_come_and_go(size: int) -> None:
+def test_directory_stays_small_with_one_old_job_among_short_lived_ones(size: int) -> None:
     yard = Yard()
     ancient = yard.add(size, pri=2**32 - 1)
     for _ in range(1500):
@@ -127,7 +127,7 @@ def test_one_ancient_job_among_many_that_come_and_go(size: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_random_churn(seed: int) -> None:
+def test_directory_stays_small_under_random_commands(seed: int) -> None:
     yard = Yard(random=seeded(seed))
     for _ in range(1500):
         yard.work(3)
@@ -138,7 +138,7 @@ def test_random_churn(seed: int) -> None:
 
 @sizes
 @pytest.mark.parametrize("kept", [1, 7, 50])
-def test_most_jobs_deleted_one_in_some_stays(size: int, kept: int) -> None:
+def test_directory_shrinks_when_most_jobs_are_deleted(size: int, kept: int) -> None:
     yard = Yard()
     for _ in range(600):
         yard.add(size)
@@ -151,7 +151,7 @@ def test_most_jobs_deleted_one_in_some_stays(size: int, kept: int) -> None:
     yard.tend()
 
 
-def test_the_first_jobs_stay_and_later_ones_go() -> None:
+def test_directory_shrinks_when_later_jobs_are_deleted() -> None:
     yard = Yard()
     for _ in range(600):
         yard.add(200)
@@ -162,7 +162,7 @@ def test_the_first_jobs_stay_and_later_ones_go() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 100, 3000, 100_000])
-def test_after_everything_is_deleted_one_segment_is_left_and_one_made_ahead(size: int) -> None:
+def test_empty_journal_has_one_segment_and_one_ahead(size: int) -> None:
     yard = Yard()
     for _ in range(300 if size < 10_000 else 20):
         yard.add(size)
@@ -174,7 +174,7 @@ def test_after_everything_is_deleted_one_segment_is_left_and_one_made_ahead(size
     assert yard.disk.open_files == 2
 
 
-def test_restarts_take_nothing_of_the_disk() -> None:
+def test_restarts_do_not_grow_the_directory() -> None:
     disk = Disk()
     for _ in range(50):
         yard = Yard(disk)
@@ -185,7 +185,7 @@ def test_restarts_take_nothing_of_the_disk() -> None:
     assert len(numbers(disk.list())) <= 3
 
 
-def test_each_failure_gives_back_what_it_took() -> None:
+def test_failures_do_not_leak_space() -> None:
     yard = Yard()
     for _ in range(20):
         yard.add(500)
@@ -201,7 +201,7 @@ def test_each_failure_gives_back_what_it_took() -> None:
 # Figures
 
 
-def test_the_figures_of_stats_are_true() -> None:
+def test_stats_match_the_files() -> None:
     yard = Yard(max_size=SMALL)
     stats = yard.binlog.stats()
     assert (stats.oldest_index, stats.current_index, stats.max_size) == (1, 1, SMALL)
@@ -219,7 +219,7 @@ def test_the_figures_of_stats_are_true() -> None:
     assert yard.broker.jobs[100].segment in used
 
 
-def test_a_job_tells_the_file_that_holds_it() -> None:
+def test_job_knows_the_segment_of_its_record() -> None:
     yard = Yard(max_size=SMALL)
     for _ in range(60):
         yard.add(200)
@@ -228,7 +228,7 @@ def test_a_job_tells_the_file_that_holds_it() -> None:
         assert b"\1" + job.id.to_bytes(8, "little") in yard.disk.read(name_of(job.segment))
 
 
-def test_segments_are_no_larger_than_asked_for() -> None:
+def test_segments_do_not_exceed_max_size() -> None:
     yard = Yard(max_size=SMALL)
     for _ in range(100):
         yard.add(500)
@@ -239,7 +239,7 @@ def test_segments_are_no_larger_than_asked_for() -> None:
 # Records larger than a segment
 
 
-def test_a_job_larger_than_a_segment_is_kept() -> None:
+def test_job_larger_than_a_segment_is_recovered() -> None:
     yard = Yard(max_size=SMALL)
     small = yard.add(10)
     large = [yard.add(size) for size in (SMALL - 200, SMALL - 100, SMALL, 5 * SMALL, 300_000)]
@@ -249,7 +249,7 @@ def test_a_job_larger_than_a_segment_is_kept() -> None:
     assert recovered(yard.disk.crash(Chance(seeded(0), 0.0)), START).jobs.keys() == {small, *large, last}
 
 
-def test_large_jobs_come_and_go_within_bounds() -> None:
+def test_directory_stays_small_under_large_jobs() -> None:
     yard = Yard(max_size=SMALL)
     for _ in range(100):
         first = yard.add(3 * SMALL)
@@ -261,7 +261,7 @@ def test_large_jobs_come_and_go_within_bounds() -> None:
         assert yard.disk.used <= 2.5 * yard.live_bytes + 3 * 4 * SMALL
 
 
-def test_more_paused_tubes_than_a_segment_has_room_for() -> None:
+def test_pauses_that_exceed_a_segment_are_recovered() -> None:
     yard = Yard(max_size=SMALL)
     for number in range(60):
         yard.broker.watch(yard.client, b"%0200d" % number)
@@ -289,7 +289,7 @@ def fill(yard: Yard, size: int) -> None:
 
 @sizes
 @pytest.mark.parametrize("by", ["delete", "reserve and delete", "bury and delete"])
-def test_a_full_disk_refuses_puts_and_takes_every_delete(size: int, by: str) -> None:
+def test_full_disk_refuses_puts_and_accepts_every_delete(size: int, by: str) -> None:
     disk = Disk()
     disk.capacity = 20 * SEGMENT
     yard = Yard(disk)
@@ -308,7 +308,7 @@ def test_a_full_disk_refuses_puts_and_takes_every_delete(size: int, by: str) -> 
     yard.check_after_crash(disk.crash(Chance(seeded(0), 0.5)))
 
 
-def test_deletes_have_room_though_many_come_at_once() -> None:
+def test_many_deletes_in_one_batch_have_room() -> None:
     disk = Disk()
     disk.capacity = 20 * SEGMENT
     yard = Yard(disk)
@@ -318,7 +318,7 @@ def test_deletes_have_room_though_many_come_at_once() -> None:
     yard.check_after_crash(disk.crash(Chance(seeded(0), 0.0)))
 
 
-def test_a_large_job_leaves_the_deletes_their_room() -> None:
+def test_large_job_leaves_room_for_deletes() -> None:
     disk = Disk()
     disk.capacity = 20 * SEGMENT
     yard = Yard(disk)
@@ -329,7 +329,7 @@ def test_a_large_job_leaves_the_deletes_their_room() -> None:
     yard.check_after_crash(disk.crash(Chance(seeded(0), 0.0)))
 
 
-def test_puts_are_accepted_again_as_soon_as_there_is_room() -> None:
+def test_puts_are_accepted_as_soon_as_there_is_room() -> None:
     disk = Disk()
     disk.capacity = 10 * SEGMENT
     yard = Yard(disk)
@@ -354,7 +354,7 @@ class Counting(Disk):
 
 
 @pytest.mark.parametrize("sync_interval", [0, SECOND // 20], ids=["-f 0", "-f 50"])
-def test_every_sync_that_works_is_counted_once_with_what_it_took(sync_interval: int) -> None:
+def test_each_successful_sync_is_counted_once_with_its_time(sync_interval: int) -> None:
     disk = Counting()
     bench = Bench(disk, seeded(3), sync_interval=sync_interval)
     at_start = sum(bench.binlog.stats().syncs.values())
@@ -390,7 +390,7 @@ class Leaving(Disk):
         super().remove(name)
 
 
-def test_a_blank_file_that_a_failed_allocation_leaves_is_removed_and_no_damage() -> None:
+def test_blank_file_of_a_failed_allocation_is_removed() -> None:
     disk = Leaving()
     yard = Yard(disk, SMALL)
     for turn in range(40):
@@ -410,9 +410,7 @@ def test_a_blank_file_that_a_failed_allocation_leaves_is_removed_and_no_damage()
 @pytest.mark.parametrize(
     ("call", "said"), [("create", "cannot allocate journal."), ("remove", "cannot remove journal.")]
 )
-def test_an_error_of_upkeep_is_reported_once_as_what_it_is(
-    call: str, said: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_upkeep_error_is_logged_once_with_its_reason(call: str, said: str, caplog: pytest.LogCaptureFixture) -> None:
     yard = Yard(max_size=SMALL)
     for _ in range(10):
         assert yard.broker.delete(None, yard.add(500), yard.now)
@@ -435,7 +433,7 @@ def test_an_error_of_upkeep_is_reported_once_as_what_it_is(
     assert yard.add(1500)
 
 
-def test_an_error_that_has_no_number_keeps_its_text() -> None:
+def test_error_without_errno_keeps_its_text() -> None:
     """That of a database: as one of a file it would read `[Errno None] None`."""
 
     def refuse(call: str) -> None:
@@ -448,7 +446,7 @@ def test_an_error_that_has_no_number_keeps_its_text() -> None:
     assert yard.binlog.trouble == "PostgreSQL: not now"
 
 
-def test_records_for_which_no_segment_can_be_allocated_are_rewritten_and_the_rest_counts() -> None:
+def test_records_without_a_segment_are_rewritten_and_written_ones_count() -> None:
     """Nothing is in doubt then: what the batch wrote before is on disk, and service does not stop."""
     disk = Disk()
     disk.capacity = 20 * SEGMENT
@@ -479,7 +477,7 @@ def test_finished_segments_are_removed_between_two_syncs() -> None:
         assert bench.disk.used <= 5 * SMALL
 
 
-def test_segments_that_are_never_synced_are_removed_though_no_record_follows() -> None:
+def test_unsynced_segments_are_removed_without_a_following_record() -> None:
     """A removal needs a later segment on disk, for which a batch without records is synced; else puts stay refused."""
     disk = Disk()
     disk.capacity = 20 * SEGMENT

@@ -60,7 +60,7 @@ def read_back(bench: Bench, jobs: list[Job], *, are_ahead: bool = False) -> None
 
 @sync_intervals
 @pytest.mark.parametrize("seed", range(2))
-def test_power_lost_at_any_call_loses_nothing_acknowledged(seed: int, sync_interval: int) -> None:
+def test_power_loss_at_any_call_loses_nothing_acknowledged(seed: int, sync_interval: int) -> None:
     random = seeded(seed)
     disk = Disk()
     bench = lean(disk, random, sync_interval)
@@ -82,7 +82,7 @@ def test_power_lost_at_any_call_loses_nothing_acknowledged(seed: int, sync_inter
 
 @sync_intervals
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO], ids=errno.errorcode.get)
-def test_any_call_may_fail_and_nothing_acknowledged_is_lost(sync_interval: int, code: int) -> None:
+def test_failure_of_any_call_loses_nothing_acknowledged(sync_interval: int, code: int) -> None:
     for at in range(1, 160, 5):
         random = seeded(at)
         disk = Disk()
@@ -102,7 +102,7 @@ def test_any_call_may_fail_and_nothing_acknowledged_is_lost(sync_interval: int, 
             bench.check_after_crash(disk.crash(Chance(random, random.choice(KEPT))))
 
 
-def test_a_start_leaves_on_disk_what_memory_has_no_room_for() -> None:
+def test_start_leaves_bodies_on_disk_that_exceed_memory() -> None:
     """And has each body of the others, and reads each of them back."""
     bench = filled(60)
     bodies = {id: b"%d:" % id + bytes(900) for id in bench.broker.jobs}
@@ -122,7 +122,7 @@ def test_a_start_leaves_on_disk_what_memory_has_no_room_for() -> None:
 # Letting go and reading back
 
 
-def test_the_newest_bodies_go_first_and_no_more_than_need_be() -> None:
+def test_only_as_many_bodies_as_needed_are_evicted_newest_first() -> None:
     bench = filled(0)
     assert bench.broker.bodies is not None
     bench.broker.bodies.margin = 0
@@ -141,12 +141,12 @@ def test_the_newest_bodies_go_first_and_no_more_than_need_be() -> None:
     assert all(id > max(gone) or id < min(gone) for id in kept)
 
 
-def test_a_small_body_stays() -> None:
+def test_small_body_is_not_evicted() -> None:
     bench = filled(300, size=SMALL // 2)
     assert on_disk(bench) == []
 
 
-def test_what_is_read_ahead_stays_until_it_is_reserved_and_goes_then() -> None:
+def test_body_read_ahead_is_evicted_only_after_its_reservation() -> None:
     bench = filled(60)
     jobs = on_disk(bench)[:5]
     read_back(bench, jobs, are_ahead=True)
@@ -161,7 +161,7 @@ def test_what_is_read_ahead_stays_until_it_is_reserved_and_goes_then() -> None:
     bench.broker.check()
 
 
-def test_what_is_read_back_goes_before_all_else() -> None:
+def test_body_read_back_is_evicted_first() -> None:
     bench = filled(60)
     (job,) = on_disk(bench)[:1]
     read_back(bench, [job])
@@ -170,7 +170,7 @@ def test_what_is_read_back_goes_before_all_else() -> None:
     assert job.body is None
 
 
-def test_a_job_edited_in_its_own_segment_is_read_back_as_it_is_now() -> None:
+def test_newest_body_of_a_job_with_two_records_in_a_segment_is_read_back() -> None:
     bench = filled(1)
     assert bench.broker.edit_job(1, bench.now, body=b"1+" + bytes(900)) == 0
     for _ in range(40):
@@ -184,7 +184,7 @@ def test_a_job_edited_in_its_own_segment_is_read_back_as_it_is_now() -> None:
     assert read.bodies == {1: b"1+" + bytes(900)}
 
 
-def test_what_was_read_ahead_for_nobody_makes_way_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unused_bodies_read_ahead_are_evicted_for_other_tubes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody reserves from the first tube any more; so in the end jobs of the second are read ahead."""
     monkeypatch.setattr(body_loader, "MAX_READ_AHEAD", 5000)
     monkeypatch.setattr(body_loader, "READ_AHEAD_BYTES", 64 * 900)
@@ -208,7 +208,7 @@ def test_what_was_read_ahead_for_nobody_makes_way_for_others(monkeypatch: pytest
     bench.broker.check()
 
 
-def test_little_is_read_ahead_where_the_limit_is_low() -> None:
+def test_read_ahead_is_small_under_a_low_limit() -> None:
     """What is read ahead stays, so puts would be refused for its sake."""
     bench = filled(60)
     bodies = bench.broker.bodies
@@ -220,7 +220,7 @@ def test_little_is_read_ahead_where_the_limit_is_low() -> None:
     assert 40_000 / 16 < bodies.ahead_bytes < 40_000 / 4
 
 
-def test_a_lost_body_that_was_replaced_is_lost_no_more() -> None:
+def test_replaced_body_is_no_longer_lost() -> None:
     """Else compaction would wait for it for ever."""
     bench = filled(60)
     job = on_disk(bench)[0]
@@ -234,7 +234,7 @@ def test_a_lost_body_that_was_replaced_is_lost_no_more() -> None:
 
 
 @pytest.mark.parametrize("part", ["header", "fields", "body"])
-def test_a_damaged_record_is_no_body(part: str) -> None:
+def test_body_of_a_damaged_record_is_not_read(part: str) -> None:
     bench = filled(60)
     job, *others = on_disk(bench)
     data = bench.disk._names[name_of(job.segment)].cached
@@ -248,7 +248,7 @@ def test_a_damaged_record_is_no_body(part: str) -> None:
     bench.broker.check()
 
 
-def test_a_file_that_cannot_be_read_is_no_body_and_others_are() -> None:
+def test_unreadable_file_does_not_affect_bodies_of_others() -> None:
     bench = filled(60)
     jobs = on_disk(bench)
     read = bench.binlog.read(jobs)
@@ -265,7 +265,7 @@ def test_a_file_that_cannot_be_read_is_no_body_and_others_are() -> None:
     assert read.bodies.keys() == {job.id for job in jobs if job.segment != number} != set()
 
 
-def test_a_body_whose_copy_was_not_written_stays() -> None:
+def test_body_whose_copy_is_in_doubt_is_not_evicted() -> None:
     """The file of the copy is there, and full for good, but nobody knows what it holds."""
     bench = filled(60)
     job = on_disk(bench)[0]
@@ -282,7 +282,7 @@ def test_a_body_whose_copy_was_not_written_stays() -> None:
     bench.check_after_crash(bench.disk.crash(Chance(bench.random, 0.5)))
 
 
-def test_a_failure_reads_back_no_more_than_memory_bears(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rewrite_reads_back_a_limited_number_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     """All were kicked, and the file that tells of it is in doubt; of those not read back that alone is told again."""
     bench = filled(0)
     bench.binlog._log.max_size = 2**20
@@ -305,7 +305,7 @@ def test_a_failure_reads_back_no_more_than_memory_bears(monkeypatch: pytest.Monk
     assert [(job.state, job.kicks, job.size) for job in found.jobs.values()] == [(READY, 1, 900)] * 60
 
 
-def test_a_body_that_its_file_does_not_know_of_is_lost() -> None:
+def test_body_without_a_record_in_its_segment_is_lost() -> None:
     bench = filled(60)
     job, other = on_disk(bench)[:2]
     del bench.binlog._log.segments[job.segment].ids[:1]
@@ -328,7 +328,7 @@ class Counted(dict[int, Job]):
         return super().get(id, default)
 
 
-def test_compaction_passes_by_those_gone_in_one_look_each() -> None:
+def test_compaction_looks_at_each_deleted_job_once() -> None:
     bench = filled(0)
     bench.binlog._log.begin_segment(2**21)
     for _ in range(3000):
@@ -347,7 +347,7 @@ def test_compaction_passes_by_those_gone_in_one_look_each() -> None:
     assert 3000 <= jobs.looks < 3 * 3000
 
 
-def test_compaction_reads_back_no_more_than_it_copies_in_one_go() -> None:
+def test_compaction_reads_back_no_more_than_one_batch() -> None:
     bench = filled(0, size=READ_BATCH // 4)
     bench.binlog._log.max_size = 4 * READ_BATCH
     for _ in range(64):
@@ -374,7 +374,7 @@ def test_compaction_reads_back_no_more_than_it_copies_in_one_go() -> None:
 # The limit
 
 
-def test_puts_are_refused_once_there_is_nothing_more_to_let_go() -> None:
+def test_puts_are_refused_once_no_body_can_be_evicted() -> None:
     bodies = Bodies(100_000, can_let_go=True)
     bench = filled(0)
     bench.broker.bodies = bench.binlog._eviction.bodies = bodies
@@ -393,7 +393,7 @@ def test_puts_are_refused_once_there_is_nothing_more_to_let_go() -> None:
     bench.broker.check()
 
 
-def test_without_a_disk_puts_are_refused_at_the_limit() -> None:
+def test_puts_without_a_journal_are_refused_at_the_limit() -> None:
     broker = make_broker()
     broker.bodies = Bodies(10_000, can_let_go=False)
     client = broker.connect(lambda: None)

@@ -96,7 +96,7 @@ class Load:
         pytest.param(8, 20, 2_000, 3_000, 0, id="a wave of deletes"),
     ],
 )
-def test_the_directory_is_within_the_bound_for_load(
+def test_directory_stays_within_the_tested_bound_under_load(
     sync_interval: int | None, clients: int, jobs: int, size: int, kept: int, rounds: int
 ) -> None:
     load = Load(sync_interval, clients, jobs, size)

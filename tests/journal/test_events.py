@@ -29,7 +29,7 @@ def restarted(yard: Yard) -> Yard:
     return Yard(yard.disk.crash(Chance(seeded(0), KEPT_ALL)), now=yard.now)
 
 
-def test_a_job_tells_the_same_after_a_restart() -> None:
+def test_events_of_a_job_survive_a_restart() -> None:
     yard = Yard()
     broker, client, number = yard.broker, yard.client, yard.client.number
     id = yard.add(100)
@@ -60,7 +60,7 @@ def test_a_job_tells_the_same_after_a_restart() -> None:
     assert (job.reserves, job.releases, job.buries, job.kicks) == (2, 1, 2, 1)
 
 
-def test_a_reservation_that_ends_by_itself_is_told_of() -> None:
+def test_end_of_a_reservation_without_command_is_recorded() -> None:
     yard = Yard()
     broker, client = yard.broker, yard.client
     timed_out, given_back = yard.add(10), yard.add(10)
@@ -85,7 +85,7 @@ def test_a_reservation_that_ends_by_itself_is_told_of() -> None:
 
 
 @pytest.mark.parametrize("is_copied", [False, True])
-def test_a_reservation_that_the_crash_ended_was_returned_at_the_start(is_copied: bool) -> None:
+def test_reservation_ended_by_a_crash_is_returned_at_the_start(is_copied: bool) -> None:
     """Also where compaction has copied the reserved job, and the record of its reservation is gone."""
     yard = Yard()
     id = yard.add(10)
@@ -126,7 +126,7 @@ def compact_away(yard: Yard, id: int) -> None:
 
 @pytest.mark.parametrize("is_copied", [False, True])
 @pytest.mark.parametrize("is_edited", [False, True])
-def test_a_buried_job_that_is_held_is_buried_again_after_a_restart(is_copied: bool, is_edited: bool) -> None:
+def test_reserved_buried_job_is_buried_after_a_restart(is_copied: bool, is_edited: bool) -> None:
     """In its old place among the buried; also where compaction or an edit has recorded the held job whole."""
     yard = Yard()
     id = buried(yard)
@@ -146,7 +146,7 @@ def test_a_buried_job_that_is_held_is_buried_again_after_a_restart(is_copied: bo
 
 
 @pytest.mark.parametrize("is_copied", [False, True])
-def test_a_delayed_job_that_is_held_is_delayed_again_until_its_deadline(is_copied: bool) -> None:
+def test_reserved_delayed_job_is_delayed_after_a_restart_until_its_deadline(is_copied: bool) -> None:
     yard = Yard()
     id = yard.add(10, delay=1000)
     deadline = yard.broker.jobs[id].deadline
@@ -161,7 +161,7 @@ def test_a_delayed_job_that_is_held_is_delayed_again_until_its_deadline(is_copie
 
 
 @pytest.mark.parametrize("ending", ["released", "timed out", "disconnected", "kicked"])
-def test_a_buried_job_whose_reservation_has_ended_stays_ready_after_a_restart(ending: str) -> None:
+def test_buried_job_whose_reservation_has_ended_is_ready_after_a_restart(ending: str) -> None:
     yard = Yard()
     id = buried(yard)
     broker, client = yard.broker, yard.client
@@ -182,7 +182,7 @@ def test_a_buried_job_whose_reservation_has_ended_stays_ready_after_a_restart(en
     assert recovered(yard.disk, yard.now + 100 * SECOND).jobs[id].state == READY
 
 
-def test_a_server_that_stops_leaves_held_jobs_to_the_next_start() -> None:
+def test_stop_leaves_reserved_jobs_to_the_next_start() -> None:
     yard = Yard()
     id = buried(yard)
     ready = yard.add(10)
@@ -198,7 +198,7 @@ def test_a_server_that_stops_leaves_held_jobs_to_the_next_start() -> None:
     assert (after.jobs[id].state, after.jobs[ready].state) == (BURIED, READY)
 
 
-def test_later_restarts_do_not_return_a_job_again() -> None:
+def test_job_is_returned_by_only_one_start() -> None:
     yard = Yard()
     id = yard.add(10)
     assert yard.take_any() == id
@@ -212,7 +212,7 @@ def test_later_restarts_do_not_return_a_job_again() -> None:
     assert again.jobs[id].deadline == told[-1].at == first.now
 
 
-def test_a_return_that_was_not_written_is_made_up_by_the_next_start() -> None:
+def test_unwritten_return_is_recorded_by_the_next_start() -> None:
     yard = Yard()
     id = yard.add(10)
     assert yard.take_any() == id
@@ -221,7 +221,7 @@ def test_a_return_that_was_not_written_is_made_up_by_the_next_start() -> None:
     assert events(recovered(yard.disk, START + 5), id)[-1] == Event(START + 5, job_history.RETURNED, job_history.NOBODY)
 
 
-def test_clients_are_numbered_above_those_that_jobs_tell_of() -> None:
+def test_client_numbers_continue_above_those_in_events() -> None:
     yard = Yard()
     numbers_before = set()
     id = yard.add(10)
@@ -237,7 +237,7 @@ def test_clients_are_numbered_above_those_that_jobs_tell_of() -> None:
     assert after.counters.total_connections == 1
 
 
-def test_the_number_after_the_last_is_the_first() -> None:
+def test_client_numbers_wrap_around() -> None:
     yard = Yard()
     id = yard.add(10)
     job = yard.broker.jobs[id]
@@ -260,7 +260,7 @@ def full_of_events(yard: Yard, count: int) -> None:
         yard.tend()
 
 
-def test_events_are_live_bytes_and_compaction_comes_to_rest() -> None:
+def test_events_count_as_live_bytes_and_compaction_ends() -> None:
     yard = Yard()
     full_of_events(yard, 300)
     yard.settle()
@@ -273,7 +273,7 @@ def test_events_are_live_bytes_and_compaction_comes_to_rest() -> None:
     yard.check_after_crash(yard.disk.crash(Chance(seeded(0), 0.5)))
 
 
-def test_events_are_live_bytes_after_a_restart_too() -> None:
+def test_events_count_as_live_bytes_after_a_restart() -> None:
     yard = Yard()
     full_of_events(yard, 100)
     yard.settle()
@@ -284,7 +284,7 @@ def test_events_are_live_bytes_after_a_restart_too() -> None:
     assert after.binlog.live_bytes == 0
 
 
-def test_on_a_full_disk_jobs_do_not_grow_by_their_events() -> None:
+def test_copies_on_a_full_disk_do_not_grow_by_events() -> None:
     """Else these would take the room that the DELETEs need, and that compaction needs: nothing would go on."""
     disk = Disk()
     disk.capacity = 20 * 16384
@@ -318,7 +318,7 @@ def test_on_a_full_disk_jobs_do_not_grow_by_their_events() -> None:
 LATER = START + 10 * SECOND
 
 
-def test_a_journal_of_version_1_is_read() -> None:
+def test_journal_of_version_1_is_read() -> None:
     broker = recovered(Disk(version1.files()), LATER)
     broker.check()
     jobs = broker.jobs
@@ -348,7 +348,7 @@ def test_a_journal_of_version_1_is_read() -> None:
     assert broker.next_id == 11
 
 
-def test_a_journal_goes_on_in_version_3() -> None:
+def test_journal_of_an_older_version_continues_in_version_3() -> None:
     """The files of version 1 stay as they are till compaction comes to them, and nothing of either is lost."""
     files = version1.files()
     yard = Yard(Disk(files))
@@ -370,7 +370,7 @@ def test_a_journal_goes_on_in_version_3() -> None:
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
-def test_power_lost_while_a_journal_of_version_1_is_taken_on(share: float) -> None:
+def test_power_loss_during_the_migration_of_version_1_loses_nothing(share: float) -> None:
     yard = Yard(Disk(version1.files()), now=LATER, max_size=4096, random=seeded(4))
     yard.disk.before = lambda call: yard.check_after_crash(yard.disk.crash(Chance(yard.random, share)))
     for _ in range(40):

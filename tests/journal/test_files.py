@@ -11,7 +11,7 @@ from greenstalk_server.journal.files import MAX_PIECES, Directory
 
 
 @pytest.mark.parametrize("count", [1, 2, MAX_PIECES, MAX_PIECES + 1, 3 * MAX_PIECES])
-def test_pieces_are_written_one_after_another(tmp_path: Path, count: int) -> None:
+def test_pieces_are_written_in_order(tmp_path: Path, count: int) -> None:
     files = Directory(str(tmp_path))
     handle = files.create("file", 10)
     pieces = [b"%d," % number for number in range(count)]
@@ -21,7 +21,7 @@ def test_pieces_are_written_one_after_another(tmp_path: Path, count: int) -> Non
 
 
 @pytest.mark.parametrize("written", range(9))
-def test_the_rest_of_a_short_write_is_written(tmp_path: Path, written: int) -> None:
+def test_rest_of_a_short_write_is_written(tmp_path: Path, written: int) -> None:
     files = Directory(str(tmp_path))
     handle = files.create("file", 1)
     os.pwrite(handle, b"abcdefgh"[:written], 1)

@@ -64,11 +64,11 @@ def written() -> bytes:
     return data + encoder.ids(44, 1005)
 
 
-def test_the_example_is_what_the_codec_writes() -> None:
+def test_codec_writes_the_example() -> None:
     assert example() == written()
 
 
-def test_the_example_is_read_as_it_says() -> None:
+def test_codec_reads_the_example() -> None:
     jobs: dict[int, Job] = {}
     recovery = Recovery(lambda name: Tube(name, jobs), jobs)
     segment = recovery.replay("journal.7", 7, example() + bytes(100), is_newest=True)
@@ -85,7 +85,7 @@ def test_the_example_is_read_as_it_says() -> None:
 
 
 @pytest.mark.parametrize("heading", TABLES)
-def test_each_table_is_the_codecs_layout(heading: str) -> None:
+def test_tables_match_the_layouts_of_the_codec(heading: str) -> None:
     section = re.search(rf"^### {heading}\b.*?\n(?=##)", DOCUMENT, re.MULTILINE | re.DOTALL)
     assert section is not None
     rows = [(int(offset), int(size)) for offset, size in re.findall(r"^\| (\d+) \| (\d+) \|", section[0], re.MULTILINE)]
@@ -96,20 +96,20 @@ def test_each_table_is_the_codecs_layout(heading: str) -> None:
     assert sum(sizes) == layout.size
 
 
-def test_version_and_kinds_are_the_codecs() -> None:
+def test_version_and_kinds_match_the_codec() -> None:
     assert f"Version {record.VERSION}." in DOCUMENT
     named = {
         int(number): name
         for text in re.findall(r"^### Kinds? (.*?)(?::.*)?$", DOCUMENT, re.MULTILINE)
         for number, name in re.findall(r"(\d+),? ([A-Z_]+)", text)
     }
-    assert set(named) == set(record.SMALLEST_PAYLOAD)
+    assert set(named) == set(record.MIN_PAYLOAD)
     assert all(getattr(record, name) == number for number, name in named.items())
     assert f"| kind | 1 to {max(named)}, below |" in DOCUMENT
     assert f"| version | {record.VERSION} |" in DOCUMENT
 
 
-def test_the_kinds_of_events_are_the_codecs() -> None:
+def test_kinds_of_events_match_the_codec() -> None:
     told = re.findall(r"(\d) ([a-z ]+)", re.findall(r"^\| 8 \| 1 \| kind \| (.*) \|$", DOCUMENT, re.MULTILINE)[0])
     assert [(int(number), name) for number, name in told] == list(enumerate(job_history.KINDS))[1:]
     assert f"keeps its last {job_history.MAX_EVENTS}" in DOCUMENT

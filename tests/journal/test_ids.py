@@ -41,7 +41,7 @@ def acknowledged(bench: Bench) -> int:
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("sync_interval", [SECOND // 20, None], ids=["-f 50", "-F"])
 @pytest.mark.parametrize("seed", range(3))
-def test_power_lost_at_any_call_gives_no_id_again(seed: int, sync_interval: int | None) -> None:
+def test_power_loss_at_any_call_reuses_no_id(seed: int, sync_interval: int | None) -> None:
     random = seeded(seed)
     disk = Disk()
     bench = Bench(disk, random, sync_interval=sync_interval)
@@ -61,7 +61,7 @@ def test_power_lost_at_any_call_gives_no_id_again(seed: int, sync_interval: int 
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("sync_interval", [0, SECOND // 20, None], ids=["-f 0", "-f 50", "-F"])
 @pytest.mark.parametrize("seed", range(2))
-def test_power_lost_on_a_full_disk_gives_no_id_again(seed: int, sync_interval: int | None) -> None:
+def test_power_loss_on_a_full_disk_reuses_no_id(seed: int, sync_interval: int | None) -> None:
     """Records that do not fit are rewritten, and each removal leaves a segment on disk that has the next id."""
     random = seeded(seed)
     disk = Disk()
@@ -94,7 +94,7 @@ def put(bench: Bench, count: int) -> None:
 
 
 @pytest.mark.parametrize("sync_interval", [SECOND // 20, None], ids=["-f 50", "-F"])
-def test_a_batch_is_synced_only_if_its_ids_are_not_set_aside_on_disk(sync_interval: int | None) -> None:
+def test_batch_is_synced_only_if_its_ids_are_not_reserved_on_disk(sync_interval: int | None) -> None:
     bench = Bench(Disk(), seeded(1), max_size=2**20, sync_interval=sync_interval)
     synced = []
     for number in range(3 * segment_log.ID_BLOCK // 1000):
@@ -114,7 +114,7 @@ def test_a_batch_is_synced_only_if_its_ids_are_not_set_aside_on_disk(sync_interv
 
 
 @pytest.mark.parametrize("sync_interval", [0, SECOND // 20, None], ids=["-f 0", "-f 50", "-F"])
-def test_a_stop_in_order_leaves_no_gap(sync_interval: int | None) -> None:
+def test_orderly_stop_leaves_no_gap_in_ids(sync_interval: int | None) -> None:
     disk, next_id = Disk(), 1
     for _ in range(3):
         bench = Bench(disk, seeded(1), sync_interval=sync_interval)
@@ -126,7 +126,7 @@ def test_a_stop_in_order_leaves_no_gap(sync_interval: int | None) -> None:
         disk = disk.crash(Chance(seeded(0), 1.0))
 
 
-def test_an_id_that_is_put_after_ids_were_released_is_safe() -> None:
+def test_id_put_after_the_release_of_ids_is_safe() -> None:
     disk = Disk()
     bench = Bench(disk, seeded(1), sync_interval=SECOND // 20)
     put(bench, 1)
@@ -137,7 +137,7 @@ def test_an_id_that_is_put_after_ids_were_released_is_safe() -> None:
 
 
 @pytest.mark.parametrize("flag", ["-f50", "-F"])
-def test_ids_go_on_after_sigterm_and_skip_the_rest_of_a_block_after_sigkill(tmp_path: Path, flag: str) -> None:
+def test_ids_continue_after_sigterm_and_skip_the_rest_of_a_block_after_sigkill(tmp_path: Path, flag: str) -> None:
     flags = ("-l", "127.0.0.1", "-p", "0", "--no-web", "-b", str(tmp_path), flag)
     given = []
     for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGKILL, signal.SIGTERM, signal.SIGTERM):
@@ -162,7 +162,7 @@ def on(records: bytes, next_id: int = 5) -> Disk:
 
 
 @pytest.mark.parametrize("id", [record.ID_LIMIT, 2**63 - 1, 2**63, 2**64 - 1])
-def test_a_record_of_an_impossible_id_is_skipped(id: int) -> None:
+def test_record_of_an_impossible_id_is_skipped(id: int) -> None:
     encoder = Encoder(b"salt")
     for data in (encoder.job(job_of(id), 1), encoder.delete(id, 1)):
         disk = on(data)
@@ -172,7 +172,7 @@ def test_a_record_of_an_impossible_id_is_skipped(id: int) -> None:
 
 
 @pytest.mark.parametrize("sync_interval", [0, SECOND // 20], ids=["-f 0", "-f 50"])
-def test_a_put_is_refused_rather_than_lost_when_there_are_no_more_ids(sync_interval: int) -> None:
+def test_put_is_refused_when_ids_are_exhausted(sync_interval: int) -> None:
     disk = on(Encoder(b"salt").job(job_of(record.ID_LIMIT - 3), 1))
     broker, journal = started(disk, sync_interval)
     client = broker.connect(lambda: None)
@@ -198,7 +198,7 @@ def started(disk: Disk, sync_interval: int) -> tuple[Broker, Binlog]:
 # Version 2, which had no IDS
 
 
-def test_a_journal_of_version_2_is_read() -> None:
+def test_journal_of_version_2_is_read() -> None:
     files = {path.name: path.read_bytes() for path in VERSION_2.iterdir()}
     assert {data[8] for data in files.values()} == {2}
     disk = Disk(files)

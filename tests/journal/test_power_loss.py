@@ -41,7 +41,7 @@ def quiet(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
 
 @sync_intervals
 @pytest.mark.parametrize("seed", range(2))
-def test_power_lost_at_any_call_loses_nothing_acknowledged(seed: int, sync_interval: int) -> None:
+def test_power_loss_at_any_call_loses_nothing_acknowledged(seed: int, sync_interval: int) -> None:
     random = seeded(seed)
     disk = Disk()
     bench = Bench(disk, random, sync_interval=sync_interval)
@@ -59,7 +59,7 @@ def test_power_lost_at_any_call_loses_nothing_acknowledged(seed: int, sync_inter
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_power_lost_again_and_again_also_while_recovering(seed: int) -> None:
+def test_repeated_power_loss_also_during_recovery_loses_nothing(seed: int) -> None:
     """Each life starts on what the last crash left, and ends at some call, the first ones included."""
     random = seeded(seed)
     bench = Bench(Disk(), random)
@@ -96,7 +96,7 @@ def restarted(bench: Bench, random: Random) -> Bench:
 @sync_intervals
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO], ids=errno.errorcode.get)
 @pytest.mark.parametrize("is_lasting", [False, True], ids=["once", "lasting"])
-def test_any_call_may_fail_and_nothing_acknowledged_is_lost(sync_interval: int, code: int, is_lasting: bool) -> None:
+def test_failure_of_any_call_loses_nothing_acknowledged(sync_interval: int, code: int, is_lasting: bool) -> None:
     """Calls fail, once or for some turns; then service goes on as before, and power is lost at last."""
     for at in range(1, 160, 4 if sync_interval == 0 else 8):
         random = seeded(at)
@@ -150,7 +150,7 @@ def resume(bench: Bench) -> None:
 
 @sync_intervals
 @pytest.mark.parametrize("seed", range(3))
-def test_power_lost_on_a_full_disk_loses_nothing_acknowledged(seed: int, sync_interval: int) -> None:
+def test_power_loss_on_a_full_disk_loses_nothing_acknowledged(seed: int, sync_interval: int) -> None:
     """More records come at a time than there is room for, also between the steps of a rewrite."""
     random = seeded(seed)
     disk = Disk()

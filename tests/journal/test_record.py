@@ -71,12 +71,12 @@ def replayed(salt: bytes, *records: bytes) -> Recovery:
 
 
 @given(SALTS, U64, COUNT, st.integers(0, record.ID_LIMIT))
-def test_a_header_is_read_as_it_was_written(salt: bytes, number: int, first_sequence: int, next_id: int) -> None:
+def test_header_round_trip(salt: bytes, number: int, first_sequence: int, next_id: int) -> None:
     header = SegmentHeader(salt, number, first_sequence, next_id)
     assert decode_segment_header(header.encode() + b"records") == header
 
 
-def test_a_header_with_any_bit_flipped_is_refused() -> None:
+def test_header_with_a_flipped_bit_is_refused() -> None:
     data = HEADER.encode()
     for bit in range(len(data) * 8):
         flipped = bytearray(data)
@@ -85,20 +85,20 @@ def test_a_header_with_any_bit_flipped_is_refused() -> None:
             decode_segment_header(bytes(flipped))
 
 
-def test_a_header_cut_at_any_byte_is_refused() -> None:
+def test_truncated_header_is_refused() -> None:
     data = HEADER.encode()
     for size in range(len(data)):
         with pytest.raises(BadSegment, match=f"only {size} bytes"):
             decode_segment_header(data[:size])
 
 
-def test_a_header_of_another_version_says_which() -> None:
+def test_header_of_a_newer_version_names_it() -> None:
     for version in (0, 4, 2**32 - 1):
         with pytest.raises(BadSegment, match=f"version {version}, and this server reads 1 to 3"):
             decode_segment_header(of_version(version))
 
 
-def test_a_header_of_an_older_version_is_read() -> None:
+def test_header_of_an_older_version_is_read() -> None:
     assert all(decode_segment_header(of_version(version)) == HEADER for version in (1, 2, 3))
 
 
@@ -110,7 +110,7 @@ def of_version(version: int) -> bytes:
 
 
 @given(st.binary())
-def test_any_bytes_are_a_header_or_refused(data: bytes) -> None:
+def test_any_input_is_a_header_or_refused(data: bytes) -> None:
     with pytest.raises(BadSegment):
         decode_segment_header(data)
 
@@ -119,7 +119,7 @@ def test_any_bytes_are_a_header_or_refused(data: bytes) -> None:
 
 
 @given(SALTS, jobs())
-def test_a_job_is_read_as_it_was_written(salt: bytes, job: Job) -> None:
+def test_job_round_trip(salt: bytes, job: Job) -> None:
     data = Encoder(salt).job(job, 1, job.events)
     assert data[record.HEADER_SIZE - 1] == (record.JOB_WITH_EVENTS if job.events else record.JOB)
     assert len(data) == record.job_size(job) + record.events_size(job.events)
@@ -131,7 +131,7 @@ def test_a_job_is_read_as_it_was_written(salt: bytes, job: Job) -> None:
 
 
 @given(SALTS, jobs())
-def test_a_record_made_in_two_parts_has_the_same_bytes(salt: bytes, job: Job) -> None:
+def test_record_encoded_in_two_parts_has_the_same_bytes(salt: bytes, job: Job) -> None:
     encoder, body = Encoder(salt), job.body
     assert body is not None
     start = encoder.seal_job(encoder.begin_job(job, 1, job.events), body)
@@ -139,9 +139,7 @@ def test_a_record_made_in_two_parts_has_the_same_bytes(salt: bytes, job: Job) ->
 
 
 @given(SALTS, jobs(), U64, U32)
-def test_a_reserved_job_is_read_with_the_reservation_as_its_last_event(
-    salt: bytes, job: Job, at: int, client: int
-) -> None:
+def test_reserved_job_has_the_reservation_as_its_last_event(salt: bytes, job: Job, at: int, client: int) -> None:
     hold(job, at, client)
     data = Encoder(salt).job(job, 1, record.events_of(job))
     assert record.job_size(job) < len(data) <= record.job_size(job) + 1 + 208
@@ -156,7 +154,7 @@ def test_a_reserved_job_is_read_with_the_reservation_as_its_last_event(
 
 
 @given(SALTS, jobs(), jobs())
-def test_an_update_is_read_as_it_was_written(salt: bytes, job: Job, other: Job) -> None:
+def test_update_round_trip(salt: bytes, job: Job, other: Job) -> None:
     encoder = Encoder(salt)
     data = encoder.job(job, 1, job.events)
     job.pri, job.delay, job.deadline, job.state = other.pri, other.delay, other.deadline, other.state
@@ -168,9 +166,7 @@ def test_an_update_is_read_as_it_was_written(salt: bytes, job: Job, other: Job) 
 
 
 @given(SALTS, jobs(), U32, U32, U64, U32)
-def test_a_reservation_is_read_as_it_was_written(
-    salt: bytes, job: Job, reserves: int, timeouts: int, at: int, client: int
-) -> None:
+def test_reservation_round_trip(salt: bytes, job: Job, reserves: int, timeouts: int, at: int, client: int) -> None:
     encoder, state = Encoder(salt), job.state
     data = encoder.job(job, 1, job.events)
     job.reserves, job.timeouts = reserves, timeouts
@@ -184,9 +180,7 @@ def test_a_reservation_is_read_as_it_was_written(
 
 
 @given(SALTS, jobs(), U32, st.sampled_from([job_history.TIMED_OUT, job_history.RETURNED]), U64, U32)
-def test_the_end_of_a_reservation_is_read_as_it_was_written(
-    salt: bytes, job: Job, timeouts: int, kind: int, at: int, client: int
-) -> None:
+def test_end_of_a_reservation_round_trip(salt: bytes, job: Job, timeouts: int, kind: int, at: int, client: int) -> None:
     encoder = Encoder(salt)
     data = encoder.job(job, 1, job.events)
     hold(job, at - 1 if at else 0, client)
@@ -201,7 +195,7 @@ def test_the_end_of_a_reservation_is_read_as_it_was_written(
 
 
 @given(SALTS, jobs(), jobs())
-def test_what_version_1_wrote_of_a_change_is_read(salt: bytes, job: Job, other: Job) -> None:
+def test_changes_of_version_1_are_read(salt: bytes, job: Job, other: Job) -> None:
     data = Encoder(salt).job(job, 1, job.events)
     job.pri, job.delay, job.deadline, job.state = other.pri, other.delay, other.deadline, other.state
     change_counts(job, other.reserves, other.timeouts, other.releases, other.buries, other.kicks)
@@ -213,7 +207,7 @@ def test_what_version_1_wrote_of_a_change_is_read(salt: bytes, job: Job, other: 
 
 
 @pytest.mark.parametrize("length", [1, 12, 14, 207, 255])
-def test_a_job_with_part_of_an_event_is_none(length: int) -> None:
+def test_job_with_a_partial_event_is_skipped(length: int) -> None:
     """No writer makes it."""
     job = Job(1, Tube(b"default", {}), b"body" * 100, 0, 0, 0, 0)
     job.events = job_history.add(b"", job_history.KICKED, 1, 0)
@@ -224,7 +218,7 @@ def test_a_job_with_part_of_an_event_is_none(length: int) -> None:
 
 
 @pytest.mark.parametrize("kind", [0, len(job_history.KINDS), 255])
-def test_an_event_of_no_kind_is_not_shown(kind: int) -> None:
+def test_event_of_unknown_kind_is_not_shown(kind: int) -> None:
     """Nor does a job that only such a one tells of turn reserved."""
     encoder, job = Encoder(b"salt"), Job(1, Tube(b"default", {}), b"", 0, 0, 0, 5)
     data = encoder.job(job, 1)
@@ -235,7 +229,7 @@ def test_an_event_of_no_kind_is_not_shown(kind: int) -> None:
 
 
 @given(SALTS, jobs())
-def test_a_delete_is_read_as_it_was_written(salt: bytes, job: Job) -> None:
+def test_delete_round_trip(salt: bytes, job: Job) -> None:
     delete = Encoder(salt).delete(job.id, 2)
     assert len(delete) == record.DELETE_SIZE
     recovery = replayed(salt, Encoder(salt).job(job, 1, job.events), delete)
@@ -244,7 +238,7 @@ def test_a_delete_is_read_as_it_was_written(salt: bytes, job: Job) -> None:
 
 
 @given(SALTS, NAMES, st.integers(1, 2**64 - 1), U64)
-def test_a_pause_is_read_as_it_was_written(salt: bytes, name: bytes, until: int, length: int) -> None:
+def test_pause_round_trip(salt: bytes, name: bytes, until: int, length: int) -> None:
     tube = Tube(name, {})
     tube.paused_until, tube.pause = until, length
     data = Encoder(salt).pause(tube, 1)
@@ -254,7 +248,7 @@ def test_a_pause_is_read_as_it_was_written(salt: bytes, name: bytes, until: int,
     assert replayed(salt, data, Encoder(salt).pause(tube, 2)).pauses == {}
 
 
-def test_counts_stop_at_what_a_record_takes() -> None:
+def test_counts_are_limited_to_32_bits() -> None:
     job = Job(1, Tube(b"default", {}), b"", 0, 0, 0, 0)
     encoder = Encoder(b"salt")
     hold(job, 1, 1)
@@ -265,7 +259,7 @@ def test_counts_stop_at_what_a_record_takes() -> None:
         assert job.reserves == job.kicks == 2**32 - 1
 
 
-def test_the_salt_is_part_of_every_record() -> None:
+def test_salt_is_part_of_every_record() -> None:
     """So a record of another segment, or one that a client has made up, is none."""
     assert Encoder(b"abcd").delete(1, 1) != Encoder(b"abce").delete(1, 1)
     assert Encoder(b"abcd").delete(1, 1)[4:] != Encoder(b"abce").delete(1, 1)[4:]

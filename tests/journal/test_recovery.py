@@ -213,7 +213,7 @@ each_segment = pytest.mark.parametrize("number", STORY.segments)
 # Sound
 
 
-def test_all_that_was_told_is_recovered() -> None:
+def test_all_records_are_recovered() -> None:
     recovery = recover(STORY.segments)
     assert not recovery.damage
     assert states(recovery) == {2: BURIED, 3: READY, 4: READY}
@@ -235,12 +235,12 @@ def kinds(job: Job) -> list[str]:
 
 @each_segment
 @pytest.mark.parametrize("size", [1, 3, 20, 21, 4096, 100_000])
-def test_a_zero_tail_is_no_damage(number: int, size: int) -> None:
+def test_zero_tail_is_no_damage(number: int, size: int) -> None:
     assert not recover_with(number, STORY.segments[number] + bytes(size)).damage
 
 
 @pytest.mark.parametrize("size", [0, 1, 43, 44, 4096])
-def test_a_blank_segment_was_made_ahead_and_is_no_damage(size: int) -> None:
+def test_blank_segment_created_ahead_is_no_damage(size: int) -> None:
     recovery = recover(STORY.segments | {4: bytes(size), 9: bytes(size)})
     assert not recovery.damage
     assert recovery.highest_number == 9
@@ -257,7 +257,7 @@ def test_blank_files_below_all_others_are_damage(size: int) -> None:
     assert where(recovery.damage) == [("journal.1", 0, size, None, False), ("journal.2", 0, 0, None, False)]
 
 
-def test_a_blank_file_below_a_segment_that_is_empty_but_for_its_head_is_judged_by_the_next() -> None:
+def test_blank_file_below_a_segment_without_records_is_judged_by_the_next_segment() -> None:
     """A head alone does not tell if it is followed by its own first record, or by what is told again."""
     head = SegmentHeader(b"anew", 2, first_sequence=8, next_id=3).encode()
     assert not recover({1: b"", 2: head}).damage
@@ -267,12 +267,12 @@ def test_a_blank_file_below_a_segment_that_is_empty_but_for_its_head_is_judged_b
         assert recover({1: b"", 2: head, 3: data}).is_sound == is_sound
 
 
-def test_a_blank_file_below_all_others_is_no_damage_if_nothing_was_before() -> None:
+def test_blank_file_below_all_others_is_no_damage_before_the_first_record() -> None:
     data = SegmentHeader(b"anew", 3, first_sequence=1, next_id=1).encode() + Encoder(b"anew").job(made(1), 1)
     assert not recover({1: b"", 2: bytes(4096), 3: data}).damage
 
 
-def test_pauses_that_are_over_are_dropped_and_delays_that_are_due_are_ready() -> None:
+def test_expired_pauses_are_dropped_and_due_jobs_are_ready() -> None:
     story = Story()
     story.begin(1)
     tube = Tube(b"paused", {})
@@ -289,7 +289,7 @@ def test_pauses_that_are_over_are_dropped_and_delays_that_are_due_are_ready() ->
 # Cut
 
 
-def test_a_torn_tail_is_cut_and_is_no_damage() -> None:
+def test_torn_tail_is_truncated_and_no_damage() -> None:
     """The newest segment cut at every byte, with and without zeros behind: all records before are there."""
     number, data = STORY.newest, STORY.segments[STORY.newest]
     ends = [HEADER_SIZE, *(end for _, end in STORY.places[number])]
@@ -306,7 +306,7 @@ def test_a_torn_tail_is_cut_and_is_no_damage() -> None:
             assert len(data[whole:size].rstrip(b"\0")) <= damage.bytes_lost <= size - whole
 
 
-def test_a_newest_segment_without_its_head_is_no_damage() -> None:
+def test_newest_segment_without_header_is_no_damage() -> None:
     """The first write to it was torn: before that one was done nothing in it was acknowledged."""
     number, data = STORY.newest, STORY.segments[STORY.newest]
     before = recover({1: STORY.segments[1], 2: STORY.segments[2]})
@@ -317,7 +317,7 @@ def test_a_newest_segment_without_its_head_is_no_damage() -> None:
     assert recover_with(number, bytes(SECTOR) + bytes(range(256)) * 10).is_sound
 
 
-def test_an_older_segment_cut_anywhere_is_damage_that_says_how_many_records_went() -> None:
+def test_truncated_older_segment_is_damage_with_the_number_of_lost_records() -> None:
     data, places = STORY.segments[2], STORY.places[2]
     for size in range(HEADER_SIZE, len(data)):
         recovery = recover_with(2, data[:size])
@@ -331,7 +331,7 @@ def test_an_older_segment_cut_anywhere_is_damage_that_says_how_many_records_went
 
 
 @each_segment
-def test_every_bit_flipped_loses_its_record_alone(number: int) -> None:
+def test_flipped_bit_loses_only_its_record(number: int) -> None:
     data = STORY.segments[number]
     *_, (last, _) = STORY.places[number]
     for at, end in STORY.places[number]:
@@ -348,7 +348,7 @@ def test_every_bit_flipped_loses_its_record_alone(number: int) -> None:
 
 
 @each_segment
-def test_a_bit_flipped_in_a_head_loses_the_file(number: int) -> None:
+def test_flipped_bit_in_a_header_loses_the_file(number: int) -> None:
     data = STORY.segments[number]
     for bit in range(HEADER_SIZE * 8):
         recovery = recover_with(number, flip(data, bit))
@@ -366,7 +366,7 @@ def flip(data: bytes, bit: int) -> bytes:
 
 
 @each_segment
-def test_a_record_repeated_counts_once(number: int) -> None:
+def test_repeated_record_counts_once(number: int) -> None:
     """Wherever the copy stands behind the first."""
     data, places = STORY.segments[number], STORY.places[number]
     for (at, end), (_, behind) in itertools.combinations_with_replacement(places, 2):
@@ -376,7 +376,7 @@ def test_a_record_repeated_counts_once(number: int) -> None:
 
 
 @each_segment
-def test_a_record_cut_out_is_missed(number: int) -> None:
+def test_missing_record_is_reported(number: int) -> None:
     data = STORY.segments[number]
     for at, end in STORY.places[number][1:-1]:
         recovery = recover_with(number, data[:at] + data[end:])
@@ -384,21 +384,21 @@ def test_a_record_cut_out_is_missed(number: int) -> None:
 
 
 @pytest.mark.parametrize("number", [1, 2])
-def test_a_record_of_another_segment_is_none(number: int) -> None:
+def test_record_of_another_segment_is_damage(number: int) -> None:
     at, end = STORY.places[number][0]
     recovery = recover_with(3, STORY.segments[3] + STORY.segments[number][at:end])
     assert where(recovery.damage) == [("journal.3", len(STORY.segments[3]), end - at, None, True)]
     assert states(recovery) == states(recover(STORY.segments))
 
 
-def test_a_missing_segment_is_missed() -> None:
+def test_missing_segment_is_damage() -> None:
     recovery = recover({1: STORY.segments[1], 3: STORY.segments[3]})
     STORY.assert_nothing_invented(recovery)
     assert where(recovery.damage) == [("journal.3", 0, 0, len(STORY.places[2]), False)]
     assert "follows on journal.1 with a gap" in str(recovery.damage[0])
 
 
-def test_the_oldest_segments_may_go_without_a_word() -> None:
+def test_missing_oldest_segments_are_not_detected() -> None:
     """Compaction removes them; what is left tells nothing of jobs that it has no JOB record of."""
     recovery = recover({3: STORY.segments[3]})
     STORY.assert_nothing_invented(recovery)
@@ -407,7 +407,7 @@ def test_the_oldest_segments_may_go_without_a_word() -> None:
 
 
 @pytest.mark.parametrize(("number", "copy"), [(1, 2), (1, 4), (2, 1), (3, 1), (3, 4)])
-def test_a_copied_or_renumbered_segment_is_not_read(number: int, copy: int) -> None:
+def test_copied_or_renamed_segment_is_not_read(number: int, copy: int) -> None:
     recovery = recover_with(copy, STORY.segments[number])
     assert where(recovery.damage)[0] == (name_of(copy), 0, len(STORY.segments[number]), None, False)
     assert f"is a copy of segment {number}" in str(recovery.damage[0])
@@ -416,7 +416,7 @@ def test_a_copied_or_renumbered_segment_is_not_read(number: int, copy: int) -> N
 
 
 @each_segment
-def test_garbage_behind_the_records_is_told_of_and_changes_nothing(number: int) -> None:
+def test_garbage_after_the_records_is_reported_and_has_no_effect(number: int) -> None:
     for size in (1, 20, 21, 22, 500, 5000):
         garbage = seeded(size).randbytes(size - 1) + b"\1"
         recovery = recover_with(number, STORY.segments[number] + garbage)
@@ -424,7 +424,7 @@ def test_garbage_behind_the_records_is_told_of_and_changes_nothing(number: int) 
         assert [each[:3] for each in where(recovery.damage)] == [(name_of(number), len(STORY.segments[number]), size)]
 
 
-def test_a_file_of_garbage_is_told_of() -> None:
+def test_file_of_garbage_is_reported() -> None:
     for size in (1, 43, 44, 500):
         recovery = recover(STORY.segments | {2: b"\1" * size})
         assert where(recovery.damage)[0] == ("journal.2", 0, size, None, False)
@@ -432,11 +432,11 @@ def test_a_file_of_garbage_is_told_of() -> None:
 
 
 @pytest.mark.parametrize("name", ["journal", "journal.", "journal.01", "journal.-1", "journal.1.gz", "journal.٣"])
-def test_a_name_that_we_do_not_give_is_none_of_ours(name: str) -> None:
+def test_other_names_are_no_segments(name: str) -> None:
     assert numbers([name]) == []
 
 
-def test_a_number_that_no_journal_reaches_is_none_of_ours() -> None:
+def test_impossible_number_is_no_segment() -> None:
     assert numbers(["journal.0", "journal." + "9" * 30, "journal.7"]) == [7]
 
 
@@ -449,7 +449,7 @@ def test_a_number_that_no_journal_reaches_is_none_of_ours() -> None:
      {"state": BURIED, "deadline": 2**64 - 1}],
     ids=str,
 )  # fmt: skip
-def test_a_job_that_leaves_no_number_for_what_comes_next_is_none(changes: dict[str, int]) -> None:
+def test_job_with_an_exhausting_number_is_skipped(changes: dict[str, int]) -> None:
     story, job = Story(), made(1)
     story.begin(1)
     for name, value in changes.items():
@@ -460,7 +460,7 @@ def test_a_job_that_leaves_no_number_for_what_comes_next_is_none(changes: dict[s
     assert recovery.next_id == 1
 
 
-def test_an_update_that_leaves_no_number_for_the_next_burial_is_none() -> None:
+def test_update_with_an_exhausting_burial_is_skipped() -> None:
     story, job = Story(), made(1)
     story.begin(1)
     story.job(job)
@@ -470,7 +470,7 @@ def test_an_update_that_leaves_no_number_for_the_next_burial_is_none() -> None:
 
 
 @pytest.mark.parametrize("deadline", [2**63, 2**64 - 1])
-def test_a_job_that_is_due_in_some_centuries_is_one(deadline: int) -> None:
+def test_job_due_in_centuries_is_kept(deadline: int) -> None:
     story, job = Story(), made(1, state=DELAYED)
     story.begin(1)
     job.deadline, job.delay = deadline, 2**63 - 1
@@ -484,7 +484,7 @@ def test_a_job_that_is_due_in_some_centuries_is_one(deadline: int) -> None:
 DAY = 86400 * SECOND
 
 
-def test_a_clock_set_back_makes_no_delay_or_pause_longer_than_asked_for_and_no_age_negative() -> None:
+def test_clock_set_back_extends_no_delay_or_pause_and_makes_no_age_negative() -> None:
     story, ready, delayed = Story(), made(1), made(2, state=DELAYED)
     released = made(3, state=DELAYED)
     for job in (ready, delayed, released):
@@ -509,7 +509,7 @@ def test_a_clock_set_back_makes_no_delay_or_pause_longer_than_asked_for_and_no_a
     assert (tube.paused_until, tube.pause) == (START + 5000 * SECOND, 5000 * SECOND)
 
 
-def test_a_job_reserved_after_its_delay_is_ready_though_the_clock_was_set_back() -> None:
+def test_job_reserved_after_its_delay_is_ready_after_the_clock_is_set_back() -> None:
     story, job = Story(), made(1, state=DELAYED)
     job.delay, job.deadline = SECOND, START
     story.begin(1)
@@ -523,12 +523,12 @@ def test_a_job_reserved_after_its_delay_is_ready_though_the_clock_was_set_back()
     assert (table[1].state, table[1].deadline) == (READY, START - DAY)
 
 
-def test_a_head_that_leaves_no_id_or_sequence_is_bad() -> None:
+def test_header_with_an_exhausting_id_or_sequence_is_bad() -> None:
     for header in (SegmentHeader(b"salt", 1, 2**63, 1), SegmentHeader(b"salt", 1, 1, 2**63)):
         assert where(recover({1: header.encode()}).damage) == [("journal.1", 0, HEADER_SIZE, None, False)]
 
 
-def test_a_record_beyond_all_sequences_is_skipped_and_later_ones_count() -> None:
+def test_record_with_an_impossible_sequence_is_skipped_and_later_ones_count() -> None:
     encoder = Encoder(b"salt")
     head = SegmentHeader(b"salt", 1, 1, 1).encode()
     recovery = recover({1: head + encoder.job(made(1), 2**63) + encoder.job(made(2), 1)})
@@ -536,7 +536,7 @@ def test_a_record_beyond_all_sequences_is_skipped_and_later_ones_count() -> None
     assert recovery.sequence == 1
 
 
-def test_a_delete_of_an_id_beyond_all_leaves_the_ids_as_they_are() -> None:
+def test_delete_of_an_impossible_id_does_not_change_the_next_id() -> None:
     head = SegmentHeader(b"salt", 1, 1, 5).encode()
     assert recover({1: head + Encoder(b"salt").delete(2**64 - 1, 1)}).next_id == 5
 
@@ -555,7 +555,7 @@ def long_story() -> Story:
     return story
 
 
-def test_a_sector_of_the_newest_that_was_never_written_is_a_torn_tail() -> None:
+def test_unwritten_sector_of_the_newest_segment_is_a_torn_tail() -> None:
     """Power was lost in the middle of a write, whose sectors come to the disk in any order."""
     story = long_story()
     data, places = story.segments[2], story.places[2]
@@ -568,7 +568,7 @@ def test_a_sector_of_the_newest_that_was_never_written_is_a_torn_tail() -> None:
         assert recovery.segments[-1].end == places[whole - 1][1]
 
 
-def test_a_zeroed_sector_of_an_older_segment_is_damage() -> None:
+def test_zeroed_sector_of_an_older_segment_is_damage() -> None:
     story = long_story()
     data = story.segments[1]
     recovery = recover(story.segments | {1: data[: 2 * SECTOR] + bytes(SECTOR) + data[3 * SECTOR :]})
@@ -577,7 +577,7 @@ def test_a_zeroed_sector_of_an_older_segment_is_damage() -> None:
     assert (damage.records_lost, damage.is_torn_tail) == (39 - len(recovery.jobs), False)
 
 
-def test_a_segment_that_tells_all_again_makes_good_what_failed() -> None:
+def test_segment_that_rewrites_a_failed_one_repairs_it() -> None:
     """After a failed write: its header says from which record on, and no damage is left of what stood there."""
     story = long_story()
     encoder = Encoder(b"anew")
@@ -610,7 +610,7 @@ def churned() -> tuple[Story, list[tuple[int, int, bytes]]]:
 
 
 @pytest.mark.parametrize("size", [HEADER_SIZE, HEADER_SIZE + 10])
-def test_behind_damage_to_what_is_told_again_nothing_counts(size: int) -> None:
+def test_records_after_damage_in_a_rewritten_part_are_ignored(size: int) -> None:
     """The disk had failed, and power was lost while all was recorded anew, before the job's turn came.
 
     What had come to the disk behind the hole, though sound, would make of the job what it never was.
@@ -627,7 +627,7 @@ def test_behind_damage_to_what_is_told_again_nothing_counts(size: int) -> None:
         assert recovery.is_sound
 
 
-def test_records_missing_from_what_is_told_again_end_it() -> None:
+def test_missing_records_end_a_rewritten_part() -> None:
     story, looks = churned()
     data, anew = story.segments[2], SegmentHeader(b"anew", 4, first_sequence=12, next_id=2).encode()
     for (at, kicks, events), (end, _, _) in itertools.pairwise(looks[12:-1]):
@@ -636,7 +636,7 @@ def test_records_missing_from_what_is_told_again_end_it() -> None:
         assert recovery.is_sound
 
 
-def test_damage_to_what_is_not_told_again_is_damage() -> None:
+def test_damage_outside_a_rewritten_part_is_reported() -> None:
     story, looks = churned()
     data, anew = story.segments[2], SegmentHeader(b"anew", 4, first_sequence=40, next_id=2).encode()
     at = looks[9][0]
@@ -645,14 +645,14 @@ def test_damage_to_what_is_not_told_again_is_damage() -> None:
     assert recovery.jobs[1].kicks == looks[-1][1]
 
 
-def test_a_copy_of_an_old_segment_tells_nothing_again() -> None:
+def test_copy_of_an_old_segment_rewrites_nothing() -> None:
     story, looks = churned()
     data, at = story.segments[2], looks[30][0]
     torn = data[:at] + b"?" * SECTOR + data[at + SECTOR :]
     assert recover({1: story.segments[1], 2: torn, 4: story.segments[1]}).jobs[1].kicks == looks[-1][1]
 
 
-def test_the_first_segment_that_never_came_to_the_disk_is_no_damage_if_the_next_tells_all() -> None:
+def test_unwritten_first_segment_is_no_damage_if_the_next_rewrites_it() -> None:
     """The next has nothing in it yet but its head, which tells of the very first record."""
     head = SegmentHeader(b"anew", 2, first_sequence=1, next_id=1).encode()
     for torn in (b"\1" * 17 + bytes(4000), bytes(SECTOR) + b"x" * 500):
@@ -677,14 +677,14 @@ def imported(*ends: int) -> Story:
     return story
 
 
-def test_an_import_counts_once_it_has_ended() -> None:
+def test_import_counts_once_it_has_ended() -> None:
     assert recover(imported(record.IMPORT_END).segments).jobs.keys() == {1, 7, 8}
 
 
 @pytest.mark.parametrize(
     "ends", [[], [record.IMPORT_UNDO], [record.IMPORT_BEGIN], [record.IMPORT_BEGIN, record.IMPORT_END]]
 )
-def test_an_import_cut_short_does_not_count_and_its_ids_stay_used(ends: list[int]) -> None:
+def test_interrupted_import_does_not_count_and_its_ids_stay_used(ends: list[int]) -> None:
     recovery = recover(imported(*ends).segments)
     assert recovery.jobs.keys() == {1}
     assert recovery.next_id == 9
@@ -695,14 +695,14 @@ def test_an_import_cut_short_does_not_count_and_its_ids_stay_used(ends: list[int
 
 
 @given(st.lists(st.binary(max_size=200), max_size=5), st.randoms(use_true_random=False))
-def test_any_bytes_after_a_sound_head_are_read_without_an_error(pieces: list[bytes], random: Random) -> None:
+def test_any_input_after_a_sound_header_is_read_without_an_exception(pieces: list[bytes], random: Random) -> None:
     salt = b"slt1"
     data = STORY.segments[1][:HEADER_SIZE] + b"".join(salt * random.randrange(3) + piece for piece in pieces)
     recover_with(1, data)
 
 
 @given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 20), st.integers(0, 20)), max_size=12))
-def test_records_shuffled_cut_and_doubled_invent_nothing(picks: list[tuple[int, int, int]]) -> None:
+def test_shuffled_truncated_and_repeated_records_invent_no_job(picks: list[tuple[int, int, int]]) -> None:
     segments = {number: data[:HEADER_SIZE] for number, data in STORY.segments.items()}
     for number, pick, cut in picks:
         at, end = STORY.places[number][pick % len(STORY.places[number])]
@@ -711,7 +711,7 @@ def test_records_shuffled_cut_and_doubled_invent_nothing(picks: list[tuple[int, 
 
 
 @given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 2**12), st.binary(min_size=1, max_size=40)), max_size=6))
-def test_bytes_overwritten_anywhere_invent_nothing(writes: list[tuple[int, int, bytes]]) -> None:
+def test_overwritten_bytes_invent_no_job(writes: list[tuple[int, int, bytes]]) -> None:
     segments = {number: bytearray(data) for number, data in STORY.segments.items()}
     for number, place, data in writes:
         at = place % len(segments[number])
@@ -722,7 +722,7 @@ def test_bytes_overwritten_anywhere_invent_nothing(writes: list[tuple[int, int, 
 # A start on it
 
 
-def test_a_start_serves_what_is_sound_and_a_strict_one_refuses_and_changes_nothing() -> None:
+def test_start_serves_sound_records_and_strict_start_refuses_without_changes() -> None:
     files = {name_of(number): data for number, data in STORY.segments.items()}
     files["journal.2"] = flip(files["journal.2"], 8 * (STORY.places[2][1][0] + 30))
     disk = Disk(files)
@@ -736,7 +736,7 @@ def test_a_start_serves_what_is_sound_and_a_strict_one_refuses_and_changes_nothi
 
 
 @pytest.mark.parametrize("size", [0, 4096])
-def test_a_start_keeps_a_blank_file_that_was_in_use_and_the_next_one_tells_of_it_too(size: int) -> None:
+def test_start_keeps_a_blank_file_that_was_in_use_and_the_next_start_reports_it(size: int) -> None:
     files = {name_of(number): data for number, data in STORY.segments.items()}
     files["journal.1"] = bytes(size)
     disk = Disk(files)
@@ -749,7 +749,7 @@ def test_a_start_keeps_a_blank_file_that_was_in_use_and_the_next_one_tells_of_it
         assert disk.read("journal.1") == bytes(size)
 
 
-def test_a_start_cuts_a_torn_tail_and_the_next_one_finds_none() -> None:
+def test_start_truncates_a_torn_tail_and_the_next_start_finds_none() -> None:
     files = {name_of(number): data for number, data in STORY.segments.items()}
     files["journal.3"] = files["journal.3"][:-3] + bytes(500)
     files["journal.4"] = bytes(SECTOR) + b"torn at its head"

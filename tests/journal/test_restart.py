@@ -134,7 +134,7 @@ def wait_for_delays(server: Server, last: int) -> None:
                     time.sleep(0.02)
 
 
-def test_a_restart_shows_what_beanstalkds_shows(tmp_path: Path, url: str | None) -> None:
+def test_restart_shows_the_same_as_beanstalkd(tmp_path: Path, url: str | None) -> None:
     """Jobs, states, orders and all of stats-job, but for what beanstalkd does not keep (UNRECORDED).
 
     And it counts the burial of a buried job once more, and has the buried in the order in which they were put.
@@ -173,7 +173,7 @@ def test_a_restart_shows_what_beanstalkds_shows(tmp_path: Path, url: str | None)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_restart_keeps_pauses_and_gives_no_id_again(tmp_path: Path, number: signal.Signals, url: str | None) -> None:
+def test_restart_keeps_pauses_and_reuses_no_id(tmp_path: Path, number: signal.Signals, url: str | None) -> None:
     """As beanstalkd does not: its pauses are lost, and the ids of deleted jobs come again."""
     directory = tmp_path / "b"
     with serving(ours(), directory, "-f", "0", url=url) as server:
@@ -228,7 +228,7 @@ LIFE = {
 }
 
 
-def test_a_jobs_life_survives_restarts(tmp_path: Path) -> None:
+def test_events_of_a_job_survive_restarts(tmp_path: Path) -> None:
     """The counts of stats-job over the wire; and, which no command tells, the events, as two restarts later found."""
     directory, began = tmp_path / "b", time.time_ns()
     with serving(ours(), directory, "-f", "0") as server:
@@ -292,14 +292,14 @@ def assert_taken_over(directory: Path, copy: Path) -> None:
         assert orders(server, expected) == order
 
 
-def test_taking_over_what_beanstalkd_left_in_order(tmp_path: Path) -> None:
+def test_import_after_an_orderly_stop_of_beanstalkd(tmp_path: Path) -> None:
     with serving(peer(), tmp_path / "b", "-f", "0", "-s", "300000") as server:
         change_all_ways(server)
         wait_for_delays(server, last_id(server))
     assert_taken_over(tmp_path / "b", tmp_path / "copy")
 
 
-def test_taking_over_what_a_killed_beanstalkd_left(tmp_path: Path) -> None:
+def test_import_after_a_kill_of_beanstalkd(tmp_path: Path) -> None:
     with serving(peer(), tmp_path / "b", "-f", "0", "-s", "4096") as server, client_of(server) as client:
         change_all_ways(server)
         wait_for_delays(server, last_id(server))
@@ -339,12 +339,12 @@ def assert_imported(disk: Disk) -> None:
         disk = disk.crash(Chance(seeded(0), 1.0))
 
 
-def test_an_import_from_files_in_memory() -> None:
+def test_import_from_files_in_memory() -> None:
     assert_imported(Disk(foreign_files()))
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
-def test_power_lost_at_any_call_of_an_import_and_it_is_done_again(share: float) -> None:
+def test_import_is_repeated_after_power_loss_at_any_call(share: float) -> None:
     for at in itertools.count(1):
         disk = Disk(foreign_files())
         disk.before = power_lost_at(at)
@@ -358,7 +358,7 @@ def test_power_lost_at_any_call_of_an_import_and_it_is_done_again(share: float) 
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC], ids=errno.errorcode.get)
-def test_any_call_of_an_import_fails_and_the_next_start_does_it(code: int) -> None:
+def test_import_is_repeated_by_the_next_start_after_failure_of_any_call(code: int) -> None:
     for at in itertools.count(1):
         disk = Disk(foreign_files())
         disk.before = fault = Fault(at, code, is_lasting=False)
@@ -377,7 +377,7 @@ def fault_stops_start(disk: Disk) -> bool:
     return False
 
 
-def test_an_import_of_ids_that_the_journal_has_given_too_is_refused() -> None:
+def test_import_of_ids_that_the_journal_uses_is_refused() -> None:
     disk = Disk(foreign_files())
     recovered(disk, START)
     other = full(V7, made(3, b"another")) + full(V7, made(99))
@@ -386,7 +386,7 @@ def test_an_import_of_ids_that_the_journal_has_given_too_is_refused() -> None:
         recovered(Disk(files), START)
 
 
-def test_ids_of_jobs_deleted_before_the_import_are_not_given_again() -> None:
+def test_ids_of_jobs_deleted_before_the_import_are_not_reused() -> None:
     disk = Disk(foreign_files())
     assert recovered(disk, START).next_id == 12
     assert recovered(disk, START).next_id == 12

@@ -64,7 +64,7 @@ def longest_stretch(run: Callable[[], object]) -> int:
 
 
 @pytest.mark.parametrize("has_updates", [False, True], ids=["puts", "releases"])
-def test_a_rewrite_of_many_jobs_lets_other_greenlets_run_every_few_milliseconds(has_updates: bool) -> None:
+def test_rewrite_of_many_jobs_yields_every_few_milliseconds(has_updates: bool) -> None:
     disk = Disk()
     bench = Bench(disk, seeded(0), max_size=SEGMENT, sync_interval=SECOND)
     client = bench.clients[0]

@@ -20,14 +20,14 @@ COMMANDS = (
 )
 
 
-def told(archive: Path) -> list[str]:
+def content_of(archive: Path) -> list[str]:
     """The lines of *archive* but the first, which tells when it was made, and the last, which has the sum of all."""
     lines = archive.read_text().splitlines()[1:-1]
     assert len(lines) == 3
     return lines
 
 
-def test_a_journal_goes_to_a_database_and_back_as_it_is(cluster: Cluster, tmp_path: Path) -> None:
+def test_journal_is_unchanged_after_import_into_a_database_and_export(cluster: Cluster, tmp_path: Path) -> None:
     data, first, second = tmp_path / "data", tmp_path / "first", tmp_path / "second"
     data.mkdir()
     with Daemon("-l", "127.0.0.1", "-p", "0", "--no-web", "-b", str(data), "-f", "0") as server:
@@ -49,10 +49,10 @@ def test_a_journal_goes_to_a_database_and_back_as_it_is(cluster: Cluster, tmp_pa
         assert exported.returncode == 0 and f"in use by 127.0.0.1:{node.port}" in exported.stderr
         refused = run("journal", "import", cluster.url, str(first), GREENSTALK_JOURNAL_NAME=NAME)
         assert refused.returncode == 10 and "is active on the journal moved" in refused.stderr
-    assert told(first) == told(second)
+    assert content_of(first) == content_of(second)
 
 
-def test_an_archive_that_is_damaged_leaves_nothing(cluster: Cluster, tmp_path: Path) -> None:
+def test_damaged_archive_imports_nothing(cluster: Cluster, tmp_path: Path) -> None:
     archive = tmp_path / "archive"
     archive.write_text("no archive\n")
     done = run("journal", "import", cluster.url, str(archive), GREENSTALK_JOURNAL_NAME="nothing")
@@ -62,7 +62,7 @@ def test_an_archive_that_is_damaged_leaves_nothing(cluster: Cluster, tmp_path: P
     assert "there is no journal nothing in postgresql://postgres@127.0.0.1" in done.stderr
 
 
-def test_whoever_only_looks_leaves_nothing_in_a_database(cluster: Cluster) -> None:
+def test_export_and_failed_import_create_nothing_in_a_database(cluster: Cluster) -> None:
     cluster.ask("CREATE DATABASE another")
     url = cluster.url.replace("/greenstalk", "/another")
     done = run("journal", "export", url)
@@ -79,7 +79,7 @@ def test_whoever_only_looks_leaves_nothing_in_a_database(cluster: Cluster) -> No
         assert connection.execute("SELECT relname FROM pg_class WHERE relname ~ '^greenstalk'").fetchall() == []
 
 
-def test_what_cannot_be_done_is_told_and_no_password(cluster: Cluster, tmp_path: Path) -> None:
+def test_errors_name_the_cause_and_hide_the_password(cluster: Cluster, tmp_path: Path) -> None:
     secret = "postgresql://ada:pa55word@127.0.0.1/jobs"  # noqa: S105
     done = run("journal", "check", secret)
     assert (done.returncode, done.stderr) == (

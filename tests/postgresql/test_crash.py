@@ -1,4 +1,4 @@
-"""What tests/crash does to the journal on disk, done to the one in PostgreSQL: kills under load, and the same audit."""
+"""The crash test of tests/crash with the journal in PostgreSQL: kills under load, and the same audit."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def in_thread(function: Callable[[], None]) -> threading.Thread:
     return thread
 
 
-def test_a_batch_that_the_former_leader_left_half_sent_keeps_nobody_from_leading(
+def test_half_sent_batch_of_the_former_leader_does_not_block_a_takeover(
     members: tuple[Member, Member], cluster: Cluster
 ) -> None:
     """It has rows of the very segment that the next leader begins, and a lock of the journal's row."""
@@ -89,7 +89,7 @@ def test_a_batch_that_the_former_leader_left_half_sent_keeps_nobody_from_leading
     assert sorted(body for body in bodies(two).values() if body) == [b"a", b"b"]
 
 
-def test_a_leader_ends_what_its_own_broken_connection_left_half_sent(
+def test_leader_terminates_the_half_sent_batch_of_its_broken_connection(
     members: tuple[Member, Member], cluster: Cluster
 ) -> None:
     one, _ = members
@@ -103,9 +103,7 @@ def test_a_leader_ends_what_its_own_broken_connection_left_half_sent(
     assert cluster.ask(f"SELECT data <> '' FROM greenstalk_batch WHERE journal = {one.seat.journal}") == [(True,)]  # noqa: S608
 
 
-def test_a_former_life_of_the_same_process_keeps_no_connections(
-    members: tuple[Member, Member], cluster: Cluster
-) -> None:
+def test_connections_from_before_exec_are_terminated(members: tuple[Member, Member], cluster: Cluster) -> None:
     one, two = members
     one.lead()
     seat = LeaderLease(conninfo_of(cluster.url, "--journal"), "default", "again", LEASE, former=str(one.seat.me))
@@ -116,13 +114,13 @@ def test_a_former_life_of_the_same_process_keeps_no_connections(
     seat.close()
 
 
-def test_a_start_does_not_wait_for_another_that_migrates(cluster: Cluster, members: tuple[Member, Member]) -> None:
+def test_start_does_not_wait_for_a_migration_elsewhere(cluster: Cluster, members: tuple[Member, Member]) -> None:
     with psycopg.connect(cluster.url) as other:
         other.execute("SELECT pg_advisory_xact_lock(%s)", (SCHEMA_LOCK,))
         members[0].seat.open()
 
 
-def test_a_migration_waits_for_another_for_no_longer_than_its_patience(cluster: Cluster) -> None:
+def test_migration_waits_for_another_at_most_its_timeout(cluster: Cluster) -> None:
     cluster.ask("CREATE DATABASE migrated")
     url = cluster.url.replace("/greenstalk", "/migrated")
     seat = LeaderLease(conninfo_of(url, "--journal"), "default", "one", LEASE)
@@ -134,7 +132,7 @@ def test_a_migration_waits_for_another_for_no_longer_than_its_patience(cluster: 
     seat.close()
 
 
-def test_a_late_copy_of_a_takeover_does_nothing(members: tuple[Member, Member], cluster: Cluster) -> None:
+def test_late_copy_of_a_takeover_has_no_effect(members: tuple[Member, Member], cluster: Cluster) -> None:
     one, _ = members
     seen = one.seat.look()
     one.lead()
@@ -144,7 +142,7 @@ def test_a_late_copy_of_a_takeover_does_nothing(members: tuple[Member, Member], 
     assert one.seat.look().epoch == 1
 
 
-def test_a_leader_whose_epoch_somebody_else_has_raised_leads_no_longer(
+def test_leader_steps_down_when_another_process_raises_the_epoch(
     members: tuple[Member, Member], cluster: Cluster
 ) -> None:
     one, _ = members
@@ -159,9 +157,7 @@ def test_a_leader_whose_epoch_somebody_else_has_raised_leads_no_longer(
     assert one.rows.lost == "another server has taken over"
 
 
-def test_a_renewal_that_comes_after_the_end_of_the_lease_does_nothing(
-    members: tuple[Member, Member], cluster: Cluster
-) -> None:
+def test_renewal_after_the_end_of_the_lease_has_no_effect(members: tuple[Member, Member], cluster: Cluster) -> None:
     one, two = members
     one.lead()
     expire_lease(cluster, one)
@@ -170,7 +166,7 @@ def test_a_renewal_that_comes_after_the_end_of_the_lease_does_nothing(
     assert two.seat.look().is_free
 
 
-def test_nothing_is_appended_or_removed_while_an_append_is_in_doubt_and_the_epoch_cannot_be_raised(
+def test_append_in_doubt_blocks_appends_and_removals_until_the_epoch_is_raised(
     members: tuple[Member, Member], cluster: Cluster
 ) -> None:
     """A late copy of the append, which still counts, would bring back what was deleted since."""
@@ -221,7 +217,7 @@ def test_nothing_is_appended_or_removed_while_an_append_is_in_doubt_and_the_epoc
 
 
 @pytest.mark.parametrize("size", [1, 2 * MAX_ROW_SIZE + 1])
-def test_an_append_waits_for_a_lock_on_one_connection_and_is_in_no_doubt(
+def test_append_that_waits_for_a_lock_keeps_its_connection_and_is_not_in_doubt(
     members: tuple[Member, Member], cluster: Cluster, size: int
 ) -> None:
     one, two = members
@@ -243,7 +239,7 @@ def test_an_append_waits_for_a_lock_on_one_connection_and_is_in_no_doubt(
     assert sorted(len(body) for body in bodies(two).values() if body) == [1, size]
 
 
-def test_rows_that_a_leader_has_not_read_end_its_lead(members: tuple[Member, Member], cluster: Cluster) -> None:
+def test_leader_steps_down_on_rows_that_it_has_not_read(members: tuple[Member, Member], cluster: Cluster) -> None:
     """Else what it acknowledges would be left out, as if it were there already."""
     one, _ = members
     one.lead()
@@ -255,7 +251,7 @@ def test_rows_that_a_leader_has_not_read_end_its_lead(members: tuple[Member, Mem
     assert one.rows.lost
 
 
-def test_a_follower_reads_all_again_at_a_server_that_lacks_what_it_has_read(
+def test_follower_restarts_on_a_server_that_lacks_rows_it_has_read(
     members: tuple[Member, Member], cluster: Cluster
 ) -> None:
     """An asynchronous standby that was promoted, say."""
@@ -274,7 +270,7 @@ def test_a_follower_reads_all_again_at_a_server_that_lacks_what_it_has_read(
         two.read()
 
 
-def test_a_lead_that_the_follower_does_not_see_is_not_taken_over_with_what_it_has_read(
+def test_takeover_fails_if_the_follower_has_read_from_another_server(
     members: tuple[Member, Member],
 ) -> None:
     one, two = members
@@ -285,7 +281,7 @@ def test_a_lead_that_the_follower_does_not_see_is_not_taken_over_with_what_it_ha
         two.follower.finish(epoch)
 
 
-def test_a_commit_whose_wait_for_a_standby_is_cancelled_is_not_acknowledged() -> None:
+def test_commit_with_a_cancelled_standby_wait_is_not_acknowledged() -> None:
     """PostgreSQL answers it with success, and a warning; so an operator may think of it who sees commits hang."""
     with Cluster() as cluster:
         one = Member(cluster.url, "default", "one", 3600.0)
@@ -321,7 +317,7 @@ def is_set(cluster: Cluster, change: str) -> bool:
     return cluster.ask(f"SHOW {name}") == [(value.strip("'"),)]
 
 
-def test_settings_by_which_acknowledged_jobs_may_be_lost_are_named() -> None:
+def test_settings_that_may_lose_acknowledged_jobs_are_named() -> None:
     settings = ("fsync = off", "synchronous_standby_names = 'nobody'", "synchronous_commit = local")
     with Cluster(*settings) as cluster:
         for change, risk in (
@@ -340,13 +336,13 @@ def test_settings_by_which_acknowledged_jobs_may_be_lost_are_named() -> None:
 
 
 @pytest.mark.parametrize("lease", [1.0, 2.0, 600.0])
-def test_a_slow_answer_does_not_cost_the_lead(cluster: Cluster, lease: float) -> None:
+def test_slow_answer_does_not_lose_the_lead(cluster: Cluster, lease: float) -> None:
     """Two renewals in a row may be without an answer, even with the shortest lease."""
     seat = LeaderLease(conninfo_of(cluster.url, "--journal"), "default", "one", lease)
     assert seat.heartbeat_interval + seat.connection.timeout < lease * 0.7
 
 
-def test_a_lease_that_is_not_renewed_ends_though_the_clock_of_the_database_is_set_back(cluster: Cluster) -> None:
+def test_unrenewed_lease_ends_after_the_database_clock_is_set_back(cluster: Cluster) -> None:
     """The primary's clock, or that of the standby which is promoted, is half a minute behind."""
     seat = LeaderLease(conninfo_of(cluster.url, "--journal"), "default", "one", LEASE)
     candidate = Candidate(seat, Kept, is_strict=False)

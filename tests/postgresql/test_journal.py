@@ -1,4 +1,4 @@
-"""The rows of a journal: who may add to them, what a follower reads, and what several servers share of a database."""
+"""The rows of a journal: appends by the leader, reads by a follower, and several journals in a database."""
 
 from __future__ import annotations
 
@@ -89,17 +89,17 @@ def members(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[tuple[
 
 
 def take_over(member: Member, cluster: Cluster) -> None:
-    """Lead though another's lease goes on."""
+    """Lead although the lease of another server has not ended."""
     cluster.ask(f"UPDATE greenstalk_journal SET lease_until = 'epoch' WHERE id = {member.seat.journal}")  # noqa: S608
     member.lead()
 
 
 def bodies(member: Member) -> dict[int, bytes]:
-    """What the jobs of *member* hold, by id."""
+    """Return the bodies of the jobs of *member* by id."""
     return {id: job.body for id, job in member.broker.jobs.items()}
 
 
-def test_a_lead_is_one_servers_until_its_lease_ends(members: tuple[Member, Member], cluster: Cluster) -> None:
+def test_only_one_server_leads_until_its_lease_ends(members: tuple[Member, Member], cluster: Cluster) -> None:
     one, two = members
     one.lead()
     assert one.seat.look().is_mine and not one.seat.look().is_free
@@ -116,7 +116,7 @@ def test_a_lead_is_one_servers_until_its_lease_ends(members: tuple[Member, Membe
     assert one.take() == 3
 
 
-def test_nobody_adds_anything_after_a_takeover(members: tuple[Member, Member], cluster: Cluster) -> None:
+def test_former_leader_appends_nothing_after_a_takeover(members: tuple[Member, Member], cluster: Cluster) -> None:
     one, two = members
     one.lead()
     first = one.put(b"committed")
@@ -133,9 +133,7 @@ def test_nobody_adds_anything_after_a_takeover(members: tuple[Member, Member], c
     assert two.put(b"next") == first + 1
 
 
-def test_a_batch_in_several_pieces_is_committed_whole_or_not_at_all(
-    members: tuple[Member, Member], cluster: Cluster
-) -> None:
+def test_batch_of_several_rows_is_atomic(members: tuple[Member, Member], cluster: Cluster) -> None:
     one, two = members
     one.lead()
     body = os.urandom(2 * MAX_ROW_SIZE + 1)
@@ -151,7 +149,7 @@ def test_a_batch_in_several_pieces_is_committed_whole_or_not_at_all(
     assert two.rows.list() == before
 
 
-def test_a_broken_connection_is_made_anew_and_nothing_is_there_twice(
+def test_broken_connection_is_replaced_and_no_row_is_duplicated(
     members: tuple[Member, Member], cluster: Cluster
 ) -> None:
     """Its backend ends before a batch, and in the midst of one that waits for a lock."""
@@ -174,13 +172,13 @@ def test_a_broken_connection_is_made_anew_and_nothing_is_there_twice(
         cluster.ask(f"SELECT pg_terminate_backend({found[0][0]})")
         blocker.rollback()
     writer.join()
-    assert one.seat.look().epoch > 1, "an epoch for each connection made anew"
+    assert one.seat.look().epoch > 1, "each new connection raises the epoch"
     take_over(two, cluster)
     assert list(two.broker.jobs) == ids
     assert two.follower.recovery.is_sound and not two.follower.recovery.damage
 
 
-def test_a_follower_knows_all_that_a_leader_does(members: tuple[Member, Member], cluster: Cluster) -> None:
+def test_follower_has_the_same_state_as_the_leader(members: tuple[Member, Member], cluster: Cluster) -> None:
     """While segments come and go; and what it keeps of them is no more than the leader has."""
     one, two = members
     one.lead()
@@ -200,7 +198,7 @@ def test_a_follower_knows_all_that_a_leader_does(members: tuple[Member, Member],
     assert two.broker.next_id == one.broker.next_id
 
 
-def test_a_follower_that_was_away_for_too_long_is_told(members: tuple[Member, Member]) -> None:
+def test_follower_detects_removed_segments_it_has_not_read(members: tuple[Member, Member]) -> None:
     one, two = members
     one.lead()
     one.put(b"a" * SEGMENT)
@@ -228,7 +226,7 @@ def test_journals_of_different_names_share_a_database(cluster: Cluster) -> None:
         member.close()
 
 
-def test_who_follows_is_known_and_forgotten(members: tuple[Member, Member], cluster: Cluster) -> None:
+def test_standbys_are_listed_and_forgotten(members: tuple[Member, Member], cluster: Cluster) -> None:
     one, two = members
     two.seat.follow(0.25)
     [standby] = one.seat.standbys()
@@ -249,6 +247,6 @@ def test_tables_of_a_later_version_are_refused(cluster: Cluster, members: tuple[
         cluster.ask("UPDATE greenstalk_schema SET version = version - 1")
 
 
-def test_an_error_of_the_database_is_told(members: tuple[Member, Member]) -> None:
+def test_database_error_is_reported(members: tuple[Member, Member]) -> None:
     with pytest.raises(Refused, match='relation "nothing" does not exist'):
         members[0].seat.connection.run("SELECT 1 FROM nothing")

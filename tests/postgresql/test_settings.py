@@ -1,4 +1,4 @@
-"""How a database, a role and an address may be set up: what makes no difference, and what is refused and why."""
+"""Settings of a database, a role and an address: those without effect, and those that are refused."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def url_of(cluster: Cluster, role: str, database: str = "greenstalk") -> str:
     return f"postgresql://{role}@127.0.0.1:{cluster.port}/{database}"
 
 
-def test_settings_of_a_role_and_a_database_make_no_difference(cluster: Cluster) -> None:
+def test_settings_of_role_and_database_have_no_effect(cluster: Cluster) -> None:
     """Statements that may take no time, transactions that fail where another changes a row, and other alphabets."""
     for query in (
         "CREATE ROLE odd LOGIN",
@@ -57,7 +57,7 @@ def test_settings_of_a_role_and_a_database_make_no_difference(cluster: Cluster) 
         two.close()
 
 
-def test_a_session_notices_a_client_that_is_gone_and_a_lock_that_lasts(cluster: Cluster) -> None:
+def test_session_detects_a_lost_client_and_a_long_lock(cluster: Cluster) -> None:
     link = DatabaseConnection(Hosts(conninfo_of(cluster.url, "--journal")), "greenstalk-server test", 2.0)
     wanted = {
         "application_name": "greenstalk-server test",
@@ -72,7 +72,7 @@ def test_a_session_notices_a_client_that_is_gone_and_a_lock_that_lasts(cluster: 
     link.close()
 
 
-def test_a_session_whose_settings_are_refused_is_not_used(cluster: Cluster) -> None:
+def test_session_with_refused_settings_is_not_used(cluster: Cluster) -> None:
     for query in (
         "CREATE ROLE shadowed LOGIN",
         "CREATE SCHEMA shadow",
@@ -97,7 +97,7 @@ def test_a_session_whose_settings_are_refused_is_not_used(cluster: Cluster) -> N
         ("postgres", "SELECT", "permission denied for schema public"),
     ],
 )
-def test_a_role_that_may_not_do_all_never_leads(cluster: Cluster, database: str, rights: str, what: str) -> None:
+def test_role_without_all_rights_never_leads(cluster: Cluster, database: str, rights: str, what: str) -> None:
     Member(cluster.url, "rights", "one").close()
     cluster.ask("DROP ROLE IF EXISTS guest")
     cluster.ask("CREATE ROLE guest LOGIN")
@@ -112,7 +112,7 @@ def test_a_role_that_may_not_do_all_never_leads(cluster: Cluster, database: str,
         cluster.ask("DROP ROLE guest")
 
 
-def test_a_migration_that_fails_leaves_nothing(cluster: Cluster) -> None:
+def test_failed_migration_changes_nothing(cluster: Cluster) -> None:
     cluster.ask("CREATE DATABASE halfway")
     url = url_of(cluster, "postgres", "halfway")
     seat = LeaderLease(conninfo_of(url, "--journal"), "default", "one", 2.0)
@@ -148,13 +148,13 @@ def test_a_migration_that_fails_leaves_nothing(cluster: Cluster) -> None:
         "postgresql://ada:pa55%ffword@db/jobs",
     ],
 )
-def test_an_address_that_cannot_be_read_is_refused_and_no_part_of_its_password_shown(url: str) -> None:
+def test_malformed_address_is_refused_without_showing_its_password(url: str) -> None:
     with pytest.raises(StartError, match=r"^--journal: the address cannot be read; it must be postgresql://") as caught:
         conninfo_of(url, "--journal")
     assert not any(part in str(caught.value) for part in ("pa55", "word@", "wo@", "12/", "rd@"))
 
 
-def test_a_host_that_no_name_service_can_have_is_one_that_cannot_be_reached() -> None:
+def test_invalid_host_name_is_unreachable() -> None:
     with pytest.raises(DatabaseUnavailable, match=r"^PostgreSQL: .*label"):
         DatabaseConnection(Hosts(conninfo_of("postgresql://ada@db..example/jobs", "--journal")), "test", 1.0).run(
             "SELECT 1"
@@ -162,6 +162,6 @@ def test_a_host_that_no_name_service_can_have_is_one_that_cannot_be_reached() ->
 
 
 @pytest.mark.parametrize("hosts", ["db", "db:5432", "db1,db2:5433", "db1:1,db2", "[::1]:5432", ""])
-def test_an_address_has_one_host_or_more(hosts: str) -> None:
+def test_address_may_have_several_hosts(hosts: str) -> None:
     made = conninfo_to_dict(conninfo_of(f"postgresql://ada:p%40%2F%25@{hosts}/jobs", "--journal"))
     assert (made["user"], made["password"], made["dbname"]) == ("ada", "p@/%", "jobs")

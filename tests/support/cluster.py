@@ -83,7 +83,7 @@ class Cluster:
 
     @property
     def log(self) -> str:
-        """What it has said."""
+        """The log of PostgreSQL."""
         return (self.directory / "log").read_text(errors="replace")
 
     def start(self) -> None:
@@ -165,7 +165,7 @@ class Cluster:
 
 
 def bin_directory() -> Path:
-    """Where Debian keeps the programs of the newest PostgreSQL that is installed."""
+    """Return the directory of the programs of the newest installed PostgreSQL, as Debian names it."""
     found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: int(path.parts[-3]))
     assert found, "PostgreSQL is needed: apt-get install postgresql"
     return found[-1].parent

@@ -1,4 +1,4 @@
-"""How a standby reads what the leader adds to the journal.
+"""The reader of a standby, which follows what the leader appends to the journal.
 
 `Follower.fetch` and `Follower.finish` block, and may be called from any thread. Nothing here knows gevent.
 """
