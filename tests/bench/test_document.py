@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bench import document
 from bench.errors import BenchError
-from bench.modes import CYCLE, Metric, Target
+from bench.modes import CYCLE, Target
 from bench.report import FLOOR, OURS, PEER, ModeResult
 from tests.support.daemon import REPOSITORY
 
 
-def result(name: str, *targets: Target, **samples: dict[Metric, list[float]]) -> ModeResult:
+def result(name: str, *targets: Target, **samples: Any) -> ModeResult:
     result = ModeResult(replace(CYCLE, name=name, targets=targets))
     for column, values in samples.items():
         for round_values in zip(*values.values(), strict=True):

@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -159,7 +160,7 @@ def written_later(directory: Path) -> tuple[str, ...]:
 )
 def test_check_reports_the_error_of_the_start(certificates: Path, wrong: Callable[[Path], tuple[str, ...]]) -> None:
     flags = (*LOOPBACK, *wrong(certificates))
-    variables = {"GREENSTALK_WEB_PASSWORD": "x"}
+    variables: dict[str, Any] = {"GREENSTALK_WEB_PASSWORD": "x"}
     started, checked = run(*flags, **variables), run("config", "--check", *flags, **variables)
     assert started.returncode != 0
     assert (checked.returncode, checked.stdout) == (started.returncode, "")
@@ -217,8 +218,8 @@ def test_check_before_the_start_of_a_unit_ignores_the_sockets(tmp_path: Path) ->
 def test_directory_is_checked_with_the_permissions_of_the_user(closed_directory: Path) -> None:
     for flags in (("-b", str(closed_directory)), ("-b", str(closed_directory), "-u", "root")):
         assert run("config", "--check", *LOOPBACK, *flags).returncode == 0
-    flags = (*LOOPBACK, "-b", str(closed_directory), "-u", "nobody", "--no-web")
-    started, checked = run(*flags), run("config", "--check", *flags)
+    forbidden = (*LOOPBACK, "-b", str(closed_directory), "-u", "nobody", "--no-web")
+    started, checked = run(*forbidden), run("config", "--check", *forbidden)
     assert (checked.returncode, checked.stderr) == (started.returncode, started.stderr) == (10, started.stderr)
     closed_directory.chmod(0o777)
     assert run("config", "--check", *flags).returncode == 0

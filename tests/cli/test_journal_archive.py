@@ -278,11 +278,12 @@ def test_import_needs_an_empty_unused_directory(exported: bytes, tmp_path: Path)
         assert done.stderr.decode() == (
             f"greenstalk-server: journal import: {tmp_path}: must be empty, and has journal.1\n"
         )
-    done = run("journal", "import", str(tmp_path / "missing"))
-    assert done.returncode == 10
-    assert "journal import: " in done.stderr and "No such file or directory; it must be a directory" in done.stderr
-    done = run("journal", "import", str(tmp_path / "lock"))
-    assert (done.returncode, "Not a directory; it must be a directory" in done.stderr) == (10, True)
+    missing = run("journal", "import", str(tmp_path / "missing"))
+    assert missing.returncode == 10
+    assert "journal import: " in missing.stderr
+    assert "No such file or directory; it must be a directory" in missing.stderr
+    file = run("journal", "import", str(tmp_path / "lock"))
+    assert (file.returncode, "Not a directory; it must be a directory" in file.stderr) == (10, True)
 
 
 def test_import_into_a_locked_directory_is_refused(exported: bytes, tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ import re
 from dataclasses import dataclass
 
 import yaml
-from ruamel.yaml import YAML, YAMLError
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
 
 NAMES = ("name", "tube", "hostname", "os", "platform")
 """YAML keys whose values are names, which 1.12 writes bare whatever they are."""

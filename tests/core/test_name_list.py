@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from typing import Any
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.name_list import CHUNK_SIZE, NameBudget, TubeNames
@@ -36,7 +37,7 @@ def test_list_has_the_tubes_in_order_of_creation(broker: Broker) -> None:
 def test_lists_keep_the_names_of_their_time() -> None:
     """Names are added and removed at random; each list is compared with a plain dict."""
     chance = random.Random(1)  # noqa: S311  no secret
-    names, plain, chunks = TubeNames(NameBudget()), dict[bytes, None](), {}
+    names, plain, chunks = TubeNames(NameBudget()), dict[bytes, None](), dict[bytes, Any]()
     lists = []
     for number in range(20_000):
         if plain and chance.random() < (0.3 if number < 10_000 else 0.6):

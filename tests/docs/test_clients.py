@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import greenstalk
 import pytest
@@ -48,7 +49,7 @@ def put(port: int, body: bytes) -> int:
 def counts(port: int) -> tuple[int, int]:
     """Return the number of buried jobs of the tube, and of all its jobs."""
     with greenstalk.Client(("127.0.0.1", port)) as queue:
-        stats = queue.stats_tube("mail")
+        stats: Any = queue.stats_tube("mail")
     states = ("ready", "reserved", "delayed", "buried")
     return int(stats["current-jobs-buried"]), sum(int(stats[f"current-jobs-{state}"]) for state in states)
 

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import psycopg
 import pytest
@@ -107,7 +107,7 @@ class Shell:
 class Machine(Node):
     """A server started by the page's commands."""
 
-    def __init__(self, name: str, site: Site, logs: Path, **variables: str) -> None:
+    def __init__(self, name: str, site: Site, logs: Path, **variables: Any) -> None:
         super().__init__(name, "", logs, GREENSTALK_METRICS_TOKEN=METRICS_TOKEN, PATH=site.shell.path, **variables)
         self._variables |= {"GREENSTALK_LISTEN_PORT": str(self.port), "PORT": str(self.web_port)}
         self._variables["PYTHONPATH"] = str(REPOSITORY)

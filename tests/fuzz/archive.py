@@ -61,7 +61,7 @@ def one(data: bytes) -> None:
 def _use(directory: Path, archive: bytes) -> None:
     reader = Reader(archive.splitlines(keepends=True))
     next_id = reader.head()
-    listed = {each.id: facts(each) for each in reader.rest(next_id) if isinstance(each, Job)}
+    listed: dict[int, Any] = {each.id: facts(each) for each in reader.rest(next_id) if isinstance(each, Job)}
     assert sum(len(body) for _, body, _, _ in listed.values()) <= len(archive)
     disk = Disk({path.name: path.read_bytes() for path in directory.iterdir()})
     broker, binlog = started(disk)

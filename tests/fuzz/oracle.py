@@ -8,7 +8,7 @@ model is given up. From then on a reply must only be one that its command can ge
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from greenstalk_server.protocol import codec
@@ -370,7 +370,7 @@ def _ok(data: str) -> bytes:
     return b"OK %d\r\n%b\r\n" % (len(data), data.encode())
 
 
-def _agreeing(reply: bytes, facts: dict[str, object]) -> bytes:
+def _agreeing(reply: bytes, facts: Mapping[str, object]) -> bytes:
     """Return *reply* if it has *facts*; else the reply that was expected."""
     listed = dict(line.split(": ", 1) for line in reply.decode().split("\n") if ": " in line)
     wrong = {name: value for name, value in facts.items() if listed.get(name) != str(value)}

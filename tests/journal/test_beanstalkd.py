@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, replace
 from pathlib import Path
+from typing import Any
 
 import greenstalk
 import pytest
@@ -48,7 +49,7 @@ START_SECONDS = 20.0
 # Making files by hand
 
 
-def made(id: int, body: bytes = b"body", tube: bytes = b"default", state: int = READY, **changes: int) -> ImportedJob:
+def made(id: int, body: bytes = b"body", tube: bytes = b"default", state: int = READY, **changes: Any) -> ImportedJob:
     """A job as its records are to tell of it."""
     job = ImportedJob(id, tube, body, 100, 0, 60 * SECOND, CREATED + id * 1000, 0, 1, 2, 3, 4, 5, state)
     return replace(job, **changes)
@@ -257,7 +258,7 @@ def test_flip_of_any_bit_loses_no_more_than_reported_and_invents_no_job(version:
     ],
 )
 @versions
-def test_impossible_full_record_with_a_certain_end_is_skipped(version: int, change: dict[str, int]) -> None:
+def test_impossible_full_record_with_a_certain_end_is_skipped(version: int, change: dict[str, Any]) -> None:
     binlog = read(
         start(version) + full(version, made(1)) + full(version, replace(made(2), **change)) + full(version, made(3))
     )
@@ -311,7 +312,7 @@ def test_body_without_crlf_is_forgotten_once_its_job_is_deleted_or_replaced() ->
 )
 @versions
 def test_impossible_duration_is_corrected_if_the_body_ends_with_crlf(
-    version: int, change: dict[str, int], delay: int, ttr: int
+    version: int, change: dict[str, Any], delay: int, ttr: int
 ) -> None:
     binlog = read(start(version) + full(version, replace(made(1), **change)) + full(version, made(2)))
     assert binlog.jobs[1] == made(1, delay=delay * SECOND, ttr=ttr * SECOND)
@@ -329,7 +330,7 @@ def test_impossible_durations_without_crlf_are_no_record() -> None:
 
 @pytest.mark.parametrize("change", [{"created_at": CREATED}, {"state": 9}])
 @versions
-def test_change_that_does_not_match_its_job_is_skipped(version: int, change: dict[str, int]) -> None:
+def test_change_that_does_not_match_its_job_is_skipped(version: int, change: dict[str, Any]) -> None:
     """Else one bit in an id would delete another job."""
     wrong = replace(made(1, state=INVALID), **change)
     binlog = read(start(version) + full(version, made(1)) + short(version, wrong) + full(version, made(2)))
@@ -495,7 +496,7 @@ def _body(server: Server, id: int) -> bytes:
     return rest[: int(head.split()[2])]
 
 
-def _assert_stats(stats: dict[str, object], job: ImportedJob, now: int) -> None:
+def _assert_stats(stats: Any, job: ImportedJob, now: int) -> None:
     """*stats* were asked for after *now*: a delay may have ended since."""
     is_over = [job.state == DELAYED and job.deadline <= at for at in (now, time.time_ns())]
     assert stats["state"] in [STATE_NAMES[READY if is_so else job.state] for is_so in is_over]

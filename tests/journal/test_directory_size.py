@@ -47,7 +47,7 @@ class Load:
         """Put *kept* jobs; then have each client put and delete *rounds* batches, or delete all if that is 0."""
         self.committer.start()
         self._put(100)
-        ids = []
+        ids: list[int] = []
         while len(ids) < kept:
             ids += [self._put(self.size) for _ in range(min(self.jobs, kept - len(ids)))]
             self._wait()

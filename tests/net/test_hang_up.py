@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from typing import Any
 
 import gevent
 
@@ -81,7 +82,7 @@ class Pair:
         self.peer.close()
 
     def _serve(self, sock: socket.socket) -> None:
-        parts = (self._poller, self._committer, lambda *_: None)
+        parts: tuple[Any, ...] = (self._poller, self._committer, lambda *_: None)
         self.connection = Connection(self._broker, sock, "", steady_clock(), *parts)
         self.connection.start()
         try:

@@ -156,7 +156,7 @@ def test_waiting_worker_is_woken_and_gets_a_tls_close(certificates: Path) -> Non
             with closing(connect(secured_port(daemon), secured)) as producer:
                 ask(producer, b"put 0 0 60 2\r\nhi\r\n")
             assert [reader.readline(), reader.readline()] == [b"RESERVED 1 2\r\n", b"hi\r\n"]
-            worker.suppress_ragged_eofs = False
+            worker.suppress_ragged_eofs = False  # type: ignore[attr-defined]
             daemon.stop()
             assert worker.recv(1) == b""
 
@@ -268,7 +268,7 @@ def test_one_read_takes_a_bounded_portion_of_a_flood_of_key_updates(certificates
 
 def test_requested_key_updates_are_answered(certificates: Path) -> None:
     with updating(certificates, tcp_pair()) as (client, theirs, served):
-        eventually(lambda: waiting(theirs), "the server's tickets have come")
+        eventually(lambda: bool(waiting(theirs)), "the server's tickets have come")
         before = waiting(theirs)
         assert client.update(asks_for_one=True) and client.write(b"list-tube-used\r\n")
         assert received(served) == b"list-tube-used\r\n"

@@ -295,7 +295,9 @@ def _figures(samples: list[dict[str, float]], seconds: float, wrong: list[str]) 
         wrong.append(f"memory besides the jobs has grown by {memory:.1f} MiB in the steady phase")
     if files > FILES_MAY_GROW:
         wrong.append(f"file descriptors have grown by {files:.0f} in the steady phase")
-    rates = {f"{name} a second": round(statistics.mean([s[name] for s in steady]), 1) for name in ("puts", "deletes")}
+    rates: dict[str, object] = {
+        f"{name} a second": round(statistics.mean([s[name] for s in steady]), 1) for name in ("puts", "deletes")
+    }
     return rates | {
         "memory grown besides jobs, MiB": round(memory, 2),
         "memory at most, MiB": round(max(s["rss_mib"] for s in samples), 1),

@@ -22,5 +22,5 @@ def _stop_and_check(server: Server) -> None:
 
 
 if __name__ == "__main__":
-    Server.stop = _stop_and_check  # type: ignore[method-assign]
+    Server.stop = _stop_and_check  # type: ignore[assignment, method-assign]
     sys.exit(cli.main())

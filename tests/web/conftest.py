@@ -155,7 +155,7 @@ def ids(queue: Queue) -> list[int]:
 def visit(queue: Queue) -> Callable[..., FlaskClient]:
     """Return a function that creates a client of a dashboard with the given options."""
 
-    def make(**options: object) -> FlaskClient:
+    def make(**options: Any) -> FlaskClient:
         return queue.app(**options).test_client()
 
     return make

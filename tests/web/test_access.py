@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from flask import Flask
@@ -108,7 +109,7 @@ def test_each_page_shows_the_login_name(queue: Queue) -> None:
 
 # Viewers and read-only dashboards
 
-NOT_ADMINS = {
+NOT_ADMINS: dict[str, tuple[dict[str, Any], str, str]] = {
     "viewer": ({"password": ADMIN, "viewer_password": VIEWER}, VIEWER, "You are logged in as a viewer"),
     "viewers alone": ({"viewer_password": VIEWER}, VIEWER, "No admin password is set"),
     "read-only": ({"is_read_only": True}, "", "This dashboard is read-only"),
@@ -171,7 +172,7 @@ def test_admin_sees_forms(queue: Queue, ids: dict[str, int]) -> None:
 
 
 @pytest.mark.parametrize("options", [{"password": ADMIN, "viewer_password": VIEWER}, {"is_read_only": True}])
-def test_everybody_may_choose_a_theme(queue: Queue, options: dict[str, object]) -> None:
+def test_everybody_may_choose_a_theme(queue: Queue, options: dict[str, Any]) -> None:
     client = queue.app(**options).test_client()
     response = client.post("/theme", data={"theme": "dark"}, headers=OURS | basic("eve", VIEWER))
     assert response.status_code == 303

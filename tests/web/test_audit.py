@@ -59,7 +59,7 @@ def fill(audit: Audit, count: int, **details: str | int) -> None:
 def failing(monkeypatch: pytest.MonkeyPatch, name: str, error: Callable[..., Any]) -> Iterator[None]:
     """Make `os.NAME` of the audit log's files call *error*."""
     with monkeypatch.context() as patch:
-        patch.setattr(audit_files.os, name, error)
+        patch.setattr(os, name, error)
         yield
 
 

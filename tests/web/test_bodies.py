@@ -246,7 +246,7 @@ def test_filter_of_a_list_searches_bodies_on_disk(queue: DiskQueue, client: Flas
 
 
 @pytest.mark.parametrize("query", [{"tube": "mail", "state": "ready"}, {"q": "body:pad"}, {"tube": "mail"}])
-def test_lists_of_the_api_contain_bodies(queue: DiskQueue, program: Program, query: dict[str, str]) -> None:
+def test_lists_of_the_api_contain_bodies(queue: DiskQueue, program: Program, query: dict[str, Any]) -> None:
     found = queue.put_on_disk("mail", *[body(n) for n in range(30)])
     pages = program.pages("/jobs", "jobs", limit=7, **query)
     assert [len(page) for page in pages if page] == [7, 7, 7, 7, 2]

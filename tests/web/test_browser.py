@@ -332,7 +332,7 @@ def test_keyboard_focus_reaches_everything_and_is_visible(chromium: Browser, dae
     with chromium.tab(daemon.dashboard) as tab:
         tab.page.goto(daemon.dashboard)
         tab.page.wait_for_selector("#live[data-state=live]")
-        reached = []
+        reached: list[Any] = []
         while len(reached) < 40 and "q" not in reached:
             tab.page.keyboard.press("Tab")
             reached.append(tab.page.evaluate("document.activeElement.id || document.activeElement.className"))

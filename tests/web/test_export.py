@@ -218,7 +218,7 @@ def test_concurrent_exports_are_limited_and_abandoned_ones_do_not_count(queue: Q
 def test_jobs_deleted_during_the_export_are_omitted(queue: Queue, client: FlaskClient) -> None:
     found = queue.put("mail", count=3000)
     response = client.get("/export?format=jsonl", buffered=False)
-    stream = iter(response.response)
+    stream: Any = iter(response.response)
     first = next(stream)
     for id in found[2000:]:
         queue.broker.delete_job(id, queue.now)

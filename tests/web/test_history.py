@@ -462,7 +462,7 @@ def test_sampler_runs_and_ends_with_its_history() -> None:
     queue.put("mail", count=4)
     gevent.sleep(0.01)
     queue.now += SECOND * 9 // 10
-    until(lambda driver=history: driver.rates(b"mail").put == 4)
+    until(lambda driver=history: driver.rates(b"mail").put == 4)  # type: ignore[misc]
     kept = weakref.ref(history)
     del history, queue
     gc.collect()

@@ -620,18 +620,18 @@ def test_job_whose_ttr_ends_during_the_commit_is_not_leased(
     def commit() -> bool:
         slow_journal.safe = slow_journal.promised
         queue.now += TTR * SECOND
-        driver.broker.tick(queue.now)
+        late.broker.tick(queue.now)
         if is_later:
-            driver.settle()
+            late.settle()
         return True
 
-    driver = LeaseDriver(queue, commit)
-    greenlet = driver.begin("mail", wait=2 * TTR)
+    late = LeaseDriver(queue, commit)
+    greenlet = late.begin("mail", wait=2 * TTR)
     (id,) = queue.put("mail")
     (lease,) = greenlet.get(timeout=PATIENCE)
     assert (lease.job.id, lease.job.timeouts, lease.job.reserves) == (id, 1, 2)
-    driver.settle()
-    assert driver.holds(lease)
+    late.settle()
+    assert late.holds(lease)
 
 
 # Random operations

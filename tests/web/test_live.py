@@ -349,7 +349,7 @@ def test_failing_page_ends_its_streams_and_is_logged(
     queue: Queue, serve: Callable[..., Dashboard], caplog: pytest.LogCaptureFixture
 ) -> None:
     dashboard = serve()
-    fails = []
+    fails: list[Any] = []
 
     def render(_args: Mapping[str, str], _now: int) -> State:
         if fails:

@@ -11,6 +11,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator
+from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
@@ -536,9 +537,9 @@ def test_scrape_of_two_thousand_tubes_yields(queue: Queue, short_steps: None) ->
         put(queue, client)
         put(queue, client)
         finish(queue, client)
-    client = queue.app().test_client()
+    scraper = queue.app().test_client()
     with LoopIterations() as turns:
-        samples = client.get("/metrics").data.count(b"\ngreenstalk_tube_")
+        samples = scraper.get("/metrics").data.count(b"\ngreenstalk_tube_")
     sampled, formatted = 2000 // TUBE_BATCH, samples // SAMPLE_BATCH
     made = (samples - 3 * MAX_LABELS) // SAMPLE_BATCH  # the metrics of the four states are made together
     assert samples > 10_000 and turns.count >= sampled + made + formatted
@@ -561,12 +562,12 @@ def test_without_password_and_token_metrics_are_open(queue: Queue) -> None:
 
 def test_password_protects_the_metrics_too(queue: Queue) -> None:
     client = queue.app(password=ADMIN, viewer_password=VIEWER).test_client()
-    headers = ({}, basic("", "wrong"), bearer(ADMIN), basic("", VIEWER), basic("", ADMIN))
+    headers: tuple[dict[str, str], ...] = ({}, basic("", "wrong"), bearer(ADMIN), basic("", VIEWER), basic("", ADMIN))
     assert [client.get("/metrics", headers=one).status_code for one in headers] == [401, 401, 401, 200, 200]
 
 
 @pytest.mark.parametrize("options", [{}, {"password": ADMIN}, {"viewer_password": VIEWER, "is_read_only": True}])
-def test_token_opens_the_metrics(queue: Queue, options: dict[str, object]) -> None:
+def test_token_opens_the_metrics(queue: Queue, options: dict[str, Any]) -> None:
     client = queue.app(metrics_token=TOKEN, **options).test_client()
     assert client.get("/metrics", headers=bearer(TOKEN)).status_code == 200
     assert client.get("/metrics", headers=bearer(TOKEN) | {"Host": "prometheus.example"}).status_code == 200
@@ -710,7 +711,7 @@ def test_grafana_dashboard_uses_existing_metrics(exported: dict[str, set[str]]) 
 
 def test_panels_of_the_grafana_dashboard_are_valid() -> None:
     dashboard = json.loads((DOCS / "grafana-dashboard.json").read_text())
-    ids, taken = [panel["id"] for panel in dashboard["panels"]], set()
+    ids, taken = [panel["id"] for panel in dashboard["panels"]], set[Any]()
     assert len(set(ids)) == len(ids)
     for panel in dashboard["panels"]:
         place = panel["gridPos"]

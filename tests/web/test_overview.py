@@ -305,7 +305,7 @@ def test_tube_dropped_during_the_scan_is_omitted(queue: Queue, client: FlaskClie
         queue.broker.delete(None, ids[1], queue.now)
         return found
 
-    builder._first = first_then_drop_one
+    builder._first = first_then_drop_one  # type: ignore[assignment, method-assign]
     assert [row[0] for row in builder.build("", Order(), queue.now).tubes] == ["a", "default"]
 
 

@@ -230,7 +230,7 @@ def quoted(text: str) -> str:
 
 BODIES = st.text(min_size=1, max_size=8) | st.text('a~" \\-:\t', min_size=1, max_size=8)
 TERM_TEXTS = st.one_of(
-    *[numbers(name).map(lambda text, name=name: f"{name}:{text}") for name in (*NUMBERED, *UNITS)],
+    *[numbers(name).map(lambda text, name=name: f"{name}:{text}") for name in (*NUMBERED, *UNITS)],  # type: ignore[misc]
     st.sampled_from(["ready", "reserved", "delayed", "buried"]).map("state:{}".format),
     st.text(LEGAL, min_size=1, max_size=9).map("tube:{}".format),
     st.text(LEGAL, min_size=1, max_size=9).map("tube:{}*".format),

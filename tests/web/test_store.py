@@ -15,7 +15,6 @@ from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
 from greenstalk_server.core.job import SECOND
-from greenstalk_server.web.operations import store as store_module
 from greenstalk_server.web.operations.store import (
     LARGEST_FILE,
     LARGEST_SAMPLE,
@@ -208,7 +207,7 @@ def test_failing_disk_is_reported_once_and_recovers(
     store.add_sample(SAMPLE)
     store.save()
     with monkeypatch.context() as patch:
-        patch.setattr(store_module.os, "fsync", fail)
+        patch.setattr(os, "fsync", fail)
         store.remove_sample("welcome")
         store.save()
         store.save()
@@ -334,7 +333,7 @@ def test_failing_disk_is_reported_next_to_the_samples(
     queue.put("mail")
     client = queue.app(directory=str(tmp_path)).test_client()
     with monkeypatch.context() as patch:
-        patch.setattr(store_module.os, "fsync", fail)
+        patch.setattr(os, "fsync", fail)
         response = post(client, "/sample/save", name="a", tube="mail", pri=1, delay=2, ttr=3, body="x")
         assert response.status_code == 303
         assert "Templates saved now are lost at a restart: dashboard.json cannot be written" in Page(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from jinja2 import DictLoader, Environment
@@ -21,7 +22,7 @@ class Counting(Environment):
 
     compiled = 0
 
-    def _generate(self, *args: object, **options: object) -> str:
+    def _generate(self, *args: Any, **options: Any) -> str:
         self.compiled += 1
         return super()._generate(*args, **options)
 

@@ -62,7 +62,7 @@ class Program:
         assert response.status_code == status, response.text
         return response.get_json(force=True) if status != 204 else None
 
-    def pages(self, path: str, name: str, **query: object) -> list[list[Any]]:
+    def pages(self, path: str, name: str, **query: Any) -> list[list[Any]]:
         """Return every page of a list, by its cursors."""
         pages = []
         while True:

@@ -119,12 +119,13 @@ def test_delete(queue: Queue, client: FlaskClient) -> None:
 def test_release_and_bury(queue: Queue, client: FlaskClient) -> None:
     (id,) = queue.put("mail", pri=7)
     found = queue.broker.jobs[id]
-    for operation, how, then in [
+    cases: list[tuple[str, dict[str, Any], tuple[int, int]]] = [
         ("release", {}, (READY, 7)),
         ("release", {"pri": 0}, (READY, 0)),
         ("release", {"pri": None}, (READY, 0)),
         ("bury", {"pri": 2**32 - 1}, (BURIED, 2**32 - 1)),
-    ]:
+    ]
+    for operation, how, then in cases:
         (job,) = reserve(client, "mail")
         finish(client, operation, job["token"], **how)
         assert (found.state, found.pri) == then

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from itertools import product
+from typing import Any
 
 import pytest
 from flask import Flask
@@ -19,8 +20,8 @@ from .conftest import bearer, problem
 
 ADMIN = "change-it"
 VIEWER = "look-on"
-TOKENS = {"api_token": ADMIN, "api_viewer_token": VIEWER}
-PASSWORDS = {"password": "pass-admin", "viewer_password": "pass-viewer"}
+TOKENS: dict[str, Any] = {"api_token": ADMIN, "api_viewer_token": VIEWER}
+PASSWORDS: dict[str, Any] = {"password": "pass-admin", "viewer_password": "pass-viewer"}
 
 JSON = {"Content-Type": "application/json"}
 PAUSE = f"{ROOT}/tube/pause?tube=default"
@@ -62,7 +63,7 @@ def test_token_opens_the_api_and_is_named_in_the_audit_log(queue: Queue) -> None
 
 
 @pytest.mark.parametrize("options", [TOKENS, PASSWORDS, TOKENS | PASSWORDS, {"viewer_password": "v"}])
-def test_wrong_token_and_missing_token_look_the_same(queue: Queue, options: dict[str, str]) -> None:
+def test_wrong_token_and_missing_token_look_the_same(queue: Queue, options: dict[str, Any]) -> None:
     """Same status, body and headers at every endpoint. Only the audit log differs."""
     wrong = [{}, bearer("x"), bearer(""), bearer(ADMIN + "x"), bearer("ä" * 300)]
     wrong += [basic("ada", "x"), {"Authorization": "Basic !"}, {"Authorization": "Digest x=y"}, {"Authorization": ""}]
@@ -133,7 +134,7 @@ def test_token_is_refused_by_a_server_without_tokens(queue: Queue) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, PASSWORDS], ids=["open", "password"])
-def test_tokens_do_not_lock_out_on_a_server_without_tokens(queue: Queue, options: dict[str, str]) -> None:
+def test_tokens_do_not_lock_out_on_a_server_without_tokens(queue: Queue, options: dict[str, Any]) -> None:
     app = queue.app(**options)
     for _ in range(2 * FAILURES):
         problem(look(app, bearer("x")), 401)
@@ -169,7 +170,7 @@ KINDS = (None, "application/json", "text/plain", "application/x-www-form-urlenco
 @pytest.mark.parametrize("options", [{}, PASSWORDS], ids=["open", "password"])
 @pytest.mark.parametrize(("site", "origin"), list(product(SITES, ORIGINS)))
 def test_no_page_of_another_site_changes_anything(
-    queue: Queue, options: dict[str, str], site: str | None, origin: str | None
+    queue: Queue, options: dict[str, Any], site: str | None, origin: str | None
 ) -> None:
     """A browser adds the password to every request, so only the origin of the request can tell."""
     app = queue.app(**options)
@@ -225,7 +226,7 @@ def test_no_response_allows_other_origins(queue: Queue) -> None:
         (PASSWORDS | {"is_read_only": True}, basic("ada", "pass-admin")),
     ],
 )
-def test_only_admins_change_anything(queue: Queue, options: dict[str, object], headers: dict[str, str]) -> None:
+def test_only_admins_change_anything(queue: Queue, options: dict[str, Any], headers: dict[str, str]) -> None:
     """Goes through all endpoints, so that a new one is checked too."""
     app = queue.app(**options)
     queue.put("default")

@@ -116,7 +116,7 @@ def test_references_in_the_document_exist(queue: Queue) -> None:
         ({"viewer_password": "p"}, ["basic"]),
     ],
 )
-def test_document_names_the_accepted_credentials(queue: Queue, options: dict[str, str], accepted: list[str]) -> None:
+def test_document_names_the_accepted_credentials(queue: Queue, options: dict[str, Any], accepted: list[str]) -> None:
     password = options.get("password") or options.get("viewer_password") or ""
     response = queue.app(**options).test_client().get(f"{ROOT}/openapi.json", headers=basic("ada", password))
     found = response.get_json()
@@ -178,7 +178,7 @@ def test_every_page_links_to_it(queue: Queue) -> None:
     [{}, {"api_token": "TOKEN"}, {"user": "NAME", "password": "PASSWORD"}],
     ids=["open", "token", "password"],
 )
-def test_every_example_on_the_page_works(queue: Queue, options: dict[str, str]) -> None:
+def test_every_example_on_the_page_works(queue: Queue, options: dict[str, Any]) -> None:
     """It may name a job or a task that does not exist, but the server accepts every example as valid."""
     queue.put("mail", count=50)
     found = queue.app(**options)

@@ -257,13 +257,14 @@ def test_kick(queue: Queue, program: Program, ids: dict[str, int]) -> None:
 @pytest.mark.parametrize("operation", ["bury", "release", "move", "change", "delete"])
 def test_reserved_job_needs_force(queue: Queue, program: Program, ids: dict[str, int], operation: str) -> None:
     id = ids["reserved"]
-    method, path, body = {
+    operations: dict[str, tuple[str, str, Any]] = {
         "bury": ("POST", f"/jobs/{id}/bury", {}),
         "release": ("POST", f"/jobs/{id}/release", {}),
         "move": ("POST", f"/jobs/{id}/move", {"tube": "other"}),
         "change": ("PATCH", f"/jobs/{id}", {"pri": 5}),
         "delete": ("DELETE", f"/jobs/{id}", None),
-    }[operation]
+    }
+    method, path, body = operations[operation]
     found = problem(program.ask(method, path, json=body), 409)
     assert "a client holds it, for 1\N{NO-BREAK SPACE}min more at most" in found["detail"]
     assert "“force”" in found["detail"]

@@ -7,6 +7,7 @@ import json
 import random
 from collections.abc import Callable
 from itertools import chain
+from typing import Any
 
 import gevent
 import pytest
@@ -119,11 +120,13 @@ def test_unchanged_jobs_come_exactly_once(data: st.DataObject) -> None:
     """
     queue = Queue()
     program = Program(queue.app(api_token=TOKEN))
-    query = data.draw(st.sampled_from([{}, {"tube": "mail"}, {"tube": "mail", "state": "ready"}, {"q": "pri:<40"}]))
+    query: dict[str, Any] = data.draw(
+        st.sampled_from([{}, {"tube": "mail"}, {"tube": "mail", "state": "ready"}, {"q": "pri:<40"}])
+    )
     ids = shuffled(queue, "mail", 60)
     staying = set(ids[::3])
     found: list[int] = []
-    cursor: dict[str, str] = {}
+    cursor: dict[str, Any] = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(listing, "SCAN_TIME", PATIENCE)  # a busy machine must not add pages either
         while True:
