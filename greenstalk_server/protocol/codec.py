@@ -353,7 +353,7 @@ _plain: Final = re.compile(
     (?! (?: [Nn][Uu][Ll][Ll] | [Tt][Rr][Uu][Ee] | [Ff][Aa][Ll][Ss][Ee]
           | [Yy] | [Yy][Ee][Ss] | [Nn] | [Nn][Oo] | [Oo][Nn] | [Oo][Ff][Ff]
           | [-+]? 0 [Bb] [01_]* | [-+]? 0 [Oo] [0-7_]* | [-+]? 0 [Xx] [0-9A-Fa-f_]*  # integers
-          | [-+]? [0-9.] [0-9_.]* (?: [Ee] [-+]? [0-9_]* )?                          # integers and fractions
+          | (?: [-+]? [0-9.] | [-+] _ ) [0-9_.]* (?: [Ee] [-+]? [0-9_]* )?           # integers and fractions
           | [-+]? [.] (?: [Ii][Nn][Ff] | [Nn][Aa][Nn] )
           | [0-9]{4} - [0-9]{1,2} - [0-9]{1,2}                                       # dates
         ) \Z )
@@ -362,7 +362,7 @@ _plain: Final = re.compile(
     re.VERBOSE,
 )
 """Text that YAML 1.1 and 1.2 both read unchanged without quotes: the characters of a tube's name, but nothing that
-either reads as null, a boolean, a number or a date, and nothing that less strict readers (Psych, LibYAML) read so."""
+either version, or a less strict reader (Psych, LibYAML), takes for null, a boolean, a number or a date."""
 
 
 def _scalar(key: str, value: object) -> str:
@@ -379,5 +379,5 @@ def _scalar(key: str, value: object) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Return *text* in double quotes. YAML has the escapes of Python."""
+    """Return *text* in double quotes. YAML accepts the escapes that Python's unicode_escape produces."""
     return '"' + text.encode("unicode_escape").decode().replace('"', '\\"') + '"'

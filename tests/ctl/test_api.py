@@ -142,7 +142,7 @@ def test_jobs_that_match_a_search(with_api: WithApi, mail: Client) -> None:
     assert [job["body"] for job in found] == ["delayed 1"]
     assert ctl(with_api, "jobs", "mail", "--query", "pri:>99").code == 1
     done = ctl(with_api, "jobs", "--query", "colour:red")
-    assert (done.code, "--query cannot be read" in done.err) == (2, True)
+    assert (done.code, "--query is not a valid query" in done.err) == (2, True)
 
 
 def test_too_long_query_is_exit_code_2(with_api: WithApi) -> None:

@@ -215,6 +215,6 @@ def test_acknowledged_change_is_on_disk(chromium: Browser, tmp_path: Path) -> No
         daemon.process.kill()
         daemon.process.wait()
     with Daemon(*flags) as daemon:
-        assert daemon.ask(b"peek 1\r\n") == b"AXE_VIOLATIONS 1 4"
+        assert daemon.ask(b"peek 1\r\n") == b"FOUND 1 4"
         assert daemon.ask(b"peek 2\r\n") == b"NOT_FOUND"
-        assert daemon.ask(b"peek-buried\r\n") == b"AXE_VIOLATIONS 1 4"
+        assert daemon.ask(b"peek-buried\r\n") == b"FOUND 1 4"
