@@ -1,7 +1,7 @@
 """Accounting of job bodies under a memory limit: which are in memory, and which are only on disk.
 
-A journal has every body on disk anyway. So once jobs take more memory than the limit, bodies are evicted (see
-Binlog.let_go), the newest first, since they are needed last. They are read back when their jobs are reserved or shown.
+With a journal, every body is also on disk. When jobs take almost as much memory as the limit, bodies are evicted (see
+Binlog.let_go), newest first, since those are needed last. They are read back when their jobs are reserved or shown.
 This module counts bodies, and reports when memory is short. Pure.
 """
 
@@ -39,10 +39,10 @@ class Bodies:
     held            number of jobs whose body is in memory.
     can_let_go      there is a journal on disk from which bodies can be read back, so they can be evicted.
     margin          eviction begins this many bytes below the limit, since it takes time.
-    is_exhausted    all bodies that could be evicted are, and memory is still short.
+    is_exhausted    every body that can be evicted has been evicted, and memory is still short.
     back            jobs whose bodies were read back; these are evicted first.
     ahead           jobs whose bodies were read ahead; these stay until the job is reserved, or `make_way` is called.
-    ahead_bytes     size of those bodies.
+    ahead_bytes     size of the bodies in `ahead`, bytes.
     marks           ids of jobs whose reservation calls `read_ahead` with their tube.
     fetch           starts to read back the body of a job; later calls the given function with the body, or with None
                     if it is lost.
@@ -72,7 +72,7 @@ class Bodies:
         return self.in_memory + self.held * BODY_COST + self.jobs * JOB_COST
 
     def are_short(self) -> bool:
-        """Whether bodies have to be evicted: `margin` bytes before the limit."""
+        """Whether bodies have to be evicted: fewer than `margin` bytes are left below the limit."""
         return self.can_let_go and self.taken > self.limit - self.margin
 
     def has_room(self, size: int) -> bool:
@@ -83,7 +83,7 @@ class Bodies:
         return self.can_let_go and not self.is_exhausted and needed <= self.limit + (self.limit >> 2)
 
     def admit(self, size: int) -> bool:
-        """As `has_room`, for a job that is added next. If it fits now, `is_exhausted` ends."""
+        """Like `has_room`, for the job that is added next. Clear `is_exhausted` if the job fits now."""
         if self.taken + size + JOB_COST + BODY_COST <= self.limit:
             self.is_exhausted = False
             return True
@@ -99,7 +99,7 @@ class Bodies:
             self.in_memory += job.size
 
     def remove(self, job: Job) -> None:
-        """Uncount *job*."""
+        """Remove *job* from the counts."""
         self.marks.discard(job.id)
         self.back.pop(job, None)
         if job in self.ahead:
@@ -142,7 +142,7 @@ class Bodies:
             self.back[job] = None
 
     def make_way(self, size: int) -> None:
-        """Allow *size* bytes of the bodies that were read ahead to be evicted, the oldest first."""
+        """Allow eviction of *size* bytes of read-ahead bodies, oldest first."""
         going = []
         for job in self.ahead:
             if size <= 0:

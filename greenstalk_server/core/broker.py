@@ -1,21 +1,21 @@
 """The queue: one method for each operation on jobs, tubes and clients.
 
 Pure: no socket, clock or disk. Every method that needs the time takes `now`, integer nanoseconds since the Unix epoch,
-which never decreases. What has to survive a crash goes to the journal before the method returns, so before a reply can
-leave.
+which never decreases. A change that must survive a crash is passed to the journal before the method returns, and
+thus before the reply is sent.
 
 Invariants, which `check` verifies:
 
 - No method switches greenlets, calls anything that does, or blocks; so the broker needs no lock.
 - Each job is in exactly one place: its tube's ready, delayed or buried jobs, or its holder's reserved ones.
-- Counters equal reality.
-- While a client waits, no tube that it watches has a ready job, unless that tube is paused or a tick is due to hand
-  out what one slice left over.
+- Every counter equals the number of objects that it counts.
+- While a client waits, no tube that it watches has a ready job, unless the tube is paused, or a tick is due to
+  hand out the jobs that the last slice left.
 - A tube exists while it is used, watched, paused or holds a job; `default` always exists.
 - Every future deadline has an armed timer at or before it.
 
-The caller provides `Client.wake`, which ends a wait. What else the broker has to report goes to the listeners that
-have subscribed (see greenstalk_server.core.listener).
+The caller provides `Client.wake`, which ends a wait. All other notifications go to the subscribed listeners
+(see greenstalk_server.core.listener).
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ class Broker(Transitions):
         self._listeners.append(listener)
 
     def restore(self, next_id: int) -> None:
-        """Take over what a journal has recovered, before any client connects.
+        """Take over the jobs and tubes that a journal has recovered, before any client connects.
 
-        `jobs` holds the recovered jobs, each with the state ready, delayed or buried, but in no place of its tube.
+        `jobs` holds the recovered jobs, each in the state ready, delayed or buried, but not yet added to its tube.
         `tubes` holds their tubes, and paused tubes, which exist at least until the pause ends.
         """
         self.next_id = max(self.next_id, next_id)
@@ -99,7 +99,7 @@ class Broker(Transitions):
     # Clients
 
     def connect(self, wake: Callable[[], None]) -> Client:
-        """Add a client that uses and watches `default`. Its waits end by a call of *wake*."""
+        """Add a client that uses and watches `default`. The broker calls *wake* to end a wait."""
         self.counters.total_connections += 1
         self._last_client = self._last_client % job_history.LAST_CLIENT + 1
         client = Client(self.default_tube, wake, self._last_client)
@@ -111,7 +111,7 @@ class Broker(Transitions):
     def disconnect(self, client: Client, now: int) -> None:
         """Remove *client*: end its wait, and requeue the jobs that it holds, in the order of their reservation.
 
-        One slice of its jobs and of its watches; later ticks do the rest.
+        This call handles one slice of its jobs and one of its watches; later ticks do the rest.
         """
         self.cancel_wait(client)
         client.is_closed = True
@@ -178,7 +178,7 @@ class Broker(Transitions):
     # Producers
 
     def allocate_id(self) -> int:
-        """Return the next job id. An id is never returned twice, whether or not a job is made of it."""
+        """Return the next job id. An id is never returned twice, whether or not a job is created with it."""
         id = self.next_id
         self.next_id = id + 1
         return id
@@ -186,7 +186,7 @@ class Broker(Transitions):
     def put(self, client: Client, id: int, pri: int, delay: int, ttr: int, body: bytes, now: int) -> int:
         """Add a job, under an allocated *id*, to the tube that *client* uses.
 
-        *delay* and *ttr* in nanoseconds. Return *id*; or the Refusal, which is negative, and nothing has changed.
+        *delay* and *ttr* in nanoseconds. Return *id*, or a Refusal, which is negative. A refused put changes nothing.
         """
         if self.bodies is not None and not self.bodies.admit(len(body)):
             return Refusal.MEMORY
@@ -237,8 +237,8 @@ class Broker(Transitions):
     def wait(self, client: Client, until: int | None, now: int) -> int:
         """Park *client*, for which `reserve` has just found nothing, until a job is ready or the time is *until*.
 
-        Return WaitOutcome.WAITING: later the broker sets `client.outcome` and calls `client.wake`. Or return how the
-        wait has ended already, TIMED_OUT or DEADLINE_SOON; the client is not parked then.
+        Return WaitOutcome.WAITING: later the broker sets `client.outcome` and calls `client.wake`. If the
+        wait would end at once, return TIMED_OUT or DEADLINE_SOON without parking the client.
         """
         wake_at = until
         soonest = client.soonest() if client.reserved else None
@@ -358,7 +358,7 @@ class Broker(Transitions):
         return True
 
     def pause_tube(self, name: bytes, delay: int, now: int) -> bool:
-        """Reserve no job of the tube *name* for *delay* nanoseconds; 0 ends a pause. Return False if no such tube."""
+        """Pause reserves from the tube *name* for *delay* nanoseconds; 0 ends a pause. Return False if no such tube."""
         tube = self.tubes.get(name)
         if tube is None:
             return False
@@ -428,7 +428,7 @@ class Broker(Transitions):
 
         *tube* moves the job, which keeps its state. *delay* makes a ready or delayed job turn ready that many
         nanoseconds from now, and has no effect on other jobs. A reserved job is changed only if *is_forced*: its holder
-        keeps it, with the body that it received and the deadline that the job has. The caller has to give *body* if the
+        keeps the job, its deadline, and the body that it has received. The caller has to give *body* if the
         job's body is on disk (see Bodies.look). With any outcome but DONE nothing has changed.
         """
         old = self.jobs.get(id)
@@ -461,8 +461,9 @@ class Broker(Transitions):
     def clear(self, tube: Tube, state: int, bound: int, below: int, now: int) -> int:
         """Delete up to *bound* of the tube's jobs in *state*, READY, DELAYED or BURIED; return how many.
 
-        Only jobs with ids below *below*: with the `next_id` of the beginning, none that was put since. At most SLICE
-        jobs: the caller repeats the call for the rest. Returns 0 too if MAX_CLEAR_SCAN newer jobs come before them.
+        Only jobs with ids below *below* are deleted: pass `next_id` as of the start of the clear to keep newer jobs.
+        At most SLICE jobs: the caller repeats the call for the rest. Also returns 0 if MAX_CLEAR_SCAN newer jobs
+        precede them.
         """
         scanned = islice(tube.walk(state), MAX_CLEAR_SCAN)
         doomed = list(islice((job.id for job in scanned if job.id < below), min(bound, SLICE)))
@@ -475,7 +476,7 @@ class Broker(Transitions):
         self.is_draining = True
 
     def stop(self) -> None:
-        """Keep jobs reserved from now on when their clients disconnect.
+        """From now on, leave jobs reserved when their clients disconnect.
 
         The next start requeues them, as after a crash. So a job that reserve-job took while it was buried or delayed is
         buried or delayed again.
@@ -485,7 +486,7 @@ class Broker(Transitions):
     # Time
 
     def tick(self, now: int) -> int | None:
-        """Do one slice of what has fallen due by *now*; return when to tick next, or None for never.
+        """Process one slice of the timers due by *now*; return when to tick next, or None for never.
 
         The returned time is at or before *now* if work remains: the caller should yield before it ticks again.
         """

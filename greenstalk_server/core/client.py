@@ -1,4 +1,4 @@
-"""A client: what the broker knows of one connection, its tubes, its reserved jobs, and its wait.
+"""A client: the broker's state for one connection: its tubes, its reserved jobs, and its wait.
 
 Owns the order of its reserved jobs by deadline. Knows no socket: the broker calls `wake` to end a wait. Pure.
 """
@@ -14,7 +14,7 @@ from greenstalk_server.core.tube import Tube
 from greenstalk_server.core.tube_set import TubeSet
 
 MAX_SCANNED: Final = 32
-"""Maximum number of reserved jobs among which `soonest` scans; it keeps a heap of more."""
+"""Maximum number of reserved jobs that `soonest` scans linearly; above that it keeps a heap."""
 
 
 def _ignore_hang_up() -> None:
@@ -31,7 +31,7 @@ class Client:
     connected_at    nanoseconds.
     used            tube that its puts go to.
     watched         tubes that its reserves take from, by name, in the order of watching.
-    tube_set        the set of those tubes, if they are many and it has reserved since it last watched or ignored one.
+    tube_set        shared set of the watched tubes; None if they are few, or since a watch or ignore until a reserve.
     reserved        jobs that it holds by id, in the order of reservation. A job is removed by `del` only, so that a
                     subclass of dict can notice it (see greenstalk_server.web.operations.leases).
     is_producer     it has sent a put whose size was allowed.
@@ -73,7 +73,7 @@ class Client:
     )
 
     def __init__(self, tube: Tube, wake: Callable[[], None], number: int = 0) -> None:
-        """The client uses and watches *tube*; the broker counts that."""
+        """Use and watch *tube*; the broker updates the tube's counts."""
         self.number: int = number
         self.address: str = ""
         self.name: str = ""

@@ -1,6 +1,6 @@
 """Exempt jobs, their cold state, and long lists of jobs and heap entries from the cyclic garbage collector.
 
-A job is in no reference cycle that outlives it, so reference counting frees it. But the collector traverses each
+A job is in no reference cycle when it is released, so reference counting frees it. But the collector traverses each
 tracked object once or twice while it is young, 300 ns per job, and in each full collection: 100 ms for a million jobs,
 during which no client is served. `untrack` costs 150 ns.
 

@@ -1,4 +1,7 @@
-"""Assertions of every invariant of the broker, for tests. They cost O(everything), so this module is not compiled."""
+"""Assertions of every invariant of the broker, for tests.
+
+They scan the whole state and run only in tests, so this module is not compiled.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ def check(broker: Transitions) -> None:
 
 
 def _check_places(broker: Transitions) -> None:
-    """Assert that each job is in exactly one place, and agrees with it."""
+    """Assert that each job is in exactly one place, and that its fields match that place."""
     places: dict[int, int] = {}
     for tube in broker.tubes.values():
         _check_tube(broker, tube, places)
@@ -48,7 +51,7 @@ def _check_places(broker: Transitions) -> None:
 
 
 def _check_totals(broker: Transitions) -> None:
-    """Assert that the counts of all tubes and clients equal reality."""
+    """Assert that the broker's totals match its tubes, jobs and clients."""
     states = [job.state for job in broker.jobs.values()]
     assert broker.totals.urgent == sum(tube.urgent_count for tube in broker.tubes.values())
     assert broker.totals.reserved == states.count(RESERVED)

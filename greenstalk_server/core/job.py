@@ -30,7 +30,7 @@ URGENT_BELOW: Final = 1024
 ID_BITS: Final = 64
 NO_KEY: Final = -1
 IN_RUN: Final = 0
-"""Values of `Job.key` without an entry in a heap."""
+"""Values of `Job.key` for a job that has no heap entry."""
 
 
 class ColdState:
@@ -38,7 +38,7 @@ class ColdState:
 
     delay       delay of the last put or release, whole seconds in nanoseconds.
     timeouts, releases, buries, kicks   counts of these events.
-    events      packed events (see job_history), without a reservation that has not ended.
+    events      packed events (see job_history), excluding the current reservation.
     events_recorded     bytes that the events take in the job's full record in the journal.
     former_state, former_deadline   state and deadline that a job had when reserve-job took it while it was buried or
         delayed. A restart restores them. former_state is 0 for all other jobs.
@@ -70,14 +70,14 @@ class ColdState:
 
 
 DEFAULT_COLD_STATE: Final = ColdState()
-"""Shared by all jobs whose fields there have their defaults. It is never written to."""
+"""Shared by all jobs whose cold fields all have their defaults. Never written to."""
 
 
 class Job:
     """One job.
 
-    Most jobs are put, reserved and deleted, and a million may wait. So a job is small: fields that most jobs do not
-    need are in `cold`, and properties read and write them under their own names.
+    Most jobs are only put, reserved and deleted, and a million may be waiting. So a job is small: fields that most
+    jobs do not need are in `cold`, and properties read and write them under their own names.
 
     id          1 to 2**64-1, increasing in the order of put headers, never reused.
     pri         0, the most urgent, to 2**32-1.

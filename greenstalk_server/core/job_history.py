@@ -1,7 +1,8 @@
 """The history of a job: its last events since it was put, packed, so that a million jobs can have one.
 
 Only events that the job survives are recorded: a job that is put, reserved and deleted has none. A reservation is
-recorded when it ends. The journal, which may outlive the reservation, records its beginning too.
+recorded when it ends. The journal also records the start of a reservation, since the process may end before the
+reservation does.
 
 Pure. Times are integer nanoseconds since the Unix epoch.
 """
@@ -24,7 +25,7 @@ MOVED: Final = 8
 KINDS: Final = ("", "reserved", "released", "buried", "kicked", "timed out", "returned", "edited", "moved")
 
 NOBODY: Final = 0
-"""The number for an operator or the server, instead of a client's."""
+"""Client number of an event that an operator or the server caused."""
 
 EVENT: Final = struct.Struct("<QBI")
 """Time, kind, number of the client."""
@@ -70,7 +71,7 @@ def last(events: bytes) -> Event:
 
 
 def is_reserved(events: bytes) -> bool:
-    """Whether the last of *events* is a reservation, so that it has not ended."""
+    """Whether the last of *events* is a reservation, that is, one that has not ended."""
     return bool(events) and events[_LAST_KIND] == RESERVED
 
 

@@ -1,8 +1,8 @@
-"""The table of every job by id.
+"""The table of all jobs, by id.
 
 Ids increase, and most jobs with recent ids exist. So jobs are in pages of PAGE ids each: a page is a list indexed by
-the id's low bits, which takes eight bytes per job and needs no hashing. A page is created for the first id above all
-earlier ones, and dissolved when FEW of its jobs are left. These move to a dict, as does a job whose id has no page.
+the id's low bits, which takes eight bytes per job and needs no hashing. A page is created when an id is beyond the
+newest page, and dissolved when only FEW of its jobs are left. These move to a dict, as does a job whose id has no page.
 There is one dict for each shard of SHARD ids: a single dict of a million entries would stop the server for 30 ms
 whenever it grows, and so would a copy of its keys. A dict whose jobs become dense, as when a journal is read, is turned
 into pages again. Pure.
@@ -88,7 +88,7 @@ class JobTable(MutableMapping[int, Job]):
         self.set(job)
 
     def set(self, job: Job) -> None:
-        """Set the job of `job.id`. Faster than the operator."""
+        """Insert *job* under `job.id`, or replace the job there. Faster than `table[id] = job`."""
         id = job.id
         page = self._pages.get(id >> PAGE_BITS)
         if page is None:
@@ -106,7 +106,7 @@ class JobTable(MutableMapping[int, Job]):
         self.remove(id)
 
     def remove(self, id: int) -> None:
-        """Remove the job *id*; raise KeyError if there is none. Faster than the operator."""
+        """Remove the job *id*; raise KeyError if there is none. Faster than `del table[id]`."""
         number = id >> PAGE_BITS
         page = self._pages.get(number)
         if page is None:
@@ -147,7 +147,7 @@ class JobTable(MutableMapping[int, Job]):
     def ids_above(self, id: int) -> Iterator[int]:
         """Iterate over the ids above *id*, in increasing order, so that a scan can continue where another ended.
 
-        The table may change meanwhile. Jobs that exist all the time are included, others perhaps.
+        The table may change during the iteration. Jobs that exist throughout are included; others may be.
         """
         shard_bits = SHARD_BITS - PAGE_BITS
         numbers = {number >> shard_bits for number in self._pages}.union(self._shards)

@@ -24,9 +24,9 @@ class JournalStats:
     bytes_on_disk   size of all files.
     bytes_recorded  size of the records in files in use.
     bytes_live      size of those records that hold a job.
-    synced_ago      seconds since all records written before were known to be on disk; None if they never were.
-    syncs           histogram of the syncs of files since the start: number by the bit length of the time that each took
-                    in nanoseconds; sync_time is the sum of those times.
+    synced_ago      seconds since the last time when all written records were known to be on disk; None if never.
+    syncs           histogram of the syncs of files since the start: number of syncs by the bit length of their
+                    duration in nanoseconds; sync_time is the sum of the durations.
     """
 
     oldest_index: int = 0
@@ -88,7 +88,7 @@ class NullJournal:
     """A journal that keeps nothing: jobs are in memory alone, and lost when the process ends."""
 
     def __init__(self, max_size: int = DEFAULT_BINLOG_SIZE) -> None:
-        """*max_size* is the size of a file that "stats" shows, bytes."""
+        """*max_size* is the journal file size in bytes that "stats" reports."""
         self._stats: JournalStats = JournalStats(max_size=max_size)
         self.promised: int = 0
         self.safe: int = 0

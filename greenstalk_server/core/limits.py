@@ -1,6 +1,6 @@
 """Resource limits, and counters of how often each was hit.
 
-`Limits` holds what the operator has set, `LimitCounters` counts what was refused or held up, and `JobQuotas` compares
+`Limits` holds what the operator has set, `LimitCounters` counts refused and delayed requests, and `JobQuotas` compares
 jobs and tubes with those limits that concern them. Each limit is checked by the owner of the resource: the broker, a
 session, a connection, or the server (see greenstalk_server.net.admission). Pure.
 """
@@ -17,26 +17,26 @@ from greenstalk_server.core.tube import Tube
 
 LIMIT_DESCRIPTIONS: Final = {
     "access": "commands that the access rules refused",
-    "connections": "connections closed at once, because there were as many as there may be (--max-connections)",
-    "connections_per_address": "connections closed at once: too many of one address (--max-connections-per-address)",
-    "handshake": "connections closed because TLS was not agreed on, in time or at all",
-    "files": "times that accepting had to wait, because no file descriptor was left (ulimit -n)",
-    "epoll": "connections closed at once, because the system could not poll another one (fs.epoll.max_user_watches)",
-    "jobs": "puts refused, because there were as many jobs as there may be (--max-jobs)",
-    "bytes": "puts refused, because the bodies of all jobs were as large as they may be (--max-bytes)",
-    "tube_jobs": "puts refused, because there were as many jobs in the tube as there may be (--max-tube-jobs)",
-    "tube_bytes": "puts refused, because the bodies of the tube's jobs were as large as they may be (--max-tube-bytes)",
-    "tubes": "uses and watches refused, because there were as many tubes as there may be (--max-tubes)",
-    "watched": "watches refused, because the connection watched as many tubes as it may (--max-watched)",
-    "rate": "times that a connection was held up, because it sent more commands in a second than it may (--max-rate)",
-    "output": "times that a connection was read no further: too many replies to it waited for the disk (--max-output)",
+    "connections": "connections closed on accept: the maximum was reached (--max-connections)",
+    "connections_per_address": "connections closed on accept: too many of one address (--max-connections-per-address)",
+    "handshake": "connections closed because the TLS handshake failed or timed out",
+    "files": "times that accepting was paused: no file descriptor was free (ulimit -n)",
+    "epoll": "connections closed on accept: epoll could not add another socket (fs.epoll.max_user_watches)",
+    "jobs": "puts refused: the maximum number of jobs was reached (--max-jobs)",
+    "bytes": "puts refused: the maximum total size of job bodies was reached (--max-bytes)",
+    "tube_jobs": "puts refused: the maximum number of jobs in the tube was reached (--max-tube-jobs)",
+    "tube_bytes": "puts refused: the maximum total size of the tube's job bodies was reached (--max-tube-bytes)",
+    "tubes": "uses and watches refused: the maximum number of tubes was reached (--max-tubes)",
+    "watched": "watches refused: the connection watched the maximum number of tubes (--max-watched)",
+    "rate": "times that a connection was throttled: it exceeded its commands per second (--max-rate)",
+    "output": "times that reading from a connection was paused: too many replies waited for the disk (--max-output)",
     "listings": "commands list-tubes and list-tubes-watched refused, because too many long lists were being sent",
-    "idle_timeout": "connections closed because nothing came from them for too long (--idle-timeout)",
-    "command_timeout": "connections closed because a command did not come to its end in time (--command-timeout)",
-    "dead_peer_timeout": "connections closed because the other side did not answer any more (--dead-peer-timeout)",
-    "request_timeout": "HTTP connections closed because a request did not come, or its answer was not read, in time",
+    "idle_timeout": "connections closed because they sent nothing for too long (--idle-timeout)",
+    "command_timeout": "connections closed because a command was not completed in time (--command-timeout)",
+    "dead_peer_timeout": "connections closed because the peer no longer responded (--dead-peer-timeout)",
+    "request_timeout": "HTTP connections closed because a request was not received, or its response not read, in time",
 }
-"""What is counted, by the name of the limit in every output; with the option that sets it, if there is one."""
+"""Descriptions of the counters by limit name, as used in every output, with the option that sets the limit, if any."""
 
 LIMIT_NAMES: Final = {
     Refusal.JOBS: "jobs",
@@ -81,7 +81,7 @@ class Limits:
 
 
 class LimitCounters:
-    """How often each limit was hit since the start."""
+    """Counters of how often each limit was hit since the start."""
 
     __slots__ = ("_counts", "_listeners")
 

@@ -20,7 +20,10 @@ class BrokerListener:
     """
 
     def on_alarm(self, when: int) -> None:
-        """Call `Broker.tick` at *when*, nanoseconds: a deadline before the time that the last tick returned was set."""
+        """Call `Broker.tick` at *when*, nanoseconds.
+
+        A deadline was set that is earlier than the last tick's return value.
+        """
 
     def on_tube_dropped(self, tube: Tube) -> None:
         """Save the counters of *tube*, which is no longer among the broker's tubes."""
@@ -29,4 +32,4 @@ class BrokerListener:
         """Note that *client* has held *job* for longer than the job's ttr. The job is not yet ready again."""
 
     def on_limit_hit(self, limit: str, address: str, what: str) -> None:
-        """Note that *limit* refused or held up *what* for the client at *address*; both may be empty."""
+        """Note that *limit* refused or delayed the request *what* from *address*; *what* and *address* may be empty."""

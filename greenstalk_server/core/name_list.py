@@ -144,7 +144,7 @@ class TubeNames:
         return self._list
 
     def _change(self, chunk: NameChunk) -> dict[bytes, None]:
-        """Return the names of *chunk* for a change, in a dict that no list has."""
+        """Return the names of *chunk* to be changed, in a dict that no list shares."""
         self._list = None
         if chunk.version != self._version:
             chunk.names = chunk.names.copy()

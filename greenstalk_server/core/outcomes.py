@@ -37,7 +37,8 @@ class EditOutcome:
 class Refusal:
     """Why the broker refuses a request. Every value is negative, so a result can be a count, an id, or a refusal.
 
-    MEMORY and JOURNAL mean that these have no room. The others are limits (see greenstalk_server.core.limits).
+    MEMORY and JOURNAL mean that memory or the journal has no space left. The others are limits (see
+    greenstalk_server.core.limits).
     """
 
     MEMORY: Final = -1

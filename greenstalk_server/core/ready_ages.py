@@ -67,7 +67,7 @@ class ReadyAges:
         self._sweep()
 
     def oldest(self) -> Job | None:
-        """Return the job that has been ready for longest, or None, also if too many dead entries precede it."""
+        """Return the job that has been ready longest; None if there is none, or if too many dead entries precede it."""
         self._drop_dead(self._swept, MAX_SKIPPED)
         if not self._swept and self._left:
             self._drop_swept_over()

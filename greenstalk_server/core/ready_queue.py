@@ -24,7 +24,7 @@ MAX_RUNS: Final = 8
 """Maximum number of priorities that have a run. `first` looks at each run."""
 
 MAX_CHUNK: Final = 256
-"""Maximum number of jobs in a chunk. To remove the first of them moves two kilobytes."""
+"""Maximum number of jobs in a chunk. Removing the first job moves two kilobytes."""
 
 
 class ReadyQueue:
@@ -32,7 +32,7 @@ class ReadyQueue:
 
     count   number of jobs.
 
-    Invariant: `_pris` increases, and `_runs` and `_run_of` are the runs of those priorities.
+    Invariant: `_pris` is in increasing order; `_runs`, in the same order, and `_run_of` hold their runs.
     Invariant: no chunk is empty.
     Invariant: the key of a job in a run is IN_RUN, and that of a job out of order is its entry in the heap.
     """

@@ -1,7 +1,7 @@
-"""The state of the queue, and the moves of jobs, waits and tubes from which the broker makes its operations.
+"""The state of the queue, and the transitions of jobs, waits and tubes that the broker's operations consist of.
 
-`Broker` inherits from `Transitions` and adds one method for each operation. It is a base class with one subclass: calls
-of own methods are the cheapest, in the compiled build and in the interpreted one.
+`Broker` inherits from `Transitions` and adds one method for each operation. It is a base class, not a
+member, since method calls on self are the cheapest, compiled and interpreted.
 
 A job is *detached* between two moves: it is in no place of its tube, and no client holds it.
 """
@@ -48,7 +48,7 @@ class Transitions:
     totals          number of jobs by state.
     tube_sets       sets of many tubes that some client watches and has reserved from.
     clients         every connected client.
-    closing_clients disconnected clients whose jobs or watches later ticks end; while the server stops, the next start.
+    closing_clients disconnected clients whose jobs or watches later ticks (during a stop: the next start) will end.
     recent_workers  addresses of the workers that disconnected last, by client number.
     bodies          which bodies are in memory; None if all are.
     is_draining     puts are refused.
@@ -157,7 +157,7 @@ class Transitions:
         return True
 
     def _leave_tube_set(self, client: Client) -> None:
-        """Note that the tubes that *client* watches change."""
+        """Remove *client* from its tube set, since the tubes that it watches change."""
         tube_set, client.tube_set = client.tube_set, None
         if tube_set is not None:
             tube_set.users -= 1
@@ -215,7 +215,7 @@ class Transitions:
     # Ends of a reservation
 
     def _end_run(self, job: Job, kind: int, by: int, now: int) -> None:
-        """Detach the reserved *job* from its holder, as the client *by* asked for; *kind* is the event to record."""
+        """Detach the reserved *job* from its holder at the request of client *by*; *kind* is the event to record."""
         assert job.holder is not None
         holder, tube = job.holder.number, job.tube
         self._remove_reserved(job)
@@ -303,7 +303,7 @@ class Transitions:
             job.ready_since = now  # the queue of ready jobs needs an arrival no earlier than the last one
 
     def _replace(self, old: Job, new: Job, now: int) -> None:
-        """Put *new* in the place of *old*, or where its own state, tube and rank belong."""
+        """Put *new* in the place of *old*, or in the place that its own state, tube and rank determine."""
         self.jobs.set(new)
         if self.bodies is not None:
             self.bodies.remove(old)
@@ -333,7 +333,7 @@ class Transitions:
     def _hand_out(self, tube: Tube, now: int) -> None:
         """Reserve ready jobs of *tube*, which is not paused, for the clients that wait for them, longest waiting first.
 
-        One slice of jobs; the next ticks do the rest.
+        Each call hands out one slice of jobs; the next ticks do the rest.
         """
         for _ in range(SLICE):
             waiter, job = tube.first_waiter(), tube.ready.first()

@@ -55,7 +55,6 @@ class Tube:
     paused_until    end of the pause, nanoseconds; the tube is paused while this is later than now.
     pause           length of the current pause, nanoseconds; 0 if there is none.
     tube_sets       sets of many tubes that include this one; the tube notifies them of its ready jobs.
-    name_chunk      place of the name in the broker's TubeNames.
     timer_at        time for which the broker's timers are armed, 0 for none (see Timers).
     total_jobs, cmd_delete, total_*   counters since the tube was created.
     name_chunk      the chunk of the broker's TubeNames that has the name.

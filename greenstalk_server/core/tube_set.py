@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from greenstalk_server.core.tube import Tube
 
 MANY_TUBES: Final = 17
-"""Watched tubes from which on a client uses a set. A reserve looks at fewer tubes one by one."""
+"""Minimum number of watched tubes for a client to use a set. With fewer, a reserve looks at each tube."""
 
 MAX_TUBE_SETS: Final = 16
-"""Maximum number of sets, since each put notifies the sets of its tube. Other clients look at each tube."""
+"""Maximum number of sets, since each put notifies the sets of its tube. Clients that get no set look at each tube."""
 
 SLACK: Final = 64
 """Dead entries that are tolerated in addition to one per tube."""
@@ -34,7 +34,7 @@ class TubeSet:
     waiters those of them that are parked in a reserve, longest waiting first.
 
     An entry is the key of a job, pri << 64 | id, a unique serial number, and the job's tube. It is live while its key
-    is that of its tube in `_keys`.
+    equals `_keys[tube]`.
 
     Invariant: each tube with ready jobs has a key no larger than its first job's, or is in `_paused`.
     Invariant: after `note` there are at most 2 * keys + SLACK entries.

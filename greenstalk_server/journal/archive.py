@@ -4,7 +4,7 @@ The first line identifies the format, and the last one has the number of lines a
 archive is detected. Between them are the paused tubes, by name, and all jobs, by id. The format is described in
 docs/archive-format.md; units and values are those of docs/journal-format.md.
 
-No disk, no clock.
+Pure: no I/O, and no access to the clock.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from greenstalk_server.core.tube import Tube, is_tube_name
 FORMAT: Final = "greenstalk journal"
 VERSION: Final = 1
 
-NO_HEAD: Final = f"it must be the head of a {FORMAT}, as `journal export` writes it"
+NO_HEAD: Final = f"not the first line of a {FORMAT} archive, which `journal export` writes"
 
 _U32: Final = 2**32 - 1
 _U64: Final = 2**64 - 1
 _ID: Final = 2**62
-"""Maximum id, and maximum number of a burial. No server reaches it, and higher numbers are left for new ones."""
+"""Maximum id, and maximum burial number. No server reaches it; higher numbers are left for new jobs and burials."""
 
 _LONGEST: Final = _U32 * SECOND
 """Maximum delay or ttr that a client can request, nanoseconds."""
@@ -62,7 +62,7 @@ _KINDS: Final = {kind: number for number, kind in enumerate(job_history.KINDS) i
 
 
 class BadLine(Exception):
-    """A line is not as it was exported; str() says what is wrong."""
+    """A line of the archive is invalid; str() gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class Reader:
     """Reads the lines of one archive; raises BadLine at the first invalid one."""
 
     def __init__(self, lines: Iterable[bytes]) -> None:
-        """*lines* include their line feeds, which only a truncated last line lacks."""
+        """Each of *lines* ends with a line feed, unless it is a truncated last line."""
         self.number: int = 0
         self._lines: Iterator[bytes] = iter(lines)
         self._checksum = sha256()
@@ -127,7 +127,7 @@ class Reader:
         if line.get("type") != "head" or line.get("format") != FORMAT:
             raise BadLine(NO_HEAD)
         if line.get("version") != VERSION:
-            raise BadLine(f"version {_cut(line.get('version'))}, and this server reads {VERSION}")
+            raise BadLine(f"archive version {_cut(line.get('version'))}, but this server reads {VERSION}")
         _expect(line, _HEAD_KEYS)
         return _number(line, "next_id", 1, _ID)
 
@@ -152,32 +152,32 @@ class Reader:
                     self._end(line, Count(pauses, jobs), checksum)
                     return
                 case _:
-                    raise BadLine("it must be a job, a pause before all jobs, or the end")
+                    raise BadLine("its type must be job, pause (before the first job) or end")
 
     def _next(self) -> dict[str, Any]:
         self.number += 1
         line = next(self._lines, b"")
         if not line.endswith(b"\n"):
-            raise BadLine("the archive ends here, and is cut short" if self.number > 1 else NO_HEAD)
+            raise BadLine("unexpected end of the archive: it is truncated" if self.number > 1 else NO_HEAD)
         self._checksum.update(line)
         try:
             value = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise BadLine(f"it must be JSON: {error}") from None
+            raise BadLine(f"not valid JSON: {error}") from None
         if not isinstance(value, dict):
-            raise BadLine("it must be an object")
+            raise BadLine("not a JSON object")
         return value
 
     def _end(self, line: dict[str, Any], found: Count, checksum: str) -> None:
         _expect(line, _END_KEYS)
         if (line["pauses"], line["jobs"]) != (found.pauses, found.jobs):
             counts = f"{_cut(line['jobs'])} jobs and {_cut(line['pauses'])} pauses"
-            raise BadLine(f"{counts} were exported, and there are {found.jobs} and {found.pauses}")
+            raise BadLine(f"{counts} were exported, but the archive has {found.jobs} and {found.pauses}")
         if line["sha256"] != checksum:
-            raise BadLine("the lines are not those that were exported: their checksum is another")
+            raise BadLine("checksum mismatch: the lines differ from those that were exported")
         if next(self._lines, b""):
             self.number += 1
-            raise BadLine("nothing may follow the end")
+            raise BadLine("no line may follow the end line")
 
     def _pause(self, line: dict[str, Any]) -> Pause:
         _expect(line, _PAUSE_KEYS)
@@ -196,7 +196,7 @@ class Reader:
         job.reserves, job.timeouts, job.releases, job.buries, job.kicks = fields[6:]
         job.state = _one_of(line, "state", _STATES)
         if job.state == BURIED:
-            _number(line, "deadline", 0, _ID)  # which is the number of the burial
+            _number(line, "deadline", 0, _ID)  # the deadline field of a buried job is its burial number
         job.events = _packed(line.get("events", []))
         return job
 
@@ -221,7 +221,7 @@ def _expect(line: dict[str, Any], names: frozenset[str], optional: frozenset[str
     if missing := names - line.keys():
         raise BadLine(f"{min(missing)} is missing")
     if unknown := line.keys() - names - optional:
-        raise BadLine(f"{_cut(min(unknown))} is unknown here")
+        raise BadLine(f"unknown field {_cut(min(unknown))}")
 
 
 def _number(line: dict[str, Any], name: str, least: int, most: int) -> int:
@@ -235,7 +235,7 @@ def _tube_name(line: dict[str, Any]) -> bytes:
     value = line["tube"]
     name = value.encode("utf-8", "replace") if isinstance(value, str) else b""
     if not is_tube_name(name):
-        raise BadLine(f"tube {_cut(value)}: must be the name of a tube")
+        raise BadLine(f"tube {_cut(value)}: must be a valid tube name")
     return name
 
 
@@ -253,7 +253,7 @@ def _body(line: dict[str, Any]) -> bytes:
             return body.encode() if encoding == "utf-8" else b64decode(body, validate=True)
         except ValueError:
             pass
-    raise BadLine(f"body: must be a text in the encoding utf-8 or base64, not {_cut(encoding)}")
+    raise BadLine(f"body: must be text encoded as utf-8 or base64, not {_cut(encoding)}")
 
 
 def _packed(events: object) -> bytes:
@@ -263,7 +263,7 @@ def _packed(events: object) -> bytes:
             return b"".join([job_history.EVENT.pack(at, _KINDS[kind], client) for at, kind, client in events])
         except (TypeError, ValueError, KeyError, struct.error):
             pass
-    raise BadLine(f"events: must be at most {job_history.MAX_EVENTS}, each its time, kind and client")
+    raise BadLine(f"events: must be at most {job_history.MAX_EVENTS} lists of time, kind and client")
 
 
 def _cut(value: object) -> str:

@@ -1,4 +1,4 @@
-"""The work on the files of a journal that blocks: batches, syncs, reads and upkeep.
+"""The blocking work on the files of a journal: batches, syncs, reads and upkeep.
 
 `Binlog` makes each of these objects in the thread of the broker, `run` works in any thread, and the thread of the
 broker reports the result to `Binlog`.
@@ -23,7 +23,7 @@ PUTS_WILL_BE_REFUSED: Final = "puts return OUT_OF_MEMORY once the room in existi
 
 MAX_GAP: Final = 65536
 MAX_READ: Final = 4 * 2**20
-"""Maximum number of bytes between two records that are read with one call, and of one such read."""
+"""MAX_GAP: maximum bytes between two records that one read covers. MAX_READ: maximum bytes of one read."""
 
 
 class Batch:
@@ -35,7 +35,7 @@ class Batch:
     is_synced   its records are on disk once it has run.
     next_id     above all ids reserved so far.
     sync_times  nanoseconds that each completed sync took.
-    finished    segments that are full and on disk whole.
+    finished    segments that are full and completely on disk.
     is_short    it has stopped because a segment could not be allocated; what it has written is sound.
     """
 
@@ -70,8 +70,8 @@ class Batch:
     ) -> None:
         """Each of *parts* is a segment, the records to append, whether the segment is full then, and bytes of copies.
 
-        *kept*: bytes, less those copies, that must remain for other segments when the batch begins one. They may be
-        free space of the disk, or *room_ahead*: bytes of files that the batch does not use.
+        *kept*: bytes that must remain for other segments when the batch begins one; the copies are subtracted. Free
+        disk space counts, and *room_ahead*: bytes of allocated files that the batch does not use.
         """
         self._files: Files = files
         self._parts: list[tuple[Segment, Unwritten, bool, int]] = parts
@@ -95,8 +95,9 @@ class Batch:
     def run(self) -> None:
         """Write and sync; raise OSError, after which the content of the first unfinished segment is unknown.
 
-        It is known if `is_short`. Invariant: a segment is on disk whole before the next one gets its first byte, so
-        only the newest can be torn.
+        If `is_short`, the content is known.
+        Invariant: a segment is fully on disk before the first byte of the next one is written, so only the newest can
+        be torn.
         """
         kept = self._kept
         for index, (segment, records, is_full, copies) in enumerate(self._parts):
@@ -152,7 +153,7 @@ class Sync:
 
     segment     number of the segment that it syncs.
     sequence    number of the last record that it syncs.
-    next_id     above all ids reserved in what was written.
+    next_id     above all ids that the written records reserve.
     time        nanoseconds that it took, once it has run.
     """
 
@@ -187,7 +188,7 @@ class Read:
         jobs: dict[int, tuple[Job, int]],
         wanted: dict[int, tuple[Segment, dict[int, tuple[int, int]]]],
     ) -> None:
-        """*wanted*, by number: a segment that is on disk whole, and by job id the sizes of record and body."""
+        """*wanted*, by number: a segment that is fully on disk, and by job id the sizes of record and body."""
         self._files: Files = files
         self._wanted: dict[int, tuple[Segment, dict[int, tuple[int, int]]]] = wanted
         self.jobs: dict[int, tuple[Job, int]] = jobs
@@ -267,7 +268,7 @@ class Upkeep:
         *,
         has_ahead: bool,
     ) -> None:
-        """*spare*: bytes that stay free on the disk. A first segment may take them unless one is ahead."""
+        """*spare*: bytes that must stay free on the disk. The first segment may use them if none is ahead."""
         self._files: Files = files
         self._is_never_synced: bool = is_never_synced
         self._spare: int = spare
@@ -335,7 +336,7 @@ def _positions(segment: Segment, wanted: Collection[int]) -> dict[int, int]:
 
 
 def _neighbours(records: list[tuple[int, int, int, int]]) -> Iterator[list[tuple[int, int, int, int]]]:
-    """Group *records*, in rising order, by the calls that read them."""
+    """Group *records*, sorted by offset, by the calls that read them."""
     group: list[tuple[int, int, int, int]] = []
     for one in records:
         if group and (one[0] - group[-1][0] - group[-1][1] > MAX_GAP or one[0] + one[1] - group[0][0] > MAX_READ):
@@ -353,7 +354,7 @@ def has_spare(files: Files, segment: Segment, spare: int) -> bool:
 
 def no_spare() -> OSError:
     """Return the error of a segment that would take the space that compaction needs."""
-    return OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} beside what compaction needs")
+    return OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: the rest is reserved for compaction")
 
 
 def create(files: Files, segment: Segment) -> None:

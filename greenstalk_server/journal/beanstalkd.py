@@ -5,7 +5,7 @@ all integers are little-endian:
 
     file    version i32, then records; zeros end the records, since beanstalkd may allocate a file ahead
     full    length of tube name (i32 above 0; u64 in version 5), tube name, fields, body with its CRLF
-    short   length 0, fields: the present state of a job that has a full record before
+    short   length 0, fields: the current state of a job that has an earlier full record
 
 A full record of a known job replaces the job. State 0 in a short record deletes it. A reserved job becomes ready. A
 delayed job stays delayed until its deadline, which the caller compares with the time. Buried jobs are ordered by their
@@ -15,7 +15,7 @@ There are no checksums, so a record counts only with evidence, values that beans
 seconds and ttr is at least one second, a body ends with CRLF, and a short record repeats the creation time and body
 size of its job. One piece of evidence is enough to step over a damaged record. Without any, the rest of the file is
 skipped, since nothing shows where the next record begins: a search could find data that clients wrote into bodies. No
-input raises an exception; `BeanstalkdBinlog.damage` has what is lost.
+input raises an exception; `BeanstalkdBinlog.damage` lists the losses.
 """
 
 from __future__ import annotations
@@ -131,16 +131,16 @@ class BeanstalkdBinlog:
                 at = resume
 
     def is_imported(self, jobs: Mapping[int, Job]) -> bool:
-        """Return whether *jobs*, those of the journal, have all of them: an earlier start has not moved the files."""
+        """Return whether *jobs*, of the journal, include all jobs of the files: an earlier start did not move them."""
         return bool(self.jobs) and all(_is_of(imported, jobs.get(id)) for id, imported in self.jobs.items())
 
     def warnings(self) -> list[str]:
-        """Return warnings for the operator, a line each; empty if the files are sound."""
+        """Return warnings for the operator, one line each; empty if the files are sound."""
         lines = [*map(str, self.skipped), *map(str, self.damage)]
         if self.unended:
-            lines.append(f"jobs whose body does not end as it was put, maybe zeroed by a crash: {_some(self.unended)}")
+            lines.append(f"jobs whose body lacks its final CRLF, perhaps zeroed by a crash: {_some(self.unended)}")
         if self.mended:
-            lines.append(f"jobs with an impossible delay, ttr or creation time, mended: {_some(self.mended)}")
+            lines.append(f"jobs whose impossible delay, ttr or creation time was corrected: {_some(self.mended)}")
         return lines
 
     def _read_record(self, layout: _Layout, data: bytes, at: int) -> int:
@@ -192,7 +192,7 @@ class BeanstalkdBinlog:
             self._mend(job)
         known = self.jobs.get(id)
         if known is not None and not _is_same(known, job):
-            raise _UnsoundError(f"another job {id}", resume)
+            raise _UnsoundError(f"a different job with id {id}", resume)
         self.jobs[id] = job
         if id > self.highest_id:
             self.highest_id = id
@@ -211,7 +211,7 @@ class BeanstalkdBinlog:
             return
         has_size = size == len(job.body) + len(CRLF)
         if created_at != job.created_at or not (has_size or is_whole) or not _INVALID <= state <= DELAYED:
-            raise _UnsoundError(f"no change of job {id}", end if has_size or is_whole else 0)
+            raise _UnsoundError(f"not an update of job {id}", end if has_size or is_whole else 0)
         if state == _INVALID:
             self._forget(id)
             return
@@ -238,7 +238,7 @@ class BeanstalkdBinlog:
 
     def _new_tube(self, name: bytes, resume: int) -> bytes:
         if not is_tube_name(name):
-            raise _UnsoundError(f"{name[:40]!r} names no tube", resume)
+            raise _UnsoundError(f"{name[:40]!r} is not a tube name", resume)
         self._tubes[name] = name
         return name
 
@@ -280,7 +280,7 @@ _LAYOUTS: Final = {
 
 
 class _UnsoundError(Exception):
-    """There is no credible record at an offset. `resume`: offset of its certain end, 0 if that is unknown."""
+    """The record at an offset is not valid. `resume`: offset of its end, 0 if the end is not certain."""
 
     def __init__(self, reason: str, resume: int = 0, is_torn: bool = False) -> None:
         super().__init__(reason)
@@ -298,7 +298,10 @@ def _why_skipped(data: bytes) -> str:
 
 
 def _check_frame(data: bytes, fields: tuple[int, ...], body_at: int) -> tuple[bool, bool]:
-    """Tell whether the body ends with CRLF, and whether the durations are possible; on neither raise _UnsoundError."""
+    """Return whether the body ends with CRLF, and whether the durations are possible.
+
+    Raise _UnsoundError if neither.
+    """
     size, created_at = fields[4], fields[5]
     end = body_at + size
     is_whole = _is_whole(fields[2], fields[3])

@@ -67,7 +67,7 @@ class Report:
 
     @property
     def exit_code(self) -> int:
-        """Exit code of the command: EXIT_BINLOG if a later version has written the journal, as a start fails then."""
+        """Exit code of the command: EXIT_BINLOG if a later version has written the journal: a start would fail."""
         if not self.recovery.is_readable:
             return EXIT_BINLOG
         return EXIT_OK if self.is_sound else EXIT_DAMAGED
@@ -90,7 +90,7 @@ def check(directory: str) -> int:
 
 
 def inspect(directory: str, now: int, verb: str = "check") -> Report:
-    """Return a report on *directory*; raise StartError if it is no directory, or if a file in it cannot be read.
+    """Return a report on *directory*; raise StartError if it is not a directory, or if a file in it cannot be read.
 
     *verb* is the verb of the `journal` command, for messages.
     """
@@ -130,8 +130,8 @@ def _inspect(directory: str, now: int) -> Report:
 def _replay(files: Directory, found: list[int], report: Report) -> None:
     """Replay the segments *found*. The newest one is the last that was begun when this function looked.
 
-    Later segments count as they were then, without what a server has written since: otherwise the report could contain
-    a later segment and miss records of an earlier one.
+    Later segments are replayed as they were then, without records that a server has written since. Otherwise the report
+    could contain a later segment and miss records of an earlier one.
     """
     newest = 0
     unbegun: dict[int, bytes] = {}
@@ -170,7 +170,7 @@ def _kinds(segment: Replayed, data: bytes, damage: list[Damage]) -> Iterator[int
 
 def describe(report: Report) -> list[str]:
     """Return *report* as lines for an operator."""
-    state = {EXIT_OK: "sound", EXIT_DAMAGED: "DAMAGED", EXIT_BINLOG: "OF A LATER VERSION"}[report.exit_code]
+    state = {EXIT_OK: "sound", EXIT_DAMAGED: "DAMAGED", EXIT_BINLOG: "WRITTEN BY A LATER VERSION"}[report.exit_code]
     return [
         f"{report.directory}: {state}",
         *_locked(report),
@@ -185,7 +185,7 @@ def describe(report: Report) -> list[str]:
 
 def _locked(report: Report) -> Iterator[str]:
     if report.holder:
-        yield f"in use by {report.holder}: what is being written now is not seen"
+        yield f"in use by {report.holder}: the report lacks records that it has not written yet"
 
 
 def _files(report: Report) -> Iterator[str]:
@@ -198,7 +198,7 @@ def _files(report: Report) -> Iterator[str]:
     live = sum([record.recorded_size(job) for job in recovery.jobs.values()])
     yield f"journal: {_counted(len(report.sizes), 'file')}, {_counted(recovery.records, 'record')}"
     for name in sorted(report.sizes, key=lambda name: numbers([name])):
-        held = _counted(used[name], "record") if name in used else "unreadable" if name in bad else "made ahead, unused"
+        held = _counted(used[name], "record") if name in used else "unreadable" if name in bad else "allocated ahead"
         yield f"  {name}: {_counted(report.sizes[name], 'byte')}, {held}"
     counts = {name: sum([report.kinds[kind] for kind in kinds]) for name, kinds in KINDS.items()}
     yield f"records: {', '.join([f'{count} {name}' for name, count in counts.items() if count]) or 'none'}"
@@ -227,31 +227,31 @@ def _damage(recovery: Recovery) -> Iterator[str]:
     for damage in recovery.damage:
         how = "DAMAGE"
         if damage.is_torn_tail:
-            is_anew = numbers([damage.file]) < last
-            how = "recorded anew, as the disk had failed" if is_anew else "torn, as a crash leaves it"
+            is_rewritten = numbers([damage.file]) < last
+            how = "rewritten after a disk failure" if is_rewritten else "torn by a crash"
         yield f"{how}: {damage}"
     if not recovery.is_readable:
-        yield "a start would refuse: a later version has written here; start that one"
+        yield "a start would fail: a later version has written the journal; start that version"
 
 
 def _import(report: Report) -> Iterator[str]:
     if report.recovery.is_import_open:
         next_step = "a start repeats it" if report.source.files else "repeat it, in an empty directory"
-        yield f"an import was cut short, and none of its jobs counts: {next_step}"
+        yield f"an import was interrupted, and its jobs are ignored: {next_step}"
 
 
 def _beanstalkd(report: Report) -> Iterator[str]:
     source = report.source
     if source.files or source.skipped:
         jobs = _counted(len(source.jobs), "job")
-        todo = f"only move the files, as the journal has their {jobs}" if report.is_imported else f"import {jobs}"
+        todo = f"only move the files: the journal has their {jobs}" if report.is_imported else f"import {jobs}"
         files, records = _counted(source.files, "file"), _counted(source.records, "record")
         yield f"beanstalkd: {files}, {records}; a start would {todo}"
     for warning in source.warnings():
         yield f"  {warning}"
     if report.taken:
-        ids = f"{len(report.taken)} of their ids are in the journal too, {min(report.taken)} the first"
-        yield f"  a start would refuse: {ids}"
+        ids = f"{len(report.taken)} of their ids are in the journal too; the first is {min(report.taken)}"
+        yield f"  a start would fail: {ids}"
 
 
 def _counted(count: int, noun: str) -> str:

@@ -16,16 +16,16 @@ from greenstalk_server.journal.segment_log import SegmentLog
 from greenstalk_server.journal.space import Space
 
 READ_BATCH: Final = 2**18
-"""Bytes of a budget of compaction whose bodies are read back with one read."""
+"""Bytes of a compaction budget for which one read fetches the bodies."""
 
 OVERHEAD: Final = 2.5
-"""Bytes of the directory per byte of live jobs, beside three segments; above this compaction has priority."""
+"""Maximum bytes of the directory per byte of live jobs, plus three segments; above it compaction has priority."""
 
 OUTSTANDING_SHARE: Final = 4
 """Copies whose originals are still on disk take at most 1/OUTSTANDING_SHARE of the free bytes, or one segment."""
 
 LOOK_COST: Final = 64
-"""Bytes of a budget that a look at a deleted job costs, which takes about a microsecond."""
+"""Bytes of a budget that skipping a deleted job costs; it takes about a microsecond."""
 
 
 class Compaction:
@@ -43,7 +43,7 @@ class Compaction:
         self._eviction: Eviction = eviction
 
     def compact(self, budget: int) -> bool:
-        """Copy live jobs out of the oldest segments, about *budget* bytes, if that is due; return if more is."""
+        """If due, copy about *budget* bytes of live jobs out of the oldest segments; return whether more is due."""
         while budget > 0:
             if self._log.wants_rewrite:
                 return False
@@ -53,7 +53,7 @@ class Compaction:
             if not oldest.live_bytes:
                 self._log.remove_after(oldest, self._log.sequence)
             elif self._log.pending_removal and (self._log.is_full or self._log.outstanding > self._max_outstanding()):
-                return False  # the room is limited: the segments copied before must be removed first
+                return False  # space is limited: segments that are already copied must be removed first
             elif self._is_due() and (cost := self._copy_next(oldest)):
                 budget -= cost
             else:
@@ -61,7 +61,10 @@ class Compaction:
         return True
 
     def _is_due(self) -> bool:
-        """Return whether more bytes are dead than live; the rest up to OVERHEAD is for copies, and for new records."""
+        """Return whether more bytes are dead than live.
+
+        The space from there to OVERHEAD is for copies and new records.
+        """
         dead = self._log.bytes_recorded() - self._log.live_bytes
         return dead > self._log.live_bytes or (self._log.is_full and dead > self._log.max_size // 8)
 
@@ -69,7 +72,7 @@ class Compaction:
     def is_over_bound(self) -> bool:
         """Whether the directory exceeds OVERHEAD times the live bytes and three segments, and can shrink.
 
-        It can while a segment waits to be removed, or compaction is due.
+        It can shrink while a segment waits to be removed, or compaction is due.
         """
         bound = OVERHEAD * self._log.live_bytes + 3 * max(self._log.max_size, self._log.largest)
         can_shrink = bool(self._log.pending_removal) or self._is_due()
@@ -97,7 +100,7 @@ class Compaction:
         return size
 
     def _next_on_disk(self, oldest: Segment) -> list[Job]:
-        """Return the jobs of *oldest* whose bodies the next READ_BATCH bytes of budget need, and memory lacks."""
+        """Return the jobs of *oldest* with bodies on disk alone that the next READ_BATCH bytes of budget copy."""
         found, cost = [], 0
         for at in range(oldest.cursor, len(oldest.ids)):
             if cost >= READ_BATCH:

@@ -17,7 +17,7 @@ from greenstalk_server.journal.segment_log import SegmentLog
 log = logging.getLogger(__name__)
 
 UNFINISHED_SEGMENTS: Final = 3
-"""Approximate number of segments whose bodies stay in memory until the segments are on disk whole."""
+"""Approximate number of segments whose bodies stay in memory until the segments are fully on disk."""
 
 
 class Eviction:
@@ -40,16 +40,17 @@ class Eviction:
         self._remaining: int = 0
 
     def begin(self, bodies: Bodies | None) -> None:
-        """Evict the bodies that *bodies* accounts for, if there is a limit."""
+        """Enable eviction of the bodies that *bodies* accounts for; None means no limit."""
         self.bodies = bodies
         self._log.keeps_positions = bodies is not None
         if bodies is not None:
             bodies.margin = max(bodies.margin, UNFINISHED_SEGMENTS * self._log.max_size)
 
     def evict(self, at_most: int) -> bool:
-        """While memory is short, evict bodies that are on disk too, the newest first; return if more are due.
+        """While memory is short, evict bodies that are also on disk, newest first; return whether more are due.
 
-        It looks at *at_most* jobs. Only bodies in finished segments are evicted, so a rewrite has all others in memory.
+        It examines up to *at_most* jobs. Only bodies in finished segments are evicted, so a rewrite has all others in
+        memory.
         """
         bodies = self.bodies
         if bodies is None:
@@ -88,7 +89,7 @@ class Eviction:
         return looked
 
     def _next_segment(self) -> Segment | None:
-        """Return the newest segment with jobs to look at, the first `_remaining` of them; None if there is none."""
+        """Return the newest segment with jobs left to examine (its first `_remaining` ids); None if there is none."""
         while self._log.evictable:
             segment = self._log.segments.get(self._log.evictable[-1])
             if segment is not None and segment.ids:

@@ -21,10 +21,10 @@ MAX_PIECES: Final = 1024
 
 
 class Files(Protocol):
-    """The files of one directory, by name. Every method may block for long, except `list` and `read`.
+    """The files of one directory, by name. Every method may block for a long time, except `list` and `read`.
 
-    All methods raise OSError. Written bytes are on disk after `sync` of the file; files are created, renamed or removed
-    on disk after `sync_directory`.
+    All methods raise OSError. Written bytes are on disk after `sync` of the file; creations, renames
+    and removals of files are on disk after `sync_directory`.
     """
 
     def list(self) -> list[str]:
@@ -124,7 +124,7 @@ class Directory:
             offset += size
 
     def _write_rest(self, handle: int, offset: int, pieces: Sequence[bytes], written: int) -> None:
-        """Write the rest of *pieces* at *offset*: the first *written* bytes are written already."""
+        """Write the rest of *pieces* at *offset*: the first *written* bytes are already written."""
         for piece in pieces:
             skipped = min(written, len(piece))
             written -= skipped

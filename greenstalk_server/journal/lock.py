@@ -1,7 +1,7 @@
 """The lock on a binlog directory: one server at a time, this one or beanstalkd.
 
-It is an fcntl lock on DIR/lock, as beanstalkd takes it, so neither server opens a directory that the other one uses.
-It ends with the process.
+It is an fcntl lock on DIR/lock, the same lock that beanstalkd takes, so neither server opens a directory that the
+other one uses. The kernel releases it when the process exits.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FLOCK: Final = struct.Struct("@hhqqi4x")
 class DirectoryLock:
     """The lock on one directory, held from construction to close().
 
-    The process must not open the lock file a second time: closing any descriptor of it ends the lock (fcntl(2)).
+    The process must not open the lock file a second time: closing any descriptor of it releases the lock (fcntl(2)).
     """
 
     __slots__ = ("_fd", "directory")
@@ -37,7 +37,7 @@ class DirectoryLock:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
         except OSError as error:
             if error.errno == errno.ELOOP:
-                raise refused(directory, f"its file {LOCK_NAME} is a symbolic link; remove it") from error
+                raise refused(directory, f"the file {LOCK_NAME!r} in it is a symbolic link; remove it") from error
             raise refused(directory, f"{error.strerror}; it must be a writable directory") from error
         try:
             fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -60,7 +60,7 @@ def holder_of(directory: str) -> str:
     except FileNotFoundError:
         return ""
     except OSError as error:
-        return f"an unknown process, if any: its lock cannot be read ({error.strerror})"
+        return f"an unknown process, or none (cannot read the lock file: {error.strerror})"
     try:
         return _holder(fd)
     finally:
@@ -70,7 +70,7 @@ def holder_of(directory: str) -> str:
 def _holder(fd: int) -> str:
     """Return a phrase for the process that holds a lock on *fd*, empty if none does.
 
-    A process of another pid namespace has no number.
+    The pid of a process in another pid namespace is unknown.
     """
     query = FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
     kind, _, _, _, pid = FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, query))
@@ -80,5 +80,5 @@ def _holder(fd: int) -> str:
 
 
 def refused(directory: str, reason: str | None) -> StartError:
-    """Return the error of a start that cannot use *directory*."""
+    """Return the StartError for a *directory* that cannot be used."""
     return StartError(f"-b {directory}: {reason}", EXIT_BINLOG)

@@ -1,4 +1,4 @@
-"""The codec of the journal: segments and records as bytes, by docs/journal-format.md. No disk, no clock.
+"""The codec of the journal: segments and records as bytes, as docs/journal-format.md describes. No I/O, no clock.
 
 A record is a fact about one job, one tube or the ids. Replaying all records of all segments in the order of their
 sequence numbers gives the state. A later fact about a job replaces an earlier one, except that its events accumulate.
@@ -24,10 +24,10 @@ JOB: Final = 1
 """A whole job, including its body, with no events."""
 
 UPDATE: Final = 2
-"""A job's state, pri, delay, deadline and counts. Of version 1 only."""
+"""A job's state, pri, delay, deadline and counts. Version 1 only."""
 
 RESERVE: Final = 3
-"""A job was reserved, or its reservation timed out: its counts of both. It restarts as ready. Of version 1 only."""
+"""A job was reserved, or its reservation timed out: the counts of both. The job restarts as ready. Version 1 only."""
 
 DELETE: Final = 4
 PAUSE: Final = 5
@@ -36,7 +36,7 @@ PAUSE: Final = 5
 IMPORT_BEGIN: Final = 6
 IMPORT_END: Final = 7
 IMPORT_UNDO: Final = 8
-"""Jobs after an IMPORT_BEGIN count only once an IMPORT_END follows, and no longer once an IMPORT_UNDO follows."""
+"""Jobs after an IMPORT_BEGIN count only if an IMPORT_END follows. An IMPORT_UNDO instead discards them."""
 
 JOB_WITH_EVENTS: Final = 9
 UPDATE_WITH_EVENT: Final = 10
@@ -44,7 +44,7 @@ RESERVE_WITH_EVENT: Final = 11
 """Like kinds 1 to 3, plus events: the full history in a JOB record, the one new event in the others."""
 
 IDS: Final = 12
-"""The next job id. It may be lower than a recorded one, if reserved ids were not used."""
+"""The next job id. It may be lower than an earlier recorded one if reserved ids were not used."""
 
 _U32: Final = 2**32 - 1
 
@@ -124,7 +124,7 @@ MIN_PAYLOAD: Final = {
     RESERVE_WITH_EVENT: RESERVE_WITH_EVENT_FIELDS.size,
     IDS: IDS_FIELDS.size,
 }
-"""Minimum bytes of the payload, by kind; it has every kind."""
+"""Minimum size of the payload in bytes, for every kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ class SegmentHeader:
                     a record.
     number          number of the segment, as in its file name.
     first_sequence  number of its first record, if it gets one.
-    next_id         above every job id that was given, and above the reserved ones.
+    next_id         above every job id that was assigned or reserved.
     """
 
     salt: bytes
@@ -164,39 +164,39 @@ def decode_segment_header(data: bytes) -> SegmentHeader:
         raise BadSegment(f"only {len(data)} bytes, shorter than a header")
     magic, version, salt, number, first_sequence, next_id = _SEGMENT.unpack_from(data)
     if magic != MAGIC:
-        raise BadSegment("does not start as a segment of a journal does")
+        raise BadSegment("does not start with the magic bytes of a journal segment")
     if crc32(data[: _SEGMENT.size]) != int.from_bytes(data[_SEGMENT.size : SEGMENT_HEADER_SIZE], "little"):
-        raise BadSegment("checksum of its header is wrong")
+        raise BadSegment("the checksum of its header does not match")
     if not 1 <= version <= VERSION:
-        raise NewerVersion(f"format version {version}, and this server reads 1 to {VERSION}")
+        raise NewerVersion(f"format version {version}, but this server reads 1 to {VERSION}")
     if first_sequence >> BITS or next_id > ID_LIMIT:
-        raise BadSegment("counts in its header are impossible")
+        raise BadSegment("its header has an impossible sequence number or job id")
     return SegmentHeader(salt, number, first_sequence, next_id)
 
 
 def job_size(job: Job) -> int:
-    """Return the bytes of a JOB record of *job* without events."""
+    """Return the size in bytes of a JOB record of *job* without events."""
     return HEADER_SIZE + JOB_FIELDS.size + len(job.tube.name) + job.size
 
 
 def events_of(job: Job) -> bytes:
-    """Return the events of *job*, including its present reservation."""
+    """Return the events of *job*, including its current reservation."""
     holder = job.holder
     return job.events if holder is None else job_history.add(job.events, RESERVED, job.reserved_at, holder.number)
 
 
 def events_size(events: bytes) -> int:
-    """Return the bytes that *events* take in a JOB record."""
+    """Return the number of bytes that *events* take in a JOB record."""
     return 1 + len(events) if events else 0
 
 
 def recorded_size(job: Job) -> int:
-    """Return the bytes of the newest JOB record of *job* in the journal."""
+    """Return the size in bytes of the newest JOB record of *job* in the journal."""
     return job_size(job) + job.events_recorded
 
 
 def pause_size(tube: Tube) -> int:
-    """Return the bytes of a PAUSE record of *tube*."""
+    """Return the size in bytes of a PAUSE record of *tube*."""
     return HEADER_SIZE + PAUSE_FIELDS.size + len(tube.name)
 
 
@@ -210,7 +210,7 @@ class Encoder:
         self._seed: int = seed_of(salt)
 
     def job(self, job: Job, sequence: int, events: bytes = b"") -> bytes:
-        """Return a JOB record of *job* as it is now, its body in memory, with *events*."""
+        """Return a JOB record of *job* as it is now, with *events*. Its body must be in memory."""
         name, body, fields = job.tube.name, held_body(job), self._job_fields(job, sequence, events)
         if events:
             return self._seal(b"%b%c%b%b%b" % (fields, len(events), name, events, body))
@@ -222,9 +222,9 @@ class Encoder:
         return b"%b%c%b%b" % (fields, len(events), name, events) if events else fields + name
 
     def seal_job(self, start: bytes, body: bytes) -> bytes:
-        """Return the record without *body*, which follows it; *start* is what `begin_job` returned. Any thread.
+        """Return the part of the record before *body*; *start* is the result of `begin_job`. May run in any thread.
 
-        It takes 0.3 ms of CPU for each megabyte of *body*, for which it releases the GIL.
+        It takes 0.3 ms of CPU per megabyte of *body*, and releases the GIL meanwhile.
         """
         return _PREFIX.pack(self._salt, crc32(body, crc32(start, self._seed))) + start
 

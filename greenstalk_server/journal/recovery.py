@@ -1,6 +1,6 @@
 """Replay of segments: from their bytes to jobs, pauses and a report of all damage.
 
-Pure, and safe with any bytes: it raises no exception because of the content of a file, and invents no job, since
+Pure, and safe for arbitrary input: no file content raises an exception, or yields a job that was never written, since
 records with a wrong CRC are ignored. docs/journal-format.md says how it treats each kind of damage.
 """
 
@@ -27,7 +27,10 @@ _EVENT_AFTER_RESERVE: Final = record.HEADER_SIZE + record.RESERVE_FIELDS.size
 _AFTER_PREFIX: Final = record.PREFIX_SIZE
 
 UNKNOWN: Final = -2
-"""Number of the last record before damage to the oldest file; a segment that rewrites the records repairs that."""
+"""Stands for the number of the last record before damage to the oldest file.
+
+A segment of rewritten records repairs that.
+"""
 
 NEVER: Final = 2**64
 """Value of `rewritten_from` for a segment of which no record was rewritten."""
@@ -66,7 +69,7 @@ class Damage:
 class Replayed:
     """One segment after its replay.
 
-    end     offset of the end of its sound records that count.
+    end     offset of the end of its last sound record that counts.
     ids     id of each JOB record, in order.
     starts  offset of each JOB record, if bodies may be read back.
     has_repeats it has two JOB records of one job.
@@ -89,14 +92,14 @@ class Replayed:
 class Recovery:
     """The state that the segments of a journal hold. Pass them to `replay` in the order of their numbers.
 
-    tube_of     returns the tube of a name, which it creates if needed.
+    tube_of     returns the tube with a name; creates the tube if needed.
     jobs        jobs by id; empty at first. Until `settle`, their states are as last recorded.
     pauses      end and length of each pause in nanoseconds, by tube name.
     highest_number  highest number of a segment file, whatever it contains.
     sequence    number of the last record.
     is_readable all segments are of a version that this server reads.
     is_import_open  after `settle`: an import had begun and not ended.
-    returned    after `settle`: the jobs whose reservations it has ended, which is their last event.
+    returned    after `settle`: the jobs whose reservations it has ended; their last event is RETURNED.
     memory      bytes of memory that are left for bodies; None for no limit.
     """
 
@@ -126,7 +129,7 @@ class Recovery:
         """Replay the whole segment *number*; return it, or None if its header is not sound.
 
         *rewritten_from* comes from `rewrite_points`. An empty or zeroed file is a segment that was created ahead of its
-        use: it is no damage, unless its number is below all others (see `_note_blank`).
+        use: it is not damage, unless its number is below all others (see `_note_blank`).
         """
         self.highest_number = max(self.highest_number, number)
         if not data.strip(b"\0"):
@@ -191,7 +194,7 @@ class Recovery:
     def _return(self, job: Job, now: int) -> None:
         """End the reservation of *job*, which makes it ready.
 
-        A buried or delayed job that reserve-job took becomes that again, unless its delay is over.
+        A job that reserve-job took while buried or delayed returns to that state, unless its delay is over.
         """
         if job.state == RESERVED or (job.state == DELAYED and job.deadline <= now):
             job.state, job.deadline = READY, now
@@ -201,7 +204,7 @@ class Recovery:
 
     @property
     def next_id(self) -> int:
-        """The next job id, above every id that was given."""
+        """The next job id, above every id that was assigned."""
         return max(self._recorded_next_id, self._highest_id + 1)
 
     @property
@@ -215,7 +218,10 @@ class Recovery:
         self._damaged_after.append((sequence, damage))
 
     def _note_start(self, segment: Replayed, data: bytes) -> None:
-        """Compare the start of *segment* with the records so far: note a gap, and ignore damage that it rewrites."""
+        """Compare the start of *segment* with the records so far: note a gap.
+
+        Damage to records that it rewrites is a torn tail.
+        """
         first_sequence = segment.header.first_sequence
         has_records = len(data) >= segment.end + record.HEADER_SIZE
         first = record.HEADER.unpack_from(data, segment.end)[3] if has_records else 0
@@ -229,16 +235,16 @@ class Recovery:
                 damage.is_torn_tail = True
         lost = segment.header.first_sequence - self.sequence - 1
         if self.segments and lost > 0:
-            reason = f"follows on {self.segments[-1].file} with a gap"
+            reason = f"records are missing after {self.segments[-1].file},"
             self.damage.append(Damage(segment.file, 0, 0, reason, lost))
         self.sequence = max(self.sequence, segment.header.first_sequence - 1)
 
     def _note_blank(self, segment: Replayed) -> None:
-        """Note the blank files below *segment*, which rewrites nothing, as damage: they were in use.
+        """Note blank files numbered below *segment*, which rewrites nothing, as damage: they had been in use.
 
         Segments created ahead are used in rising order, and the records of a failed write are rewritten.
         """
-        reason = f"is blank, though {segment.file} goes on from it"
+        reason = f"is blank, though {segment.file} continues it,"
         self.damage += [Damage(file, 0, size, reason) for file, size in self._blank]
         self._blank.clear()
 
@@ -274,9 +280,9 @@ class Recovery:
     def _skip_damage(self, segment: Replayed, data: bytes, at: int, sequence: int) -> int:
         """Note the damage at *at*; return the offset of the next sound record, or of the end of *data*.
 
-        A sector of the newest segment that was never written is where the last write was torn: sectors may be written
-        in any order before a power failure, and nothing after it was acknowledged. Records after damage in a part that
-        was rewritten were not acknowledged either; they would not fit the records of the rewrite.
+        An unwritten (zeroed) sector of the newest segment marks a torn last write: sectors may be written in any order
+        before a power failure, and nothing after that sector was acknowledged. In a part that was rewritten, records
+        after damage were not acknowledged either. They would conflict with the records of the rewrite.
         """
         resume = self._next_sound(segment.header.salt, data, at + 1)
         is_torn = resume is not None and segment.is_newest and _is_unwritten(data, at, resume)
@@ -294,7 +300,10 @@ class Recovery:
         self._note(Damage(segment.file, at, end - at, reason, is_torn_tail=segment.is_newest), sequence)
 
     def _next_sound(self, salt: bytes, data: bytes, at: int) -> int | None:
-        """Return the offset of the first sound record from *at* on, or None. Only offsets with the salt get a CRC."""
+        """Return the offset of the first sound record from *at* on, or None.
+
+        The CRC is computed only where the salt is.
+        """
         seed, view = record.seed_of(salt), memoryview(data)
         while (at := data.find(salt, at)) >= 0 and at + record.HEADER_SIZE <= len(data):
             _, crc, length, _, kind = record.HEADER.unpack_from(data, at)
@@ -305,7 +314,7 @@ class Recovery:
             at += 1
         return None
 
-    # One method a kind of record; *at* and *stop* are the offsets of the record in *data*
+    # One method per kind of record; *at* and *stop* are the offsets of the record in *data*
 
     def _appliers(self) -> dict[int, Callable[[bytes, int, int, Replayed], None]]:
         return {
@@ -353,7 +362,7 @@ class Recovery:
             return
         if not 0 < id < _ID_LIMIT or (delay | ttr | (deadline if state == BURIED else 0)) >> record.BITS:
             return
-        like = self._last  # equal numbers share one object, as they do when clients repeat themselves
+        like = self._last  # consecutive jobs often have equal values: share one int object
         pri = like.pri if pri == like.pri else pri
         ttr = like.ttr if ttr == like.ttr else ttr
         job = self._last = Job(id, tube, data[body_at:stop], pri, delay, ttr, created_at)
@@ -379,7 +388,7 @@ class Recovery:
             self._highest_id = id
 
     def _index(self, job: Job, at: int, segment: Replayed) -> None:
-        """Note the offset of the record of *job*, and drop its body from memory if that has no room for it."""
+        """Note the offset of the record of *job*, and drop its body if memory has no room for it."""
         assert self.memory is not None
         segment.starts.append(at)
         before = self.jobs.get(job.id)
@@ -392,7 +401,7 @@ class Recovery:
         self.memory -= JOB_COST
 
     def _release_memory(self, job: Job | None) -> None:
-        """Count the memory of *job*, which was deleted, as free."""
+        """Count the memory of *job*, which was deleted or replaced, as free."""
         if self.memory is not None and job is not None:
             self.memory += JOB_COST + (0 if job.body is None else job.size + BODY_COST)
 
@@ -481,7 +490,7 @@ class Recovery:
 
 
 def rewrite_points(heads: dict[int, bytes]) -> dict[int, int]:
-    """Return, by the number of each segment: the number of the first record that later ones rewrite, or NEVER.
+    """Map each segment number to the number of the first record that later segments rewrite, or to NEVER.
 
     *heads* are the first bytes of each segment. After a disk failure, records from that number on were rewritten.
     """
@@ -496,12 +505,12 @@ def rewrite_points(heads: dict[int, bytes]) -> dict[int, int]:
 
 
 def is_begun(data: bytes) -> bool:
-    """Return whether the header of the segment *data* was written whole; if not, nothing in it was acknowledged."""
+    """Return whether the header of the segment *data* is complete; if not, nothing in the segment was acknowledged."""
     size = record.SEGMENT_HEADER_SIZE
     return len(data.rstrip(b"\0")) >= size and bool(data[:size].strip(b"\0"))
 
 
 def _is_unwritten(data: bytes, at: int, end: int) -> bool:
-    """Return whether a sector between *at* and *end*, or its part from *at* on, is zeros."""
+    """Return whether a sector between *at* and *end* is all zeros; of the first one, only its part from *at* on."""
     ends = range(at // SECTOR * SECTOR + SECTOR, end + 1, SECTOR)
     return any(not data[max(at, stop - SECTOR) : stop].strip(b"\0") for stop in ends)

@@ -27,7 +27,10 @@ from greenstalk_server.journal.segment_log import UNMEASURED, SegmentLog, enlarg
 from greenstalk_server.journal.space import Space
 
 REWRITE_BODIES: Final = 2**24
-"""Bytes of bodies of jobs in finished segments that a rewrite copies; of further jobs it records only changes."""
+"""Bytes of bodies of jobs in finished segments that a rewrite copies.
+
+For the remaining ones it records only changes.
+"""
 
 REWRITE_SLICE: Final = 2048
 GATHER_COST: Final = 64
@@ -35,10 +38,10 @@ PLAN_COST: Final = 3
 ENCODE_COST: Final = 8
 BYTES_PER_COST: Final = 512
 """REWRITE_SLICE: cost after which a rewrite yields to the event loop, about 1 ms. It is the sum of GATHER_COST for each
-GATHER_BATCH ids, PLAN_COST for each look at a job, ENCODE_COST for each record, and 1 for each BYTES_PER_COST of it."""
+GATHER_BATCH ids, PLAN_COST for each job examined, ENCODE_COST for each record, and 1 for each BYTES_PER_COST of it."""
 
 GATHER_BATCH: Final = 1024
-"""Ids of jobs that a rewrite lists at a time."""
+"""Number of job ids that a rewrite gathers at a time."""
 
 NEVER: Final = 2**63
 """A number above every sequence number."""
@@ -87,7 +90,8 @@ class Meter:
 class Rewrite:
     """Rewrites the records that failed batches and syncs have left in doubt.
 
-    is_planning     a step is being planned or recorded, and no body may be evicted: it has chosen jobs by that.
+    is_planning     a step is being planned or recorded. No body may be evicted: the plan depends on which bodies are
+                    in memory.
     first_sequence  number of the first record that is in doubt; 0 if none is.
     """
 
@@ -124,7 +128,10 @@ class Rewrite:
         log.unsafe = [log.current]
 
     def record_step(self) -> Generator[None, None, bool]:
-        """Record the next step; see `Binlog.rewrite`. If `Eviction.wanted` is empty after False, no step has room."""
+        """Record the next step; see `Binlog.rewrite`.
+
+        If it returns False and `Eviction.wanted` is empty, no step fits.
+        """
         self.is_planning = True
         try:
             meter = Meter()
@@ -218,7 +225,7 @@ class Rewrite:
         return smallest if (yield from self._fits(smallest, 0, meter)) else None
 
     def _fitting(self, copies: list[Job], deletes: list[int], meter: Meter) -> Generator[None, None, Step | None]:
-        """Return a step of *copies* and, if they fit, *deletes*, which is not the last step; None if it has no room."""
+        """Return a step, not the last one, of *copies* and, if they fit, *deletes*; None if *copies* do not fit."""
         for some in (deletes, []):
             step = Step(copies, [], some, is_last=False)
             if (yield from self._fits(step, 0, meter)):
@@ -237,7 +244,7 @@ class Rewrite:
         return list(found.values())
 
     def _fits(self, step: Step, kept: int, meter: Meter) -> Generator[None, None, bool]:
-        """Return whether *step* has room, and leaves *kept* bytes."""
+        """Return whether *step* fits on the disk, and leaves *kept* bytes free."""
         ahead, free, left = [segment.capacity for segment in self._log.ahead], self._log.free, -1
         header = self._log.header_size()
         for size in self._sizes_of(step):
@@ -264,7 +271,7 @@ class Rewrite:
             yield record.UPDATE_SIZE + record.RESERVE_SIZE
 
     def _listed_tubes(self) -> list[Tube]:
-        """Return the tubes whose pause, or its end, is to be rewritten."""
+        """Return the tubes for which a pause, or the end of a pause, is to be rewritten."""
         return [self._log.tubes.get(name) or Tube(name, self._log.jobs) for name in sorted(self._tubes)]
 
     def _record(self, step: Step, meter: Meter) -> Generator[None, None, None]:
@@ -288,7 +295,7 @@ class Rewrite:
             self._log.unsafe.append(discarding)
 
     def _records_of(self, step: Step) -> Iterator[int]:
-        """Append the records of *step*, and unlist their jobs and tubes; yield the cost of each record.
+        """Append the records of *step*, and remove their jobs and tubes from the lists; yield the cost of each record.
 
         Jobs that were deleted since the step was planned are left to a later step.
         """
@@ -355,7 +362,7 @@ class Rewrite:
         self._log.wants_rewrite = False
 
     def _release_removals(self, sequence: int) -> None:
-        """Remove, after record *sequence*, the segments whose copies were in doubt: they are on disk again."""
+        """After record *sequence*, remove the segments whose copies were in doubt: the copies are rewritten by then."""
         self._log.pending_removal = deque(
             [(min(at, sequence) if at == NEVER else at, one) for at, one in self._log.pending_removal]
         )

@@ -1,4 +1,4 @@
-"""One segment of the journal: what its file holds, and what is still to be written to it."""
+"""One segment of the journal: the content of its file, and the records not written yet."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _FILE_NAME: Final = re.compile(r"journal\.([1-9][0-9]{0,17})", re.ASCII)
 DISCARDING_CAPACITY: Final = 2**63
 
 LARGE_BODY: Final = 16384
-"""Bytes above which a body is written without a copy, and its checksum is computed when it is written."""
+"""Body size in bytes above which it is written without copying, and its checksum is computed at write time."""
 
 
 def name_of(number: int) -> str:
@@ -22,7 +22,7 @@ def name_of(number: int) -> str:
 
 
 def numbers(names: list[str]) -> list[int]:
-    """Return the numbers of the segments among *names* of files, in rising order."""
+    """Return the segment numbers in the file names *names*, in ascending order."""
     return sorted([int(match[1]) for match in map(_FILE_NAME.fullmatch, names) if match is not None])
 
 
@@ -37,7 +37,9 @@ class Unwritten:
         self._unsealed: list[int] = unsealed
 
     def encode(self) -> list[bytes]:
-        """Return the bytes in as few pieces as possible, without a copy of a large body. Any thread; call once.
+        """Return the bytes in as few pieces as possible, without copying large bodies.
+
+        May run in any thread; call it only once.
 
         The checksums of large bodies are computed here.
         """
@@ -60,7 +62,7 @@ class Segment:
     """One segment.
 
     handle      descriptor of the open file, or None if there is no file yet or it is closed.
-    has_file    a file of its name may exist.
+    has_file    a file with its name may exist.
     capacity    maximum bytes of its records.
     allocated   bytes allocated for its file.
     first_sequence  the field of its header.
@@ -68,7 +70,7 @@ class Segment:
     written     bytes that were written to the file.
     chunks      records not written yet, in order. A record with a large body is two chunks: its start, without the
                 prefix, and the body.
-    unsealed    indexes in `chunks` of the starts of such records, rising.
+    unsealed    indexes in `chunks` of the starts of records with a large body, ascending.
     ids         id of each JOB record, in order.
     cursor      number of `ids` that compaction has looked at.
     starts      offset of each JOB record in the file, if bodies may be read back.
@@ -76,12 +78,12 @@ class Segment:
     live_bytes  bytes of its JOB records that are the newest of their jobs.
     copied      bytes of JOB records that compaction has copied out of it.
     pending_copies  bytes of copies by compaction in `chunks`.
-    last_sequence   number of its last record, once another segment was begun.
+    last_sequence   number of its last record; set when the next segment is begun.
     is_listed   its directory entry is known to be on disk.
     is_begun    a write to it was attempted.
-    is_proven   a batch on it has succeeded, so clients may depend on it.
-    touched     job ids of all its records until it is known to be on disk whole; then None.
-    touched_tubes   names of the tubes whose pause, or its end, it records.
+    is_proven   a batch that wrote to it has succeeded, so clients may depend on its records.
+    touched     job ids of all its records until it is known to be fully on disk; then None.
+    touched_tubes   names of the tubes for which it records a pause or the end of a pause.
     """
 
     __slots__ = (
@@ -138,7 +140,7 @@ class Segment:
         self.encoder: record.Encoder = record.Encoder(b"\0\0\0\0")
 
     def unused(self) -> Segment:
-        """Return a fresh segment with the file of this one, to which nothing was written."""
+        """Return a new segment that reuses the file of this one, which must have no bytes written."""
         segment = Segment(self.number, self.capacity)
         segment.handle, segment.has_file, segment.is_listed = self.handle, self.has_file, self.is_listed
         segment.capacity = segment.allocated = self.allocated
@@ -167,7 +169,7 @@ class Segment:
             self.touched.append(id)
 
     def add_bare(self, data: bytes) -> None:
-        """Append *data*, which is about no job."""
+        """Append *data*, a record that belongs to no job."""
         self.chunks.append(data)
         self.used += len(data)
 

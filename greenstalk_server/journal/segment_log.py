@@ -1,6 +1,6 @@
 """The segments of a journal, and the records that are appended to the newest one.
 
-`SegmentLog` is the state that the chapters of the writer share. It does no I/O.
+`SegmentLog` is the state that the parts of the writer share. It does no I/O.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from greenstalk_server.journal.recovery import Recovery
 from greenstalk_server.journal.segment import LARGE_BODY, DiscardingSegment, Segment
 
 MIN_SEGMENT: Final = 4096
-"""Minimum capacity of a segment in bytes, whatever -s says: its header and some records."""
+"""Minimum capacity of a segment in bytes, regardless of -s: its header and a few records."""
 
 BLOCK: Final = 4096
 """Bytes that a file system allocates at a time."""
@@ -34,20 +34,20 @@ Half a block lasts for 0.2 s at 80,000 puts a second, so the record of the next 
 
 
 class SegmentLog:
-    """The segments of one directory, and what they hold.
+    """The segments of one directory, and counts of their records and bytes.
 
     jobs            the broker's table of jobs.
     tubes           the broker's table of tubes.
     sequence        number of the last record.
-    first_sequence  number of the last record that the start found.
+    first_sequence  number of the last record found at startup; new records have higher numbers.
     on_disk         number of the last record that is known to be on disk.
-    next_id         above every job id that was given.
+    next_id         above every job id assigned so far.
     ids_end         end of the reserved block of ids.
     ids_wanted_at   id at which the next block is to be reserved.
-    segments        begun segments by number, rising.
+    segments        begun segments by number, ascending.
     current         the newest segment, which takes the next record.
-    unsafe          segments that are not known to be on disk whole, oldest first; `current` is the last one.
-    ahead           segments that have their file and no record yet.
+    unsafe          segments that are not known to be fully on disk, oldest first; `current` is the last one.
+    ahead           segments allocated ahead: their files exist, and have no records yet.
     pending_removal segments that nothing refers to, each with the number of the record that must be on disk before
                     its file is removed.
     orphaned        segments without records whose files are to be removed.
@@ -61,7 +61,7 @@ class SegmentLog:
     finished_bytes  bytes of all finished segments.
     outstanding     bytes of copies by compaction whose originals are still on disk.
     free            bytes of the disk that new segments may take during a rewrite.
-    is_full         the disk had no room for a segment ahead.
+    is_full         the disk had no room to allocate a segment ahead.
     wants_rewrite   records were discarded or are in doubt; nothing is safe until a rewrite has restored them.
     keeps_positions bodies may be read back, so the position of each JOB record is kept.
     """
@@ -99,7 +99,7 @@ class SegmentLog:
     )
 
     def __init__(self, max_size: int, random_bytes: Callable[[int], bytes], *, reserves_ids: bool) -> None:
-        """*max_size*: bytes of a segment. *reserves_ids*: replies may leave before their ids are on disk."""
+        """*max_size*: bytes of a segment. *reserves_ids*: replies may be sent before their ids are on disk."""
         self._random_bytes: Callable[[int], bytes] = random_bytes
         self._reserves_ids: bool = reserves_ids
         self.jobs: Mapping[int, Job] = {}
@@ -155,13 +155,13 @@ class SegmentLog:
         return segment
 
     def add_ahead(self, made: list[Segment]) -> None:
-        """Have *made*, which have their files, take records; those that a newer segment has overtaken are orphaned."""
+        """Queue *made*, whose files exist, for use; orphan those not above the newest begun segment."""
         ahead = sorted([*self.ahead, *made], key=lambda segment: segment.number)
         self.ahead = deque([segment for segment in ahead if segment.number > self.newest])
         self.orphaned += [segment for segment in ahead if segment.number <= self.newest]
 
     def finish(self, segment: Segment) -> None:
-        """Note that *segment* is full, and on disk whole."""
+        """Note that *segment* is full, and completely on disk."""
         self.unsafe.remove(segment)
         self._add_finished(segment)
         self.on_disk = max(self.on_disk, segment.last_sequence)
@@ -206,7 +206,7 @@ class SegmentLog:
         segment.capacity = enlarged(segment.capacity, segment.used, size)
 
     def header_size(self) -> int:
-        """Return the bytes that a segment begins with: its header, and the pauses of tubes."""
+        """Return the size in bytes of the start of a segment: its header, and the pauses of tubes."""
         pauses = sum([record.pause_size(tube) for tube in self.tubes.values() if tube.paused_until])
         return record.SEGMENT_HEADER_SIZE + pauses
 
@@ -231,7 +231,7 @@ class SegmentLog:
         job.segment = segment.number
 
     def add_copy(self, job: Job) -> int:
-        """Append another JOB record of *job*; return its size, on a full disk at most that of the last one."""
+        """Append another JOB record of *job*; return its size in bytes. On a full disk it is at most the last one's."""
         events = self.copied_events(job)
         size = record.job_size(job) + record.events_size(events)
         self.add_job(job, size, events)
@@ -261,7 +261,7 @@ class SegmentLog:
         segment.add(segment.encoder.delete(id, self.sequence), id)
 
     def add_pause(self, tube: Tube, segment: Segment) -> None:
-        """Record the pause of *tube*, or its end, in *segment*."""
+        """Record the pause of *tube*, or the end of the pause, in *segment*."""
         self.sequence += 1
         segment.add_pause(segment.encoder.pause(tube, self.sequence), tube.name)
 
@@ -275,7 +275,7 @@ class SegmentLog:
         return size
 
     def forget_outstanding(self) -> None:
-        """Count no bytes as copied by compaction: a failure may have taken the copies."""
+        """Reset the count of bytes copied by compaction: the copies may have been lost in a failure."""
         self.outstanding = 0
         for segment in [*self.segments.values(), *[segment for _, segment in self.pending_removal]]:
             segment.copied = 0
@@ -291,12 +291,12 @@ class SegmentLog:
         self.pending_removal.append((sequence, segment))
 
     def oldest_finished(self) -> Segment | None:
-        """Return the oldest segment if it is on disk whole, else None."""
+        """Return the oldest segment if it is fully on disk, else None."""
         oldest = next(iter(self.segments.values()), None)
         return oldest if oldest is not None and oldest.touched is None else None
 
     def is_finished(self, number: int) -> bool:
-        """Return whether the segment *number* exists, and is on disk whole."""
+        """Return whether the segment *number* exists, and is fully on disk."""
         segment = self.segments.get(number)
         return segment is not None and segment.touched is None
 
@@ -307,7 +307,7 @@ class SegmentLog:
             self.ids_wanted_at = self.ids_end - ID_BLOCK // 2
 
     def record_id_block(self, first: int) -> bool:
-        """Reserve a block of ids from *first* on, and record its end; return False if *first* is above all ids."""
+        """Reserve a block of ids from *first* on, and record its end; return False if *first* is not below ID_LIMIT."""
         if first >= record.ID_LIMIT:
             return False
         self.reserve_ids(first)
@@ -322,17 +322,17 @@ class SegmentLog:
         self.ids_end = next_id
 
     def bytes_recorded(self) -> int:
-        """Return the bytes of all records, written or not."""
+        """Return the size in bytes of all records, written or not."""
         return self.finished_bytes + sum([segment.used for segment in self.unsafe])
 
     def bytes_on_disk(self) -> int:
-        """Return the bytes of all files. A file has its whole capacity until it is full and truncated."""
+        """Return the size in bytes of all files. A file has its full capacity until it is finished and truncated."""
         whole = [*self.ahead, *self.orphaned, *[segment for segment in self.unsafe if segment.handle is not None]]
         removed_soon = [segment.used for _, segment in self.pending_removal]
         return self.finished_bytes + sum([segment.capacity for segment in whole]) + sum(removed_soon)
 
     def count_files(self) -> int:
-        """Return the number of files. Some segments get theirs only with the next batch."""
+        """Return the number of files. The files of some segments are created only by the next batch."""
         without_file = sum([segment.handle is None and segment.number > 0 for segment in self.unsafe])
         others = len(self.ahead) + len(self.pending_removal) + len(self.orphaned)
         return len(self.segments) - without_file + others

@@ -1,7 +1,7 @@
 """Room on the disk: segments are allocated before they are used, and files that nothing refers to are removed.
 
-There are enough segments ahead for a DELETE of every live job, and only while SPARE_SEGMENTS of the disk stay free
-beside them. So a full disk stops puts, and every other command continues.
+Enough segments are allocated ahead for a DELETE record of every live job, as long as SPARE_SEGMENTS segments of disk
+space stay free as well. So a full disk stops puts, and every other command continues.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from greenstalk_server.journal.segment_log import BLOCK, MIN_SEGMENT, SegmentLog
 log = logging.getLogger(__name__)
 
 MIN_FIRST_SEGMENT: Final = 16384
-"""Minimum bytes of the first segment of a start on a full disk."""
+"""Minimum bytes of the first segment when the server starts on a full disk."""
 
 SEGMENT_OVERHEAD: Final = record.SEGMENT_HEADER_SIZE + record.UPDATE_SIZE
 """Unusable bytes of a segment: its header, and its end when the next record does not fit."""
@@ -39,7 +39,7 @@ MARGIN: Final = 4 * BLOCK
 
 LACK_OF_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 
-PUTS_ARE_REFUSED: Final = "puts return OUT_OF_MEMORY until it works"
+PUTS_ARE_REFUSED: Final = "puts return OUT_OF_MEMORY until an allocation succeeds"
 
 
 class Space:
@@ -51,7 +51,7 @@ class Space:
     """
 
     def __init__(self, files: Files, segment_log: SegmentLog, shown_max_size: int, *, is_never_synced: bool) -> None:
-        """*shown_max_size*: bytes of a segment by -s."""
+        """*shown_max_size*: bytes of a segment as set by -s."""
         self.refusal: str = ""
         self.known_free: int = 0
         self.margin: int = 0
@@ -84,7 +84,7 @@ class Space:
         self._log.ahead.append(segment)
 
     def has_room(self, size: int) -> bool:
-        """Return whether a record of *size* bytes fits beside the DELETEs of all jobs; allocate a segment if needed."""
+        """Return whether a record of *size* bytes and a DELETE of every job fit; allocate a segment if needed."""
         log = self._log
         if log.wants_rewrite:
             return False
@@ -179,7 +179,7 @@ class Space:
             self._note_upkeep_error(upkeep.error, upkeep.doing)
             return
         if self._upkeep_error:
-            log.warning("journal: files can be made and removed again")
+            log.warning("journal: files can be created and removed again")
             self._upkeep_error = ""
         if upkeep.made:
             self._note_space()
@@ -187,7 +187,7 @@ class Space:
     def can_remove(self) -> bool:
         """Return whether the first segment pending removal may be removed.
 
-        It may once copies of its jobs are on disk, and a later segment, whose header has the next id.
+        It may be removed once copies of its jobs are on disk, and so is a later segment, whose header has the next id.
         """
         if not self._log.pending_removal:
             return False
@@ -199,14 +199,14 @@ class Space:
         return 1 + len(self._log.jobs) * record.DELETE_SIZE // self._log.max_size + self._log.is_full
 
     def _spare(self, size: int = 0) -> int:
-        """Return the bytes of the disk that stay free beside segments ahead, of which one has *size* bytes."""
+        """Return how many bytes of the disk must stay free besides segments ahead, one of which has *size* bytes."""
         return int(SPARE_SEGMENTS * max(size, self._log.max_size, self._log.largest))
 
     def compaction_room(self, pending: int = 0) -> int:
         """Return the bytes that must remain for the copy of one segment, less those that copies have taken already.
 
         *pending* bytes of copies are not written yet, and do not count.
-        Invariant: a batch begins a segment only if so many bytes remain.
+        Invariant: a batch begins a segment only if this number of bytes remains.
         """
         copied = self._log.outstanding - pending
         return max(0, max(self._log.max_size, self._log.largest) + self._log.header_size() + BLOCK - copied)
@@ -234,7 +234,7 @@ class Space:
         self._log.is_full = False
 
     def _report_space(self) -> None:
-        """Log that space is available once it has been for a while: under load that changes many times a second."""
+        """Log that space is available after FULL_LOG_INTERVAL: under load its state changes many times a second."""
         if self._full_at is not None and not self._log.is_full and time.monotonic() - self._full_at > FULL_LOG_INTERVAL:
             log.warning("journal: space is available again; puts are accepted")
             self._full_at = None

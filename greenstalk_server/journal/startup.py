@@ -1,6 +1,6 @@
 """The start of a server on a directory: recovery of its jobs, and the import of beanstalkd's binlog.
 
-Blocks; for the time before clients are served.
+All functions block; call them before clients are served.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from greenstalk_server.runtime.exit_codes import EXIT_BINLOG, MEMORY_ADVICE, Sta
 
 log = logging.getLogger(__name__)
 
-LATER_VERSION: Final = "a later version of the server has written the journal; start that one"
+LATER_VERSION: Final = "a later version of the server has written the journal; start that version"
 
 IMPORTED_DIRECTORY: Final = "beanstalkd-imported"
 IMPORT_BATCH: Final = 2**24
@@ -42,7 +42,7 @@ def recover(files: Files, broker: Broker, binlog: Binlog, now: int, is_strict: b
         refuse_unfit(recovery, is_strict)
         _tidy(files, recovery)
         _begin(recovery, broker, binlog, now)
-        write_out(binlog)  # only the header, which has room: it reserves ids, so that no put waits for a sync
+        write_out(binlog)  # only the header, which fits; it reserves ids, so that no put waits for a sync
         _record_returns(recovery, binlog)
         next_id = max(recovery.next_id, _import_all(files, broker, binlog, now))
     except OSError as error:
@@ -72,7 +72,7 @@ def _begin(recovery: Recovery, broker: Broker, binlog: Binlog, now: int) -> None
     """Settle *recovery*, and begin *binlog* after it."""
     recovery.settle(now)
     if recovery.is_import_open:
-        log.warning("journal: an import was cut short, and none of its jobs counts")
+        log.warning("journal: an import was interrupted; its jobs are ignored")
     binlog.begin(recovery, broker.jobs, broker.tubes, broker.bodies)
 
 
@@ -128,7 +128,7 @@ def _import_all(files: Files, broker: Broker, binlog: Binlog, now: int) -> int:
     """Import beanstalkd's files, if there are any; return a number above all their ids.
 
     The import is atomic: its jobs are between two marks, and the files stay until both marks are on disk. If all jobs
-    are in the journal already, an earlier start was interrupted before it had moved the files, and only this is done.
+    are in the journal already, an earlier start was interrupted before it moved the files; they are only moved.
     """
     names = beanstalkd.find(files.list())
     if not names:
@@ -144,7 +144,7 @@ def _import_all(files: Files, broker: Broker, binlog: Binlog, now: int) -> int:
     taken = source.jobs.keys() & broker.jobs.keys()
     if taken:
         raise StartError(
-            f"beanstalkd's files hold {len(taken)} jobs whose ids our journal has given too, {min(taken)} the first;"
+            f"beanstalkd's files have {len(taken)} jobs whose ids are in the journal too; the first is {min(taken)};"
             " move them to a directory of their own, start a second server there, and drain it",
             EXIT_BINLOG,
         )

@@ -97,11 +97,11 @@ def read_archive(files: Files, named: str, source: str | None) -> None:
 def _refuse_incomplete(report: Report) -> None:
     """Raise StartError if there is no journal, if a start would refuse it, or would first import jobs into it."""
     if not report.recovery.is_readable:
-        message = f"{report.directory}: a later version has written here; export with that one"
+        message = f"{report.directory}: a later version has written the journal; export it with that version"
     elif report.source.jobs and not report.is_imported:
         message = f"{report.directory}: start a server on it first, so that beanstalkd's files are imported"
     elif report.recovery.is_import_open and not report.source.jobs:
-        message = f"{report.directory}: an import was cut short here; there is nothing to export"
+        message = f"{report.directory}: an import into it was interrupted; there is nothing to export"
     elif not report.sizes:
         message = f"{report.directory}: there is no journal in it"
     else:
@@ -152,7 +152,7 @@ def _input(source: str | None) -> Iterator[Iterator[bytes]]:
 
 
 def _lines(file: BinaryIO) -> Iterator[bytes]:
-    """Yield the lines of *file*; limit the first, since a file that is no archive may have no line feed."""
+    """Yield the lines of *file*; limit the first, since a file that is not an archive may have no line feed."""
     yield file.readline(MAX_HEAD)
     yield from file
 
@@ -166,7 +166,7 @@ def _refuse_unless_empty(directory: str) -> None:
             f"journal import: {directory}: {error.strerror}; it must be a directory", EXIT_BINLOG
         ) from error
     if names:
-        raise StartError(f"journal import: {directory}: must be empty, and has {names[0]}", EXIT_BINLOG)
+        raise StartError(f"journal import: {directory}: must be empty, but contains {names[0]}", EXIT_BINLOG)
 
 
 def _lock(directory: str) -> DirectoryLock:
@@ -203,7 +203,7 @@ class _Segments:
     """The segments of a fresh journal, one at a time in memory."""
 
     def __init__(self, files: Files, next_id: int) -> None:
-        """*next_id* is above every id of the archive, and every id that was given."""
+        """*next_id* is above every id of the archive, and every id that was assigned."""
         self.next_id: int = next_id
         self._files: Files = files
         self._number: int = 0

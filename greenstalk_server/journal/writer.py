@@ -1,27 +1,27 @@
-"""The journal on disk: records, group commit, and what happens when the disk fails.
+"""The journal on disk: records, group commit, and the handling of disk failures.
 
-`Binlog` is what the broker and the committer use. Its parts are the chapters of the journal, one module each:
+`Binlog` is what the broker and the committer use. Each part of it has a module:
 `segment_log` (segments and the records appended to them), `space` (room on the disk), `compaction`, `eviction` (bodies
 that are on disk only), `rewrite` (after a failure) and `batch` (all work that blocks).
 
-The broker appends records, which stay in memory, encoded. The committer takes a batch of them, runs it, which writes
-and syncs, in a thread or not, and hands it back; then the replies may leave. All methods belong to the thread of the
-broker except `run` of the classes of `batch`, and none of them touches the disk, except `put` when the room made ahead
-has run out.
+The broker appends records, which stay in memory, encoded. The committer takes a batch of them, runs
+it, in a thread or in the event loop, to write and sync the records, and hands it back. Then the replies may be sent.
+All methods run in the thread of the broker, except `run` of the classes of `batch`. None of them touches the disk,
+except `put` when the space allocated ahead is used up.
 
 Segments are removed in the order in which they were begun, each once no job has its newest JOB record in it. So an
 UPDATE or a DELETE never outlives the JOB record that it is about.
 
 Ids. Where replies do not wait for a sync, a power failure may lose jobs whose ids clients know. So ids are reserved in
 blocks: the header of each segment, or an IDS record, names the end of the block, and the next block is recorded when
-half of one is used. A batch with an id beyond the last block known to be on disk is synced before its replies leave.
+half of one is used. A batch with an id beyond the last block known to be on disk is synced before its replies are sent.
 Invariant: an id that a client knows is below a next id that is on disk.
 
 Failure. There are three kinds, each with its own consequence:
 - A segment cannot be allocated. Nothing is in doubt: the batch ends before that segment, and the records that it did
   not write are discarded and rewritten. This is the normal state of a full disk under load.
-- A write or a sync fails. What that segment holds is unknown, so every job with a record in it is rewritten; nothing is
-  acknowledged and no put is accepted until then. The segments before it are on disk whole.
+- A write or a sync fails. The content of that segment is unknown, so every job with a record in it is rewritten;
+  nothing is acknowledged and no put is accepted until then. The segments before it are fully on disk.
 - Upkeep fails: a file cannot be made ahead or removed. It is retried every second.
 """
 
@@ -52,10 +52,10 @@ class Binlog:
     """The journal of one directory.
 
     promised    sequence number of the last record whose reply has to wait for it.
-    safe        sequence number up to which records are as durable as was asked for.
+    safe        sequence number up to which records are as durable as `sync_interval` requires.
     trouble     why puts are refused and nothing is acknowledged until the next retry succeeds, or None.
     bytes_died  bytes of JOB records whose jobs were deleted or replaced, since the start.
-    is_remote   a batch waits for a network, however quick it may have been so far.
+    is_remote   a batch waits for the network, and may be slow even if earlier ones were fast.
     """
 
     is_remote: bool = False
@@ -67,7 +67,7 @@ class Binlog:
         sync_interval: int | None,
         random_bytes: Callable[[int], bytes],
     ) -> None:
-        """*max_size* in bytes of a segment; *sync_interval* in nanoseconds, 0 for every write, None for never."""
+        """*max_size*: bytes of a segment. *sync_interval*: nanoseconds; 0 syncs every write, None never syncs."""
         self.promised: int = 0
         self.safe: int = 0
         self.trouble: str | None = None
@@ -94,8 +94,8 @@ class Binlog:
     ) -> None:
         """Continue after *recovery*, in a new segment. Call once, before any other method; raise OSError.
 
-        *jobs* and *tubes* are the broker's tables; compaction and rewrites read them. *bodies* says when memory is
-        short, if it has a limit.
+        *jobs* and *tubes* are the broker's tables; compaction and rewrites read them. *bodies* tracks the
+        memory limit; None if there is none.
         """
         log = self._log
         log.jobs, log.tubes = jobs, tubes
@@ -144,7 +144,7 @@ class Binlog:
 
     def reserve(self, job: Job) -> None:
         self._log.add_reserve(job)
-        if job.id in self._new_ids:  # nobody may hear of a job that a crash could still take back
+        if job.id in self._new_ids:  # no client may learn of a job that a crash could still undo
             self.promised = self._log.sequence
 
     def lapse(self, job: Job) -> None:
@@ -164,7 +164,7 @@ class Binlog:
         self.promised = log.sequence
 
     def note_id(self, id: int) -> None:
-        """Record that *id* was given to a job, which may no longer exist."""
+        """Record that *id* was assigned to a job, which may no longer exist."""
         log = self._log
         if id >= log.next_id and (id < log.ids_wanted_at or log.record_id_block(id)):
             log.next_id = id + 1
@@ -172,7 +172,7 @@ class Binlog:
             self.promised = log.sequence
 
     def release_ids(self) -> bool:
-        """Record that the rest of the reserved ids is unused, for the next start; return False if there is no rest.
+        """Record, for the next start, that the remaining reserved ids are unused; return False if none remain.
 
         For an orderly stop, when nothing is to be rewritten.
         """
@@ -258,8 +258,8 @@ class Binlog:
     def take(self, is_synced: bool) -> Batch:
         """Return all records not written yet as a batch, to be synced if *is_synced* or if it has to be.
 
-        Only one batch may be outstanding. A batch of a rewrite is always synced, since what it replaces is removed
-        afterwards.
+        Only one batch may be outstanding. A batch of a rewrite is always synced, since the segments that it
+        replaces are removed afterwards.
         """
         log, size, parts, copies = self._log, 0, [], 0
         for segment in log.unsafe:
@@ -318,7 +318,7 @@ class Binlog:
             self._rewrite.first_sequence = log.on_disk + 1
 
     def take_sync(self) -> Sync | None:
-        """Return a sync of all that is written; None if no file has to be synced, as each was when it was full."""
+        """Return a sync of all written records; None if no file needs one: full segments are synced when finished."""
         unsafe = self._log.unsafe
         handle = unsafe[0].handle
         if handle is None or len(unsafe) > 1:
@@ -333,13 +333,13 @@ class Binlog:
         self._count_sync(sync.time)
 
     def _note_on_disk(self, segment: int, next_id: int) -> None:
-        """Note that all written to *segment* is on disk, and so that ids below *next_id* are reserved."""
+        """Note that everything written to *segment* is on disk, so ids below *next_id* are reserved."""
         self._log.newest_on_disk = max(self._log.newest_on_disk, segment)
         self._ids_end_on_disk = max(self._ids_end_on_disk, next_id)
 
     @property
     def _must_sync(self) -> bool:
-        """Whether the next batch must be synced, so that no id is given again after a power failure.
+        """Whether the next batch must be synced, so that no id is reused after a power failure.
 
         Under -F also if no segment later than the one to be removed is on disk (see `Space.can_remove`).
         """
@@ -373,7 +373,7 @@ class Binlog:
     def rewrite(self) -> Generator[None, None, bool]:
         """Record the next step of the rewrite, for the next batch to write; return False if no step has room.
 
-        It yields after each slice. Commands may run then, but nothing else of the rewrite, and no batch. If
+        It yields after each slice. Commands may run then, but no other part of the rewrite and no batch. If
         `wants_bodies` is set after it has returned False, the bodies must be read back before another attempt.
         """
         is_recorded = yield from self._rewrite.record_step()
@@ -388,21 +388,24 @@ class Binlog:
 
     def _note_recovered(self) -> None:
         if self.trouble is not None:
-            log.warning("journal: writes work again, and all records that the failed ones held are rewritten")
+            log.warning("journal: writes work again; all records of the failed writes have been rewritten")
             self.trouble = None
 
     # Bodies on disk only
 
     def let_go(self, at_most: int) -> bool:
-        """While memory is short, evict bodies that are on disk too; look at *at_most* jobs; return if more are due."""
+        """Examine up to *at_most* jobs and evict bodies that are on disk while memory is short.
+
+        Return whether more are due.
+        """
         return not self._rewrite.is_planning and self._eviction.evict(at_most)
 
     def read(self, jobs: Iterable[Job]) -> Read:
-        """Return a read of the bodies of those of *jobs* that are on disk only."""
+        """Return a Read of the bodies of *jobs* that are only on disk."""
         return self._eviction.read(jobs)
 
     def have_read(self, read: Read, ahead: Collection[int] = ()) -> None:
-        """Keep the bodies that *read* has read; *ahead* are the ids of jobs that nobody waits for yet."""
+        """Keep the bodies that *read* has read; *ahead* are the ids of jobs that no client waits for yet."""
         self._eviction.accept(read, ahead)
 
     def note_lost(self, read: Read) -> None:
@@ -424,7 +427,7 @@ class Binlog:
     # Compaction and upkeep
 
     def compact(self, budget: int) -> bool:
-        """Copy live jobs out of the oldest segments, about *budget* bytes, if that is due; return if more is."""
+        """If due, copy about *budget* bytes of live jobs out of the oldest segments; return whether more is due."""
         return self._compaction.compact(budget)
 
     @property

@@ -56,13 +56,13 @@ class DescriptorBudget:
         return f"{self.open} connections are open, as many as the limit on open files allows"
 
     def web_shortage(self, count: int) -> str:
-        """Return why HTTP, with *count* connections, may have no more, or an empty string if it may.
+        """Return why HTTP, which has *count* connections, may not accept another, or an empty string if it may.
 
         HTTP may use half of the budget, so that it does not keep workers out.
         """
         if count < self._maximum // 2:
             return ""
-        return f"{count} HTTP connections are open, half as many as the limit on open files allows in total"
+        return f"{count} HTTP connections are open, the maximum for HTTP: half of what the limit on open files allows"
 
     def note_pause(self, reason: str) -> None:
         """Count that accepting pauses for *reason*."""
@@ -125,12 +125,12 @@ Admit = Callable[[socket.socket, object], Callable[[], None] | None]
 
 
 class Acceptor(_Backpressure, _Plain):
-    """Accepts beanstalk connections, as a Handler of the poller: in order with the input of other connections."""
+    """Accepts beanstalk connections. A Handler of the poller, so accepts are ordered with the input of connections."""
 
     def __init__(
         self, listener: socket.socket, admit: Admit, files: DescriptorBudget, poller: Poller, batch_size: int
     ) -> None:
-        """*batch_size* is the maximum of connections accepted before other handlers are served."""
+        """*batch_size* is the maximum number of connections accepted before other handlers are served."""
         super().__init__(listener, admit)
         self.files: DescriptorBudget = files
         self.max_accept: int = batch_size

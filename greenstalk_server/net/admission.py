@@ -31,7 +31,7 @@ class Admission:
         return None
 
     def leave(self, host: str) -> None:
-        """Uncount a connection from *host* that `enter` admitted."""
+        """Remove a connection from *host* that `enter` admitted from the counts."""
         key = quota_key(host)
         self._count -= 1
         self._by_address[key] -= 1

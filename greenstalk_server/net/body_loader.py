@@ -38,8 +38,8 @@ MAX_READ_AHEAD: Final = 2**24
 since these bodies are not evicted."""
 
 READ_AHEAD_EVICTION: Final = 64
-"""Fraction of a tube's read-ahead bytes (1/64) that is evicted when reading ahead has stopped, since its tube may no
-longer have workers."""
+"""Divisor: at each request while reading ahead is stopped, 1/64 of the bytes for one tube become evictable, since the
+tubes they were read for may no longer have workers."""
 
 TRIES: Final = 3
 """Attempts to read a body. Compaction may remove a segment while it is read; then the body is in another segment."""

@@ -1,8 +1,8 @@
 """Group commit: write the journal records of many connections in one batch, then send all of their replies.
 
-Connections serve whole chunks of commands and pass their replies to `hold`. Then the committer greenlet takes all
-pending records as one batch, writes it, syncs it if -f is 0, and releases the replies. While a batch is being written
-the next one accumulates, so a reply waits for at most two syncs, however many connections there are.
+Connections serve whole chunks of commands, keep the replies, and register by `hold`. Then the committer greenlet
+takes all pending records as one batch, writes it, syncs it if -f is 0, and releases the replies. While a batch is
+being written the next one accumulates, so a reply waits for at most two syncs, however many connections there are.
 
 Blocking calls run in threads, so that the disk never blocks the event loop. Batches and syncs have a native thread of
 their own: a round trip to the hub's thread pool costs more CPU than the rest of a batch. Rare calls use that pool.
@@ -231,7 +231,7 @@ class Committer:
     def _write(self, run: Callable[[Batch], None], is_synced: bool) -> bool:
         """Run a batch, and release the holders that waited for it; return False if it failed. Switches if *run* does.
 
-        No holder is released by a step of a rewrite that is not the last.
+        Only the last step of a rewrite releases holders.
         """
         holders = self._take_holders()
         batch = self.binlog.take(is_synced)
@@ -255,7 +255,7 @@ class Committer:
         return True
 
     def _compact(self, batch: Batch) -> bool:
-        """Compact in proportion to the bytes that *batch* wrote and that were deleted; return whether more is due.
+        """Compact in proportion to the bytes that *batch* wrote plus those deleted since; return whether more is due.
 
         Bytes above MAX_COMPACTION are copied before the next batch, so that clients that send large batches do not
         outpace compaction.

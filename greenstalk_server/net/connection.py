@@ -6,7 +6,7 @@ sends the bytes that the socket did not accept, sends large replies in pieces, p
 and closes the socket. Otherwise it blocks on its Event. While the greenlet works the connection is busy: it is not
 read, and only the greenlet sends. Replies that wait for the journal are held; the committer sends them.
 
-A close or a `quit` takes effect in the broker in the call that serves it, so before any command that arrives later. The
+A close or a `quit` takes effect in the broker in the call that serves it, before any command that arrives later. The
 greenlet closes the socket afterwards.
 
 Docstrings say which methods may switch greenlets.
@@ -232,7 +232,9 @@ class Connection:
     def serve(self, data: bytes, now: int, limit: range) -> bytes:
         """Serve *data*, the result of `receive`; return the replies that can be sent now."""
         session, journal = self.session, self._journal
-        promised = journal.promised if data or not session.is_woken else journal.safe  # as in `resume`, at the end
+        promised = (
+            journal.promised if data or not session.is_woken else journal.safe
+        )  # woken at end of stream: as in `resume`
         if data:
             out = session.receive(data, now, limit)
         elif self._is_gone:
@@ -368,7 +370,7 @@ class Connection:
                 self._poller.spend(self.session.cost)
 
     def _is_held(self, committer: Committer, out: bytes, has_promised: bool) -> bool:
-        """Return whether *out* has to wait for the journal; then hold it, and have *committer* release it."""
+        """Return whether *out* has to wait for the journal; if so, hold it until *committer* releases it."""
         if not (self._held or (has_promised and not committer.commit_for(self))):
             return False
         self._held.append((self._journal.promised, out))
@@ -384,7 +386,7 @@ class Connection:
         return len(self._held) >= MAX_HELD or self._held_size > self._output_limit
 
     def _need_greenlet(self, unsent: bytes) -> None:
-        """Wake the greenlet to send *unsent* and do what else may have to wait."""
+        """Wake the greenlet to send *unsent* and to do other work that may block."""
         self._is_busy = True
         self._is_paused = True
         self._unsent = unsent
@@ -421,7 +423,7 @@ class Connection:
     def is_unanswered(self, seconds: int, now: int) -> bool:
         """Return whether sent data has been unacknowledged for *seconds*.
 
-        Call it several times within *seconds*. A peer that reads slowly is not unanswered: its kernel acknowledges.
+        Call it several times within *seconds*. A slow reader does not count: its kernel still acknowledges.
         """
         if self._sock.family == socket.AF_UNIX:
             return False

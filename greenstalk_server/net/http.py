@@ -235,7 +235,10 @@ class _Incoming(io.RawIOBase):
         return int(self._sock.fileno())
 
     def readinto(self, buffer: Any, /) -> int:
-        """Read a portion into *buffer*; return its size, 0 at the end. Raise OSError if it is too slow. Switches."""
+        """Read a portion into *buffer*; return its size, 0 at the end. Raise OSError if the client is too slow.
+
+        Switches.
+        """
         if self._is_over:
             return 0
         if self._received:

@@ -127,7 +127,7 @@ def of_dashboard(error: StartError) -> StartError:
 
 
 def try_listening(where: str, port: int) -> None:
-    """Raise StartError unless a server could listen on *where*, an address as in -l; clients do not notice.
+    """Raise StartError unless a server could listen on *where*, an address as in -l. No connection is accepted.
 
     The `__cause__` of the error is the OSError, if there was one. No Unix socket is created: only its path is checked.
     """
@@ -211,7 +211,7 @@ def _target(place: int, where: str, port: int, has_tls: bool) -> _Target:
     if name.startswith(UNIX_PREFIX):
         path = name.removeprefix(UNIX_PREFIX)
         if not path:
-            raise StartError("cannot listen on unix: without a path", EXIT_LISTEN)
+            raise StartError("cannot listen on 'unix:': the path is empty", EXIT_LISTEN)
         return _Target(place, name, False, name, [(socket.AF_UNIX, path)])
     host, port = _host_port(name, port)
     return _Target(place, name, has_tls and name == where, _host_and_port(host, port), _resolve(host, port))
@@ -313,7 +313,7 @@ def _listening(family: int, address: Any, is_serving: bool) -> socket.socket:
 def describe_peer(sock: socket.socket, address: object) -> tuple[str, str]:
     """Return the address and the name of the peer of *sock*, accepted from *address*.
 
-    The name is empty for TCP, and the process for a Unix socket.
+    The name is empty for TCP; for a Unix socket it is the peer's program and process id.
     """
     if sock.family != socket.AF_UNIX:
         assert isinstance(address, tuple)
@@ -336,7 +336,7 @@ def _remove_socket(path: Path) -> None:
         raise FileExistsError(NOT_A_SOCKET)
     if _is_served(path):
         raise FileExistsError("a server listens there already")
-    log.warning("removing the socket at %s, to listen there", path)
+    log.warning("removing the stale socket at %s: no server listens on it", path)
     path.unlink()
 
 
@@ -353,7 +353,7 @@ def _is_served(path: Path) -> bool:
 
 
 def _ready(sock: socket.socket, is_serving: bool = True) -> socket.socket:
-    """Set the options that accepted connections inherit, no delay and keepalive; listen if *is_serving*."""
+    """Set TCP_NODELAY and SO_KEEPALIVE, which accepted connections inherit; listen if *is_serving*."""
     if sock.family != socket.AF_UNIX:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -1,10 +1,10 @@
-"""Polls sockets with one epoll instance, and serves what is ready in the order in which it became ready.
+"""Polls sockets with one epoll instance, and serves them in the order in which they became ready.
 
 All beanstalk sockets are in it, the listening ones too, so that a new connection, a command and a close take effect in
 the order in which they arrived, whichever connections they come from. The registrations are edge-triggered: the kernel
-lists a socket when something arrives, and takes it off the list when it reports it. (A level-triggered socket stays on
-the list after it was served, so that what arrives next on it overtakes what others have sent before. libev, the loop of
-gevent, calls the watchers of one poll in reverse order.) The loop watches the epoll's descriptor alone.
+puts a socket on its ready list when input arrives, and removes the socket when a poll reports it. (A level-triggered
+socket stays on the list after it was served, so its next input would overtake earlier input on other sockets. libev,
+the loop of gevent, calls the watchers of one poll in reverse order.) The loop watches the epoll's descriptor alone.
 
 A batch is up to `BATCH_SIZE` handlers: first those that are queued because something is left to do for them, then
 those that the kernel reports, for which half of the batch is reserved. It runs in three passes: receive, serve, send.
@@ -50,7 +50,7 @@ DEFER_ABOVE: Final = 2 * BUDGET
 
 
 class Handler(Protocol):
-    """Serves one socket. No method may switch; an exception from any but `fail` ends this handler alone."""
+    """Serves one socket. No method may switch; an exception from any method except `fail` ends only this handler."""
 
     def receive(self) -> bytes | None:
         """Return the bytes that have arrived, b"" at the end of the stream, or None if nothing is to be served."""
@@ -59,7 +59,7 @@ class Handler(Protocol):
         """Serve what `receive` returned, at most len(*limit*) commands of it; return the replies to be sent."""
 
     def resume(self, now: int, limit: range) -> bytes:
-        """Do what the handler was queued for, as far as it still applies; return the replies to be sent."""
+        """Do the work that the handler was queued for, if it is still due; return the replies to be sent."""
 
     def serve_more(self, now: int) -> bool:
         """Serve another portion of pipelined input, and keep the replies; return whether more input is left."""
@@ -77,7 +77,10 @@ class Handler(Protocol):
         """Have the poller call `resume`, which receives again: there may be more than `receive` has returned."""
 
     def note_hang_up(self) -> None:
-        """As `note_unread`, until nothing is left or the stream ends: no event announces the rest again."""
+        """Like `note_unread`, repeated until all input is read or the stream ends.
+
+        No further event announces the rest.
+        """
 
     def fail(self, error: Exception) -> None:
         """Log *error*, which another method has raised, and close the socket, now or later. Must not raise."""
@@ -86,7 +89,7 @@ class Handler(Protocol):
 class Poller:
     """Serves handlers in the hub. No method switches.
 
-    turns   of greenlets that send large replies.
+    turns   shared by the greenlets that send large replies.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -99,7 +102,7 @@ class Poller:
         self._late: list[tuple[Handler, int]] = []  # with their events; reported when the budget was spent already
         self._spent: int = 0
         self._is_due: bool = False  # `_poll` runs, or the loop is going to call it
-        self._is_timed: bool = False  # the loop is going to call when the timer runs out
+        self._is_timed: bool = False  # the timer is armed, and will call `_poll`
         self._is_stopped: bool = False
         self._loop: Any = get_hub().loop
         self._watcher: Any = self._loop.io(self._epoll.fileno(), READ, priority=self._loop.MAXPRI)  # before the timer
@@ -111,7 +114,7 @@ class Poller:
         self._watcher.start(self._poll)
 
     def stop(self) -> None:
-        """Serve no socket any more; what is queued is still served."""
+        """Stop polling sockets; queued handlers are still served."""
         self._is_stopped = True
         self._watcher.stop()
 
@@ -143,7 +146,7 @@ class Poller:
         self._unfinished.append(handler)
 
     def spend(self, cost: int) -> None:
-        """Note the *cost* of what a handler has done: bytes of replies, or what a session counts as such."""
+        """Add the *cost* of a handler's work to the budget, in the unit of session.OUTPUT_SLICE."""
         self._spent += cost
 
     def _poll(self) -> None:
@@ -215,7 +218,7 @@ class Poller:
                 handler.fail(error)
 
     def _receive(self, events: list[tuple[int, int]]) -> list[tuple[Handler, bytes]]:
-        """Receive what *events* announce; leave out the handlers that are queued, so that a batch has each once."""
+        """Receive what *events* announce; skip handlers that are queued, so that a batch serves each only once."""
         handlers = self._handlers
         received: list[tuple[Handler, bytes]] = []
         for fd, what in events:
@@ -246,7 +249,7 @@ class Poller:
             handler.note_hang_up() if what != select.EPOLLIN else handler.note_unread()
 
     def _take_turns(self, now: int, replies: list[tuple[Handler, bytes]]) -> None:
-        """Serve those with input left in turns, as far as the budget goes; queue those that are still unfinished."""
+        """Serve unfinished handlers in turns until the budget is spent; queue those that are still unfinished."""
         served, self._unfinished = self._unfinished, []
         left = deque(served)
         while left and self._spent < BUDGET:

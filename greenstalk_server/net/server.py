@@ -1,7 +1,7 @@
 """Serves one broker to the network: accepts connections, closes them, and calls the broker's tick.
 
-Each connection's socket is owned by one greenlet (see connection), time by the greenlet of `Ticker`, and housekeeping
-by a third one. Docstrings say which methods may switch greenlets.
+Each connection's socket is owned by its own greenlet (see connection). The greenlet of `Ticker` calls the broker's
+tick, and one more does the housekeeping. Docstrings say which methods may switch greenlets.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Found: TypeAlias = Iterator[tuple[TimedConnection, str]]
 """Connections to be closed, each with the name of the limit that it has exceeded."""
 
 STOP_GRACE: Final = 10.0
-"""Seconds that unsent replies have left when the server stops."""
+"""Seconds allowed for sending pending replies when the server stops."""
 
 HANDSHAKE_TIMEOUT: Final = 10.0
 """Seconds from accepting a connection to the end of its TLS handshake."""
@@ -205,8 +205,8 @@ class Server:
     def _admit(self, listener: Listener, sock: socket.socket, address: object) -> Callable[[], None] | None:
         """Admit a connection to *listener*; return the function that its greenlet runs, or None if a limit forbids it.
 
-        A plain connection exists for the broker from now on, before input that arrives later is served. Does not
-        switch.
+        A plain connection is registered with the broker in this call, before input that arrives later is served. Does
+        not switch.
         """
         host = address[0] if isinstance(address, tuple) else ""
         limit = self._admission.enter(host)

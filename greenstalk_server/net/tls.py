@@ -49,7 +49,7 @@ ENCRYPTION_BATCH: Final = 65536
 """Bytes encrypted per send."""
 
 MAX_UNREAD: Final = 2 * ENCRYPTION_BATCH
-"""Encrypted bytes that a peer may leave unread while it makes TLS respond: a batch of data, and the responses."""
+"""Maximum unread encrypted bytes of a peer that keeps triggering TLS responses: a batch of data, and the responses."""
 
 
 class TlsSocket(socket.socket):
@@ -82,7 +82,7 @@ class TlsSocket(socket.socket):
         except BlockingIOError:
             return False
         if not received:
-            raise ConnectionAbortedError("the client has left")
+            raise ConnectionAbortedError("the client closed the connection")
         self._incoming.write(received)
         try:
             self._tls.do_handshake()
@@ -96,7 +96,7 @@ class TlsSocket(socket.socket):
         return is_complete
 
     def recv(self, buflen: int = 0, flags: int = 0) -> bytes:
-        """Return all data of one portion of input, less than two portions, whatever *buflen* is."""
+        """Return all data decrypted from one portion of input: less than two portions, regardless of *buflen*."""
         self.overhead = 0
         if not self._is_over:
             self._has_unread = False
@@ -108,7 +108,7 @@ class TlsSocket(socket.socket):
             self.overhead = max(0, len(received) - len(data))
             self.answer()
             if len(self._leaving) + self._outgoing.pending > MAX_UNREAD:
-                self._end(ConnectionAbortedError("the client makes TLS respond, and does not read the responses"))
+                self._end(ConnectionAbortedError("the client triggers TLS responses but does not read them"))
             if data:
                 return data
             if not self._is_over:
@@ -123,7 +123,10 @@ class TlsSocket(socket.socket):
         return self._has_unread
 
     def send(self, data: Any, flags: int = 0) -> int:
-        """Send *data*; return the size sent. After BlockingIOError, repeat it, with or without more after it."""
+        """Send *data*; return the size sent. After BlockingIOError, call again with the same data.
+
+        More may be appended.
+        """
         if not self._flush():
             raise BlockingIOError
         if not self._encrypted:
@@ -157,7 +160,10 @@ class TlsSocket(socket.socket):
         return common[-1:] + [value for kind, value in found.get("subjectAltName", ()) if kind in _NAMES]
 
     def _refuse_expired(self) -> None:
-        """Raise OSError if the client's certificate has expired: OpenSSL does not check that of a resumed session."""
+        """Raise OSError if the client's certificate has expired.
+
+        OpenSSL does not check it when a session is resumed.
+        """
         found: Any = self._tls.getpeercert()
         if found and ssl.cert_time_to_seconds(found["notAfter"]) < time.time():
             raise ConnectionAbortedError("the client's certificate has expired")
@@ -235,7 +241,7 @@ class Certificates:
     """
 
     def __init__(self, options: Options) -> None:
-        """Read the files that *options*, with a certificate, name; raise StartError."""
+        """Read the files that *options* name, which must include a certificate; raise StartError."""
         assert options.tls_cert is not None
         self.turns: FairQueue = FairQueue()
         self._options: Options = options
@@ -308,7 +314,7 @@ def _warn_if_public(key: str, mode: int) -> None:
 
 
 def _no_password() -> str:
-    """Raise ValueError, instead of the prompt at the terminal that OpenSSL would wait at."""
+    """Raise ValueError; without this callback OpenSSL would prompt on the terminal and wait."""
     raise ValueError("the key is encrypted, and a server cannot ask for its password; decrypt the key file")
 
 

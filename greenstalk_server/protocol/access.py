@@ -1,7 +1,7 @@
 """Access rules: which connections may use which tubes.
 
 A rule applies to connections through a given listener, to those with a given name in their certificate, or to all. It
-grants to produce, to consume and to inspect in tubes whose names match a pattern. Grants add up. Without any rule
+grants rights to produce, consume and inspect in tubes whose names match a pattern. Grants add up. Without any rule
 nothing is checked; with a rule, everything that no rule grants is refused. docs/security.md lists the grant that each
 command needs; `RestrictedSession` checks it. Pure.
 """
@@ -29,7 +29,7 @@ class Rule:
 
     listener    name of the listener to whose connections the rule applies; None means any.
     client      pattern of a name in the client's certificate; None means any client, with a certificate or without.
-    produce, consume, inspect   patterns of names of tubes, in which `*` matches any characters.
+    produce, consume, inspect   patterns of tube names, in which `*` matches any characters.
     """
 
     listener: str | None
@@ -58,7 +58,7 @@ def _rule(table: dict[str, Any], where: str) -> Rule:
             raise ValueError(f"{where}: unknown key {name!r}: did you mean {nearest}?")
     for name in MATCHERS:
         if name in table and not (isinstance(table[name], str) and table[name]):
-            raise ValueError(f"{where}: {name}: must be a text in quotes, of at least one character")
+            raise ValueError(f"{where}: {name}: must be a non-empty string")
     return Rule(
         listener=table.get("listener"),
         client=table.get("client"),
@@ -71,7 +71,7 @@ def _rule(table: dict[str, Any], where: str) -> Rule:
 def _patterns(table: dict[str, Any], kind: str, where: str) -> tuple[str, ...]:
     patterns = table.get(kind, [])
     if type(patterns) is not list:
-        raise ValueError(f"{where}: {kind}: must be an array of names of tubes, in which * stands for any characters")
+        raise ValueError(f"{where}: {kind}: must be an array of tube names, in which * matches any characters")
     for pattern in patterns:
         if not (isinstance(pattern, str) and _TUBE_PATTERN.fullmatch(pattern)):
             raise ValueError(f"{where}: {kind}: {pattern!r} cannot match any tube; * stands for any characters")
@@ -79,12 +79,12 @@ def _patterns(table: dict[str, Any], kind: str, where: str) -> tuple[str, ...]:
 
 
 class Grants:
-    """What one connection may do in which tubes."""
+    """The rights of one connection in each tube."""
 
     __slots__ = ("_consume", "_inspect", "_produce")
 
     def __init__(self, produce: Iterable[str], consume: Iterable[str], inspect: Iterable[str]) -> None:
-        """Each argument has patterns of names of tubes."""
+        """Each argument is a list of tube-name patterns."""
         self._produce: re.Pattern[bytes] | None = _any_of(produce)
         self._consume: re.Pattern[bytes] | None = _any_of(consume)
         self._inspect: re.Pattern[bytes] | None = _any_of(inspect)
@@ -102,7 +102,7 @@ class Grants:
         return self._inspect is not None and self._inspect.fullmatch(tube) is not None
 
     def may_any(self, tube: bytes) -> bool:
-        """Whether the connection may do any of that with *tube*."""
+        """Whether the connection may produce into, consume from or inspect *tube*."""
         return self.may_produce(tube) or self.may_consume(tube) or self.may_inspect(tube)
 
     @property

@@ -30,7 +30,7 @@ LIST_BATCH: Final = 3 * CHUNK_SIZE
 """Tubes that a list-tubes examines in one slice."""
 
 LIST_COST: Final = 64
-"""Cost of each; see session.OUTPUT_SLICE."""
+"""Cost of each tube that a list-tubes examines; see session.OUTPUT_SLICE."""
 
 
 class RestrictedSession(Session):
@@ -122,7 +122,10 @@ class RestrictedSession(Session):
         self._max_body = self._broker.max_job_size if is_allowed else -1
 
     def _may_consume_job(self, id: int) -> bool:
-        """Whether the client may change job *id* as a worker does, or there is no such job: the broker reports that."""
+        """Whether the client may change job *id* as a worker does. True if there is no such job.
+
+        The broker reports it.
+        """
         assert self._grants is not None
         job: Job | None = self._broker.jobs.get(id)
         return job is None or job.holder is self.client or self._grants.may_consume(job.tube.name)

@@ -3,7 +3,8 @@
 A session is in one of these states:
 
 - at a command line: `_rest` holds the beginning of the line, if some of it has arrived;
-- in the body of a put: `_put` is the command, `_partial` has the bytes so far, `_missing` is the number of the others;
+- in the body of a put: `_put` is the command, `_partial` has the bytes so far, `_missing` is the number of bytes
+  still to come;
 - in the body of a put that is refused: `_skip` bytes are still to be discarded, then `_refusal` is sent;
 - in a line that is too long: `_is_long_line`;
 - parked in a reserve: `is_waiting`; input that arrives meanwhile is kept in `_rest`, from `_position` on;
@@ -13,7 +14,7 @@ A session is in one of these states:
 - closing: `is_closing`; the caller closes the connection once it has sent what was returned.
 
 One call serves what has arrived, up to a slice, and returns the replies as one piece. A slice bounds the cost of a
-call. The returned bytes are at most OUTPUT_SLICE, and one reply that is not larger than that.
+call. The size returned is at most OUTPUT_SLICE plus one reply of at most OUTPUT_SLICE bytes.
 """
 
 from __future__ import annotations
@@ -161,7 +162,7 @@ class Session:
 
     @property
     def is_woken(self) -> bool:
-        """Whether what it was parked for has happened, so `resume` is due."""
+        """Whether the event that the session is parked for has happened, so `resume` is due."""
         if self._awaited is not None:
             return self._is_body_here
         return self.is_waiting and not self.client.is_waiting

@@ -1,7 +1,7 @@
 """Snapshots of the server, a tube and a job, as "stats", "stats-tube" and "stats-job" report them.
 
-The fields of a snapshot, in order, are the keys of the protocol's YAML with `_` for `-`. One class is the table for
-YAML, JSON and HTML. Pure.
+The fields of a snapshot, in order, are the keys of the protocol's YAML with `_` for `-`. The same class defines
+the fields for YAML, JSON and HTML. Pure.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class ServerStats:
 
 @dataclass(frozen=True, slots=True)
 class LimitedServerStats(ServerStats):
-    """As ServerStats, for a server with a memory limit: with the bytes of bodies in memory, and only on disk."""
+    """Like ServerStats, plus the bytes of bodies in memory and only on disk, for a server with a memory limit."""
 
     body_bytes_in_memory: int
     body_bytes_on_disk: int
@@ -201,5 +201,5 @@ def job_stats(job: Job, now: int) -> JobStats:
 
 
 def _seconds_left(until: int, now: int) -> int:
-    """Return whole seconds, truncated, less one nanosecond: commands in one chunk share *now*, but take time."""
+    """Return the whole seconds left at *now* plus 1 ns: commands of one chunk share *now* although time passes."""
     return max(0, until - now - 1) // SECOND

@@ -311,7 +311,10 @@ def test_truncated_archive_is_not_imported(exported: bytes, tmp_path: Path, part
     done = load(tmp_path, exported[:size])
     assert done.returncode == 1
     assert done.stderr.endswith(b"; nothing was imported\n")
-    assert b"stdin:%d: the archive ends here, and is cut short" % (exported.count(b"\n", 0, size) + 1) in done.stderr
+    assert (
+        b"stdin:%d: unexpected end of the archive: it is truncated" % (exported.count(b"\n", 0, size) + 1)
+        in done.stderr
+    )
     assert {path.name for path in tmp_path.iterdir()} == {"lock"}
 
 
@@ -341,10 +344,10 @@ def test_killed_import_leaves_no_jobs(exported: bytes, tmp_path: Path) -> None:
     process.stdin.close()
     assert process.wait(PATIENCE) == -signal.SIGKILL
     assert "an import was cut short" in run("journal", "check", str(tmp_path)).stdout
-    assert b"an import was cut short here; there is nothing to export" in export(tmp_path).stderr
+    assert b"an import into it was interrupted; there is nothing to export" in export(tmp_path).stderr
     with Daemon(*QUIET, "-b", str(tmp_path)) as daemon, Peer(daemon) as peer:
         assert peer.ask(b"peek 1") == b"NOT_FOUND\r\n"
-        assert "WARNING journal: an import was cut short, and none of its jobs counts" in daemon.stop()[1]
+        assert "WARNING journal: an import was interrupted; its jobs are ignored" in daemon.stop()[1]
 
 
 def wait_until(is_true: Callable[[], bool]) -> None:
@@ -396,8 +399,8 @@ def test_valid_lines_are_accepted() -> None:
         ([HEAD | {"next_id": 0}], 1, "next_id 0: must be a whole number from 1 to 4611686018427387904"),
         ([HEAD | {"next_id": 2**64 - 1}], 1, "next_id 18446744073709551615: must be a whole number from 1 to 461168"),
         ([HEAD, JOB | {"state": "buried", "deadline": 2**64 - 1}], 2, "deadline 18446744073709551615: must be a whole"),
-        ([HEAD, HEAD], 2, "it must be a job, a pause before all jobs, or the end"),
-        ([HEAD, JOB, PAUSE], 3, "it must be a job, a pause before all jobs, or the end"),
+        ([HEAD, HEAD], 2, "its type must be job, pause (before the first job) or end"),
+        ([HEAD, JOB, PAUSE], 3, "its type must be job, pause (before the first job) or end"),
         ([HEAD, JOB, JOB], 3, "id 1: must be above 1 and below the head's next_id, 9"),
         ([HEAD, JOB | {"id": 9}], 2, "id 9: must be above 0 and below the head's next_id, 9"),
         ([HEAD, JOB | {"id": 0}], 2, "id 0: must be a whole number from 1 to 4611686018427387904"),
@@ -405,9 +408,9 @@ def test_valid_lines_are_accepted() -> None:
         ([HEAD, JOB | {"pri": 2**32}], 2, "pri 4294967296: must be a whole number from 0 to 4294967295"),
         ([HEAD, JOB | {"pri": True}], 2, "pri True: must be a whole number from 0 to 4294967295"),
         ([HEAD, JOB | {"ttr": 1.5}], 2, "ttr 1.5: must be a whole number from 1000000000 to 4294967295000000000"),
-        ([HEAD, JOB | {"tube": "a b"}], 2, "tube 'a b': must be the name of a tube"),
-        ([HEAD, JOB | {"tube": "\ud800"}], 2, "tube '\\ud800': must be the name of a tube"),
-        ([HEAD, PAUSE | {"tube": None}], 2, "tube None: must be the name of a tube"),
+        ([HEAD, JOB | {"tube": "a b"}], 2, "tube 'a b': must be a valid tube name"),
+        ([HEAD, JOB | {"tube": "\ud800"}], 2, "tube '\\ud800': must be a valid tube name"),
+        ([HEAD, PAUSE | {"tube": None}], 2, "tube None: must be a valid tube name"),
         ([HEAD, JOB | {"state": "reserved"}], 2, "state 'reserved': must be one of ready, delayed, buried"),
         ([HEAD, JOB | {"state": []}], 2, "state []: must be one of ready, delayed, buried"),
         ([HEAD, JOB | {"encoding": "base64", "body": "?"}], 2, "body: must be a text in the encoding utf-8 or base64"),
@@ -435,7 +438,7 @@ def test_invalid_line_is_refused(lines: list[dict[str, Any]], number: int, said:
         (b"no\n", "it must be JSON: Expecting value"),
         (b"\xff\n", "it must be JSON: "),
         (b"[" * 100_000 + b"\n", "it must be JSON: "),
-        (b"[]\n", "it must be an object"),
+        (b"[]\n", "not a JSON object"),
         (b'{"type":"end","pauses":0,"jobs":0}\n', "sha256 is missing"),
     ],
 )
@@ -448,9 +451,9 @@ def test_missing_or_changed_job_fails_the_checksum() -> None:
     lines = sealed(HEAD, PAUSE, JOB, JOB | {"id": 2})
     with pytest.raises(BadLine, match="2 jobs and 1 pauses were exported, and there are 1 and 1"):
         read([*lines[:3], lines[4]])
-    with pytest.raises(BadLine, match="the lines are not those that were exported: their checksum is another"):
+    with pytest.raises(BadLine, match="checksum mismatch: the lines differ from those that were exported"):
         read([*lines[:3], lines[3].replace(b'"pri": 0', b'"pri": 1'), lines[4]])
-    with pytest.raises(BadLine, match="nothing may follow the end"):
+    with pytest.raises(BadLine, match="no line may follow the end line"):
         read([*lines, b"\n"])
 
 

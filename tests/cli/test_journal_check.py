@@ -159,7 +159,7 @@ def test_running_server_is_named_and_not_disturbed(tmp_path: Path) -> None:
         assert done.returncode == 0
         assert f"in use by process {daemon.process.pid}: " in done.stdout
         assert "\njobs: 1\n" in done.stdout
-        assert "made ahead, unused" in done.stdout
+        assert "allocated ahead" in done.stdout
         assert run(*QUIET, "-b", str(tmp_path)).returncode == 10, "it still has its lock"
         assert queue.put("two") == 2
 
@@ -244,9 +244,8 @@ def test_bad_header_loses_the_file(several: Path) -> None:
     code, said = check(several)
     assert code == 1
     size = file.stat().st_size
-    assert (
-        f"DAMAGE: {file.name}: does not start as a segment of a journal does at offset 0: {size} bytes lost\n" in said
-    )
+    reason = "does not start with the magic bytes of a journal segment"
+    assert f"DAMAGE: {file.name}: {reason} at offset 0: {size} bytes lost\n" in said
     assert re.search(rf"  {file.name}: \d+ bytes, unreadable\n", said)
     assert "\njobs: 7\n" in said
     assert shows_after_a_start(several) == 7
@@ -276,7 +275,7 @@ def test_torn_header_of_the_newest_file_is_not_damage(several: Path) -> None:
     torn.write_bytes(bytes(512) + b"written, but nothing before it" + bytes(512))
     code, said = check(several)
     assert code == 0
-    assert "\ntorn, as a crash leaves it: journal.99: does not start as a segment of a journal does" in said
+    assert "\ntorn, as a crash leaves it: journal.99: does not start with the magic bytes of a journal segment" in said
     assert "\njobs: 10\n" in said
     assert shows_after_a_start(several) == 10
     assert not torn.exists()
@@ -318,7 +317,7 @@ def test_later_version_is_reported_and_a_start_refuses_it(several: Path) -> None
     assert code == 10
     assert f"{several}: OF A LATER VERSION\n" in said
     assert f"{file.name}: format version {record.VERSION + 1}, and this server reads 1 to {record.VERSION} " in said
-    assert said.endswith("\na start would refuse: a later version has written here; start that one\n")
+    assert said.endswith("\na start would fail: a later version has written the journal; start that version\n")
     assert run(*QUIET, "-b", str(several)).returncode == 10
 
 

@@ -59,7 +59,7 @@ BACKUP_TO = "/var/lib/postgresql/15/main"
 HANDOVER = block("sh", "greenstalk-server handover")
 COMMANDS = (CREATE, SERVE, MOVE, BASE_BACKUP, HANDOVER)
 
-SETTINGS, LET_IN = block("text", "# postgresql.conf; takes a restart").split("\n\n")
+SETTINGS, LET_IN = block("text", "# postgresql.conf; requires a restart").split("\n\n")
 LET_REPLICATE, WAIT_FOR_STANDBY = block("text", "# pg_hba.conf\nhost  replication").split("\n\n")
 WHO_LEADS, SESSIONS = block("sql", "SELECT name, holder_name").split("\n\n")
 CREATE_REPLICATOR = "sudo -u postgres createuser --replication --pwprompt replicator"

@@ -77,7 +77,7 @@ def test_standby_that_cannot_read_the_journal_exits_without_leading(
         journal = f"SELECT id, 99, 0, false, '\\x{later.hex()}' FROM greenstalk_journal WHERE name = '{flags[1]}'"  # noqa: S608
         cluster.ask(f"INSERT INTO greenstalk_batch {journal}")
         assert standby.process is not None and standby.process.wait(20) == 10
-        assert "a later version of the server has written the journal; start that one" in standby.log
+        assert "a later version of the server has written the journal; start that version" in standby.log
         assert active.role == ACTIVE
 
 

@@ -1,7 +1,8 @@
 """Access to job bodies, some of which may be only on disk (see core.body_cache). Reading a body does not cache it.
 
 Reading a body back takes a few milliseconds, in which other greenlets run: afterwards a caller must look up jobs
-again. Many bodies are read in batches, which bounds memory. Only what says so may switch.
+again. Many bodies are read in batches, which bounds memory. Functions that may switch
+greenlets say so.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ ON_DISK: Final = "(on disk)"
 
 BATCH_SIZE: Final = 256
 BATCH_BYTES: Final = 2**20
-"""Bodies, and bytes of bodies, that are read back in one batch; the last body may exceed the bytes."""
+"""Limits of a batch read back from the disk: bodies, and their total bytes, which the last body may exceed."""
 
 MAX_LOOKAHEAD: Final = 4096
 """Jobs scanned to fill a batch."""
@@ -30,7 +31,7 @@ MAX_TRIES: Final = 3
 """Attempts to read a body back while its job is being changed."""
 
 JobWithBody = tuple[int, Job | None, bytes | None]
-"""An id; its current job, or None if it is gone; its body if in memory or wanted, None if unreadable."""
+"""An id, its current job, and its body. Job: None if deleted. Body: None if unreadable, or on disk and not wanted."""
 
 
 class BodyLost(InternalServerError):
@@ -57,7 +58,7 @@ def load_bodies(broker: Broker, jobs: Iterable[Job]) -> dict[int, bytes]:
 
 
 def load_body(broker: Broker, job: Job) -> bytes:
-    """Return the body of *job*; raise BodyLost. May switch."""
+    """Return the body of *job*; raise BodyLost if it cannot be read. May switch."""
     body = load_bodies(broker, (job,)).get(job.id)
     if body is None:
         raise BodyLost(job)
@@ -67,7 +68,8 @@ def load_body(broker: Broker, job: Job) -> bytes:
 def load_job_with_body(broker: Broker, find: Callable[[], Job]) -> tuple[Job, bytes]:
     """Return the current job that *find* returns, and its body. May switch.
 
-    Raise what *find* raises, BodyLost, or Conflict if the job changes at every attempt.
+    Raise BodyLost if the body cannot be read, and Conflict if the job changes at every attempt. Exceptions of *find*
+    propagate.
     """
     for _ in range(MAX_TRIES):
         job = find()
@@ -109,7 +111,7 @@ def iter_with_bodies(
 def _next_batch(
     broker: Broker, ids: Iterator[int], is_wanted: Callable[[Job], bool], yield_if_due: Callable[[], None]
 ) -> tuple[list[int], dict[int, Job]]:
-    """Return the next of *ids*, and those of their jobs whose bodies must be read back. May switch."""
+    """Return the next batch of *ids*, and its jobs whose bodies must be read back, by id. May switch."""
     batch, wanted, size = list[int](), dict[int, Job](), 0
     for id in ids:
         batch.append(id)

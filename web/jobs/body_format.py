@@ -27,10 +27,10 @@ ROW_PREVIEW: Final = 120
 """Bytes of a body shown in a list."""
 
 MAX_JSON_TOKENS: Final = 8000
-"""Separators of a JSON text that is indented, in about 4 ms; a text with more of them is shown unchanged."""
+"""Most separators in a JSON text that is indented, which takes about 4 ms. A text with more is shown unchanged."""
 
 MAX_INDENT: Final = 16
-"""Levels of indentation. Deeper levels get no more: a body of nothing but brackets would exhaust memory."""
+"""Levels of indentation. Deeper levels are not indented further: a body of only brackets would exhaust memory."""
 
 MAX_UNPACKED: Final = 3
 """Nested encodings that are unpacked, such as JSON in gzip in base64."""
@@ -59,7 +59,7 @@ class Pane:
 
 @dataclass(frozen=True, slots=True)
 class BodyView:
-    """A body for display: *kind* in words, such as `gzip, holding JSON`, and panes, the most useful first."""
+    """A body for display: *kind* in words, such as `gzip, containing JSON`, and panes, the most useful first."""
 
     kind: str
     panes: tuple[Pane, ...]
@@ -70,7 +70,7 @@ def describe_body(body: bytes) -> BodyView:
     if not body:
         return BodyView("empty", ())
     kinds, panes = _panes(body, MAX_UNPACKED)
-    return BodyView(", holding ".join(kinds), tuple(map(_with_note, panes)))
+    return BodyView(", containing ".join(kinds), tuple(map(_with_note, panes)))
 
 
 def row_preview(body: bytes) -> str:

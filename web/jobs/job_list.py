@@ -1,8 +1,8 @@
-"""Lists of a tube's jobs in one state, page by page, in the order in which the state ends.
+"""Lists of a tube's jobs in one state, page by page, in the order in which jobs leave the state.
 
-Iteration stops when the page is full, so the first page of a million jobs costs what that of a hundred does. A later
-page begins after the last job of the previous page, wherever that job would be now. Pages end at the first MAX_LISTED
-jobs, since each iteration starts at the first job.
+Iteration stops when the page is full, so the first page costs the same for a million jobs as for a hundred. A later
+page begins after the sort key of the last job of the previous page, even if that job has moved or is gone. Only the
+first MAX_LISTED jobs are listed, since each iteration starts at the first job.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ JOB_COLUMNS: Final = {
 
 _ORDER: Final = {
     READY: "in the order they will be reserved",
-    RESERVED: "the next to time out first",
-    DELAYED: "the next to become ready first",
+    RESERVED: "soonest timeout first",
+    DELAYED: "soonest ready first",
     BURIED: "in the order they were buried",
 }
 
@@ -89,7 +89,7 @@ class JobList:
 
     state           the protocol's name of the state.
     rows            a row per job: the id, then the columns in order.
-    summary         which jobs of how many, and in which order.
+    summary         the range of jobs shown, the total, and the order.
     following       the field `after` of the next page; empty if there is none.
     is_first        the page begins with the first job.
     is_deepest      there are more jobs, which no page shows.
@@ -109,7 +109,7 @@ def job_columns(state: int, sees_bodies: bool) -> tuple[JobColumn, ...]:
 
 
 def jobs_in_order(broker: Broker, tube: Tube, state: int) -> Iterable[Job]:
-    """Return the tube's jobs in *state*, lazily, in list order: all, or the first if they are reserved."""
+    """Return an iterable of the tube's jobs in *state*, in list order; for RESERVED, only of the first ones."""
     return _reserved(broker, tube) if state == RESERVED else tube.walk(state)
 
 
@@ -164,7 +164,7 @@ def count_jobs(tube: Tube, state: int) -> int:
 
 
 def sort_key(job: Job, state: int) -> tuple[int, int]:
-    """Return the position of *job* among the jobs in *state*, its current state."""
+    """Return the sort key of *job* among the jobs in *state*, which must be its current state."""
     return job.pri if state == READY else job.deadline, job.id
 
 

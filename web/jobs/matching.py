@@ -1,6 +1,6 @@
 """Jobs that match a query: the query of a request, the ids it may match, and a matcher that also reads bodies.
 
-Pages, bulk changes, exports and the API share these. Only what says so may switch.
+Pages, bulk changes, exports and the API share this code. Functions that may switch greenlets say so.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from greenstalk_server.web.jobs.job_list import (
 from greenstalk_server.web.jobs.query import BodyTest, Query, Test, parse
 
 SMALL_TUBE: Final = 5000
-"""Jobs of a tube whose ids are collected from the tube itself, which takes about a millisecond."""
+"""Largest tube, in jobs, whose ids are collected from its own queues, which takes about a millisecond."""
 
 MAX_LIST_TIME: Final = 0.002
 """Seconds that a filtered list of a tube's jobs may take; searching a body of 1 MiB takes half of it."""
@@ -69,7 +69,7 @@ class JobMatcher:
         self._lost: int = 0
 
     def match(self, ids: Iterable[int]) -> Iterator[JobWithBody]:
-        """Yield each of *ids* with its current job and body; the job is None if it is gone or no match. Switches."""
+        """Yield each of *ids* with its current job and body; the job is None if deleted or no match. Switches."""
         is_match, body_test, at = self._is_match, self._body_test, self._at
         for id, job, body in iter_with_bodies(self._broker, ids, self._is_wanted, self._yield_if_due):
             if job is None or not is_match(job, at):
@@ -106,7 +106,7 @@ def read_query(given: fields.Fields) -> Query:
 
 
 def candidate_ids(broker: Broker, query: Query, above: int = 0) -> tuple[int, Iterable[int]]:
-    """Return an upper bound of how many jobs *query* matches now, and the ids above *above* that it may match.
+    """Return an upper bound of the number of current matches of *query*, and the candidate ids greater than *above*.
 
     The ids are unique and ascend. The caller may consume them over many iterations of the event loop.
 
@@ -159,7 +159,7 @@ def list_matching(broker: Broker, tube: Tube, state: int, query: Query, now: int
     return JobList(
         state=STATE_NAMES[state],
         rows=job_rows(found, columns, now),
-        summary=f"{text.number(len(found))} that match among {of}",
+        summary=f"{text.number(len(found))} matching, among {of}",
         following="",
         is_first=True,
         is_deepest=False,

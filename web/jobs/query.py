@@ -7,7 +7,7 @@ r"""The query language: predicates over jobs as text that fits in a URL: `tube:m
     quoted  = DQUOTE *( char / "\\" char ) DQUOTE
 
 Numbers are compared: `5`, `>5`, `>=5`, `<5`, `<=5`, `1..5`; durations in whole seconds, as pages show them. Parsing is
-strict, so that a typing error is not searched for as text. There are no regular expressions: their time is unbounded.
+strict, so that a typo is reported, not searched for as text. There are no regular expressions: their time is unbounded.
 
 Pure: this module knows jobs, but neither HTTP nor the broker.
 """

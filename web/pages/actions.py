@@ -1,7 +1,8 @@
 """Actions: POST requests that change something, sent by plain forms and answered by a redirect.
 
 An action reads its form, calls its operation (operations.operations), waits until the journal has made the change
-durable, and redirects to a page with a notice. So each action may switch, and must look up tubes and jobs again after.
+durable, and redirects to a page with a notice. So each action may switch greenlets, and must look up tubes and jobs
+again afterwards.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ ACTIONS: Final = (
     "job/copy",
     "connection/close",
 )
-"""The actions: each is a path, and with `_` for `/` an endpoint and a method of Actions."""
+"""The path of each action. With `_` instead of `/`, the path is also the endpoint and the method of Actions."""
 
 
 class Unconfirmed(BadRequest):
@@ -60,7 +61,7 @@ class Unconfirmed(BadRequest):
 class Actions:
     """The actions of one broker's dashboard.
 
-    *commit* returns True once every change is as durable as an acknowledged command's, or False if that takes too long.
+    *commit* waits until every change is as durable as an acknowledged command. It returns False on timeout, else True.
     """
 
     def __init__(self, broker: Broker, clock: Clock, commit: Callable[[], bool], operations: Operations) -> None:
@@ -78,7 +79,10 @@ class Actions:
     # Tubes
 
     def tube_pause(self) -> Response:
-        """`tube`, `seconds`, `reason`: pause the tube: no job of it is reserved for `seconds`. May switch."""
+        """`tube`, `seconds`, `reason`: pause the tube, so that none of its jobs is reserved for `seconds`.
+
+        May switch.
+        """
         tube = self._tube()
         seconds = fields.number(request.form, "seconds", 1, MAX_NUMBER)
         self._operations.pause(tube, seconds, fields.line(request.form, "reason", LONGEST_REASON))
@@ -122,7 +126,7 @@ class Actions:
         )
         if len(new.body) > self._broker.max_job_size:
             allowed = text.size(self._broker.max_job_size)
-            raise BadRequest(f"“body” must be at most {allowed}, but has {text.number(len(new.body))}.")
+            raise BadRequest(f"“body” must be at most {allowed}, but has {text.number(len(new.body))} bytes.")
         job = self._operations.put(new)
         return self._to_tube(new.tube, "delayed" if new.delay else "ready", "put", job.id)
 
@@ -157,7 +161,7 @@ class Actions:
         """`id`, `tube`, and `confirm` if the job is reserved: move the job to `tube`, in its current state."""
         job, body = load_job_with_body(self._broker, self._job)
         name = fields.tube_name(request.form)
-        # A job that is in this tube already is refused whether confirmed or not, so report that first.
+        # A move to the job's own tube is refused even if confirmed, so report that error first.
         is_forced = name != job.tube.name and self._is_forced(job, "moved")
         self._operations.move_job(job, body, name, is_forced)
         return self._to_job(job, "moved-job")
@@ -229,8 +233,8 @@ class Actions:
         left = text.duration(max(0, job.deadline - self._clock()) // SECOND)
         holder = "another client has since reserved it" if request.form.get("confirm") else "a client holds it"
         raise Conflict(
-            f"Job {job.id} was not {done}: {holder}, for {left} more at most. Wait until the client is done or its time"
-            " is up, or tick the box to confirm that you want it now, although its worker may be processing it."
+            f"Job {job.id} was not {done}: {holder}, for at most {left} more. Wait until the client finishes or the"
+            " reservation times out, or tick the box to make the change now, although a worker may be processing it."
         )
 
     def _to_tube(self, name: bytes, state: str, notice: str, number: int) -> Response:

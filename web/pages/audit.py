@@ -48,7 +48,7 @@ END_OF_TIME: Final = 2**63
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """A filter of entries. A text matches as a substring in any case; an empty one matches every entry.
+    """A filter of entries. A text matches as a case-insensitive substring; an empty text matches every entry.
 
     who             the user.
     what            the action's path, or the change that it makes to one or more jobs.
@@ -79,7 +79,10 @@ class Filter:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """An entry as text: *links* are label and URL of tube, job and task; *details* are name and value of the rest."""
+    """An entry as text: *links* has label and URL of its tube, job and task.
+
+    *details* has the other names and values.
+    """
 
     at: str
     who: str
@@ -91,7 +94,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A page of rows; *before* is the cursor of the next page, or 0; *is_cut* if the scan hit its limit."""
+    """A page of rows. *before* is the cursor of the next page, or 0. *is_cut* means that the scan hit its limit."""
 
     rows: list[Row]
     before: int
@@ -111,7 +114,7 @@ class AuditPages:
         app.add_url_rule("/audit/export", "audit_export", self.export)
 
     def audit(self) -> str:
-        """Serve `/audit?before=` and the FIELDS: a page of entries. May switch."""
+        """Serve `/audit?before=`, filtered by the arguments in FIELDS: a page of entries. May switch."""
         require_audit_access()
         wanted, before = _filter(), 0
         if request.args.get("before"):
@@ -127,7 +130,7 @@ class AuditPages:
         )
 
     def export(self) -> Response:
-        """Serve `/audit/export?format=` and the FIELDS: all matching entries, as `jsonl` or `csv`. May switch."""
+        """Serve `/audit/export?format=`: all entries that match the FIELDS, as `jsonl` or `csv`. May switch."""
         require_audit_access()
         kinds = {"jsonl": ("application/x-ndjson", _as_jsonl), "csv": ("text/csv", _as_csv)}
         format = request.args.get("format", "")
@@ -139,7 +142,7 @@ class AuditPages:
         return response
 
     def _page(self, wanted: Filter, before: int) -> Page:
-        """Return the page of the entries before *before*. May switch."""
+        """Return the page of entries older than the cursor *before*. May switch."""
         found, following, is_cut = find_entries(self._audit, wanted, before, PAGE)
         return Page([self._row(entry) for entry in merge_bulk_entries(found)], following, is_cut)
 
@@ -188,9 +191,9 @@ def _instant(name: str) -> tuple[int, int]:
 
 
 def find_entries(audit: Audit, wanted: Filter, before: int, limit: int) -> tuple[list[Entry], int, bool]:
-    """Return the last matching entries before *before*, the cursor of the next page or 0, and whether the scan was cut.
+    """Return at most *limit* matching entries older than the cursor *before*, newest first. May switch.
 
-    May switch.
+    Also return the cursor of the next page, or 0, and whether the scan hit MAX_SCANNED.
     """
     found: list[Entry] = []
     for scanned, entry in enumerate(audit.newest_first(before)):
@@ -206,7 +209,7 @@ def find_entries(audit: Audit, wanted: Filter, before: int, limit: int) -> tuple
 def merge_bulk_entries(entries: list[Entry]) -> list[Entry]:
     """Return *entries*, newest first, with the start and end of each bulk change merged into one entry.
 
-    The merged entry is the end, with the details and the time of the start.
+    The merged entry is the end entry, plus the details and the time of the start entry.
     """
     starts = {entry.details["task"]: entry for entry in entries if entry.what == "bulk/run"}
     found = []

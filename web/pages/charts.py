@@ -1,6 +1,7 @@
-"""Charts of the history: as SVG and text for pages without a script, and as JSON for static/charts.js.
+"""Charts of the history: as SVG and text, which need no script, and as JSON for static/charts.js.
 
-A chart of the whole server and one of a tube differ only in the history that they read. Nothing here switches.
+A chart of the whole server and one of a tube differ only in the history that they read. Nothing in this module
+switches greenlets.
 """
 
 from __future__ import annotations
@@ -88,12 +89,12 @@ TIMES: Final = Chart(
     "times",
     "Wait and run times",
     "seconds",
-    "estimated to a factor of two",
+    "estimated to within a factor of two",
     (
         Line("wait_p50", "wait, median"),
-        Line("wait_p95", "wait, 95 %"),
+        Line("wait_p95", "wait, 95th percentile"),
         Line("run_p50", "run, median"),
-        Line("run_p95", "run, 95 %"),
+        Line("run_p95", "run, 95th percentile"),
     ),
 )
 
@@ -153,7 +154,7 @@ class Charts:
         app.jinja_env.globals["server_charts"] = self.server_charts
 
     def tube_history(self) -> Response:
-        """Serve `/tube/history?tube=&span=`: the series of a tube, which need not exist any longer."""
+        """Serve `/tube/history?tube=&span=`: the series of a tube that may no longer exist."""
         span, name = _span(strict=True), fields.tube_name(request.args)
         if not self._history.has(name):
             find_tube(self._broker, request.args)
@@ -177,7 +178,7 @@ class Charts:
 
 
 def _span(*, strict: bool = False) -> Span:
-    """Return the field `span`, by default the hour. An invalid one is refused if *strict*, else it is the hour."""
+    """Return the span in the field `span`, by default HOUR. If it is invalid: BadRequest if *strict*, else HOUR."""
     given = request.args.get("span", HOUR.name)
     if given not in SPANS and strict:
         raise BadRequest(f"“span” must be one of {', '.join(SPANS)}, not “{given[:40]}”.")
@@ -185,14 +186,14 @@ def _span(*, strict: bool = False) -> Span:
 
 
 def history_json(columns: Columns) -> dict[str, Any]:
-    """Return *columns* as JSON: `step`, `end`, and `series` with a list each, without empty series."""
+    """Return *columns* as JSON: `step`, `end`, and `series`: a list of values for each series that is not empty."""
     some = {key: values for key, values in columns.series.items() if _has_any(key, values)}
     series = {key: [_rounded(value) for value in values] for key, values in some.items()}
     return {"step": columns.step, "end": columns.end, "series": series}
 
 
 def _has_any(key: str, values: Sequence[float]) -> bool:
-    """Return whether any of *values* is known, and not zero unless the series is a duration."""
+    """Return whether the series *key* has any known value to show. Zeros count only in series of durations."""
     return any(not isnan(value) and (value or key in TIMED) for value in values)
 
 
@@ -215,7 +216,7 @@ def _panel(charts: Sequence[Chart], columns: Columns, span: Span, source: str, p
 
 
 def _link(span: Span, page: str) -> str:
-    """Return the URL of the current page with *span*: relative, or based on *page* in the answer to a form."""
+    """Return the URL of the current page with *span*: relative, or based on *page* in the response to a POST."""
     kept = [(key, value) for key, value in request.args.items(multi=True) if key not in DROPPED_ARGS]
     query = urlencode([*kept, ("span", span.name)])
     return f"{page}&{query}" if request.method == "POST" else f"?{query}"
@@ -276,14 +277,14 @@ def format_value(value: float, unit: str) -> str:
 
 
 def _rate(value: float) -> str:
-    """`0`, `0.03`, `4.2`, `1,250`."""
+    """Format a rate: `0`, `0.03`, `4.2`, `1,250`."""
     if not value:
         return "0"
     return f"{value:,.2f}" if value < 1 else f"{value:,.1f}" if value < 100 else f"{value:,.0f}"
 
 
 def _seconds(value: float) -> str:
-    """`0 ms`, `0.3 ms`, `270 ms`, `4.2 s`, `3 min 5 s`."""
+    """Format a duration in seconds: `0 ms`, `0.3 ms`, `270 ms`, `4.2 s`, `3 min 5 s`."""
     if value < 0.9995:
         return f"{value * 1000:.1f}{text.NBSP}ms" if 0 < value < 0.01 else f"{value * 1000:.0f}{text.NBSP}ms"
     return f"{value:.1f}{text.NBSP}s" if value < 59.95 else text.duration(round(value))

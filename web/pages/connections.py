@@ -38,10 +38,10 @@ MAX_ROWS: Final = 100
 """Connections per page. The filter finds the others."""
 
 MAX_JOBS_IN_ROW: Final = 3
-"""Held jobs that a row names."""
+"""Held jobs shown per row."""
 
 MAX_SCANNED_IN_ROW: Final = 32
-"""Held jobs among which a row finds those that time out first."""
+"""Held jobs scanned per row, to find the ones that time out first."""
 
 MIN_SHOWN_WAIT: Final = 10 * SECOND
 """The shortest remaining wait that a row shows: most workers reserve again every few seconds."""
@@ -67,10 +67,11 @@ class Row:
     """One connection in the list.
 
     name            the client's name, and "HTTP" if it reserves over HTTP; may be empty.
-    is_http         it is one HTTP reserve request (operations.leases). It ends with the last job that it got.
+    is_http         the connection is one HTTP reserve request (operations.leases). It ends with the last job that it
+                    reserved.
     watches, jobs   the first few; *more_tubes* and *more_jobs* count the others, and are empty if there are none.
-    waiting         how long it has waited in a reserve, and *until* how much longer it will at most; empty if it does
-                    not wait.
+    waiting         how long it has waited in a reserve; empty if it is not waiting.
+    until           the longest time that it will still wait; may be empty.
     """
 
     number: str
@@ -104,7 +105,7 @@ class ConnectionDetails:
     """One connection.
 
     row             its row in the list.
-    jobs            jobs that it holds, the next to time out first; *jobs_summary* says how many of how many.
+    jobs            jobs that it holds, soonest timeout first; *jobs_summary* gives the number listed and the total.
     tubes           tubes that it watches; *tubes_summary* likewise.
     job_count       number of jobs that it holds.
     """
@@ -252,7 +253,7 @@ def _until(client: Client, now: int) -> str:
     if client.wait_until is None:
         return "no timeout"
     left = client.wait_until - now
-    return f"{_seconds(left)} more at most" if left >= MIN_SHOWN_WAIT else ""
+    return f"at most {_seconds(left)} more" if left >= MIN_SHOWN_WAIT else ""
 
 
 def _held_job(job: Job, now: int) -> HeldJob:
@@ -267,7 +268,7 @@ def _held_job(job: Job, now: int) -> HeldJob:
 
 
 def _rows_html(clients: list[Client], now: int, pace: Pace) -> Markup:
-    """Return the rows of those of *clients* that are still connected. May switch."""
+    """Return a row for each of *clients* that is still connected. May switch."""
     macro = get_template_attribute("connection_parts.html", "row")
     links = {page: url_for(page) for page in ("connection", "job", "tube")}
     rows = []
@@ -291,8 +292,8 @@ def _first_of(shown: int, total: int, noun: str) -> str:
 
 
 def _jobs_summary(shown: int, total: int) -> str:
-    among = f", of the first {text.number(MAX_SCANNED_JOBS)} that it reserved" if total > MAX_SCANNED_JOBS else ""
-    return f"{_first_of(shown, total, 'job')}, the next to time out first{among}" if total else ""
+    among = f", among the first {text.number(MAX_SCANNED_JOBS)} that it reserved" if total > MAX_SCANNED_JOBS else ""
+    return f"{_first_of(shown, total, 'job')}, soonest timeout first{among}" if total else ""
 
 
 def _summary(shown: int, matched: int, total: int, query: str, sort: str) -> str:

@@ -1,4 +1,4 @@
-"""The contents of the pages of one tube and one job as text, without lists and bodies."""
+"""The texts of the tube page and the job page, except job lists and bodies."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class HistoryItem:
-    """An event of a job. *by* is None if no connection caused it; *note* has anything else known."""
+    """An event of a job. *by* is None if no connection caused it; *note* is any other information about its origin."""
 
     at: str
     ago: str
@@ -83,7 +83,7 @@ class JobDetails:
 
     held            its holder, or None.
     last_held       the last holder if it has none now; None if unknown.
-    reservation     identifies the current reservation: a forced change must confirm it. Empty without one.
+    reservation     identifies the current reservation, which a forced change must confirm. Empty if not reserved.
     history         its events, from the put to now.
     forgotten       the events that its counters count but *history* lacks, in words; empty if there are none.
     kept_events     how many of the last events are kept.
@@ -124,7 +124,7 @@ def tube_details(tube: Tube, now: int) -> TubeDetails:
         ],
         entries=[
             ("Clients that watch it", text.number(stats.current_watching)),
-            ("of these, waiting for a job", text.number(stats.current_waiting)),
+            ("Clients waiting for a job", text.number(stats.current_waiting)),
             ("Clients that use it", text.number(stats.current_using)),
             ("Jobs put", text.number(stats.total_jobs)),
             ("Jobs deleted", text.number(stats.cmd_delete)),
@@ -176,7 +176,7 @@ def job_details(broker: Broker, job: Job, now: int) -> JobDetails:
 
 
 def reservation(job: Job) -> str:
-    """Return what distinguishes the current reservation of *job* from its others; empty without one."""
+    """Return a token that identifies the current reservation of *job*; empty if *job* is not reserved."""
     return str(job.reserves) if job.state == RESERVED else ""
 
 
@@ -185,7 +185,7 @@ def _pause_left(stats: TubeStats) -> str:
 
 
 def _state_time(job: Job, stats: JobStats, events: list[job_history.Event], now: int) -> tuple[str, str, str]:
-    """Return the figure of how long *job* has been in its state, or will be."""
+    """Return the figure for the time that *job* has spent in its state, or will still spend in it."""
     if job.state == READY:
         return "Ready for", _since(job.ready_since, now), f"ttr {text.duration(stats.ttr)}"
     if job.state == DELAYED:

@@ -1,6 +1,6 @@
 """The form that edits a job: its initial values, its submitted values, and the detection of concurrent changes.
 
-A text area cannot return every body unchanged: browsers send line ends as CRLF, and drop NULs. So the form shows a
+A text area cannot return every body unchanged: browsers send line endings as CRLF, and drop NULs. So the form shows a
 body as text only if the text area returns the same bytes, and as base64 otherwise.
 """
 
@@ -38,7 +38,7 @@ class Form:
     encoding        encoding of *body*: TEXT or BASE64.
     can_be_text     the job's body can be edited as text.
     is_reordered    *body* has characters that change the direction of text.
-    line_ends       line ends of the saved body: CRLF or LF.
+    line_ends       line endings of the saved body: CRLF or LF.
     """
 
     version: str
@@ -55,7 +55,7 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """Changes to a job, in nanoseconds for times; None for values that do not change."""
+    """Changes to a job. Times are in nanoseconds. None means unchanged."""
 
     pri: int | None
     delay: int | None
@@ -68,7 +68,7 @@ class Changes:
 
 
 def version(job: Job, body: bytes, sees_bodies: bool) -> str:
-    """Return a digest of what the form can change of *job*, and of its tube and state."""
+    """Return a digest of the values of *job* that the form can change, and of its tube and state."""
     seen = (job.tube.name, job.state, job.pri, job.delay, job.ttr, job.size)
     digest = blake2b(repr(seen).encode(), digest_size=16)
     if not _why_no_body(job, sees_bodies):
@@ -124,7 +124,7 @@ def read_changes(form: Fields, job: Job, old: bytes, max_job_size: int, sees_bod
             raise BadRequest("“delay” can be changed only while the job is ready or delayed. Leave it empty.")
     body = read_body(form, job, old, sees_bodies) if "body" in form else old
     if body != old and len(body) > max_job_size:
-        raise BadRequest(f"“body” must be at most {text.size(max_job_size)}, but has {text.number(len(body))}.")
+        raise BadRequest(f"“body” must be at most {text.size(max_job_size)}, but has {text.number(len(body))} bytes.")
     return Changes(
         pri=pri if pri != job.pri else None,
         delay=delay,
@@ -149,7 +149,7 @@ def read_body(form: Fields, job: Job, old: bytes, sees_bodies: bool) -> bytes:
 
 
 def as_lines(body: bytes) -> str | None:
-    """Return *body* as text with LF line ends; None if a text area would not return the same bytes."""
+    """Return *body* as text with LF line endings; None if a text area would not return the same bytes."""
     found = decode_text(body, is_cut=False)
     if found is None:
         return None
@@ -158,13 +158,13 @@ def as_lines(body: bytes) -> str | None:
 
 
 def from_lines(lines: str, ends: str) -> bytes:
-    """Return the body for *lines* as a browser sends them, with the line ends *ends*."""
+    """Return the body for *lines*, as sent by a browser, with the line endings *ends* (CRLF or LF)."""
     found = lines.replace("\r\n", "\n")
     return (found.replace("\n", "\r\n") if ends == CRLF else found).encode(errors="replace")
 
 
 def line_ends(body: bytes) -> str:
-    """Return the line ends of *body*: CRLF if it contains one, else LF."""
+    """Return the line endings of *body*: CRLF if it contains a CRLF, else LF."""
     return CRLF if b"\r\n" in body else LF
 
 

@@ -18,14 +18,14 @@ ADVICE: Final = {
     405: "This page does not support the request method. Nothing was changed.",
     409: "Nothing was changed.",
     413: "The request exceeds the dashboard's size limit. Nothing was changed.",
-    429: "Other addresses can still log in. If this persists, a person or program there is trying wrong passwords.",
-    421: "Nothing was shown: otherwise another site could read this page through a host name of its own.",
+    429: "Other addresses can still log in. If this persists, someone at your address is trying wrong passwords.",
+    421: "Nothing was shown, so that no other site can read this page through its own host name (DNS rebinding).",
     503: "Nothing was changed. See the overview for the state of the server.",
     500: "The dashboard failed to build this page. The queue is not affected. See the server's log for details.",
 }
 
 MAX_PARSED_FORM: Final = 64 * 1024
-"""Bytes of a request whose form is parsed for the link back."""
+"""Largest request, in bytes, whose form is parsed to build the link back."""
 
 
 def init_app(app: Flask) -> None:

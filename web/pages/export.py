@@ -1,9 +1,9 @@
 """Export of the jobs that match a query, streamed as CSV or JSON lines. Only the ids are held in memory.
 
 JSON lines contain every value unchanged. In CSV, text is protected against formula injection: a spreadsheet executes
-a cell that begins with one of `=+-@`, a tab or a line end. Such a text gets an apostrophe in front, which marks it as
+a cell that begins with one of `=+-@`, a tab or a line end. Such text is prefixed with an apostrophe, which marks it as
 text. Some spreadsheets also split cells at semicolons and tabs, and then ignore quotes: where one of `=+-@` follows a
-separator, an apostrophe is inserted between the two. A body with such text is exported as base64, and so is a body
+separator, an apostrophe is inserted between the two. A body where this occurs is exported as base64, and so is a body
 that is not UTF-8, contains a NUL, or is large.
 """
 
@@ -47,7 +47,10 @@ FIELDS: Final = (
     "kicks",
     "size",
 )
-"""Columns; times in whole seconds. Visitors who see bodies also get `encoding` and `body`, null or empty if lost."""
+"""Columns; times in whole seconds. Visitors who see bodies also get `encoding` and `body`.
+
+Both are empty if it is lost.
+"""
 
 CHUNK: Final = 32 * 1024
 """Approximate bytes per chunk sent."""
@@ -81,7 +84,7 @@ class Exports:
         app.add_url_rule("/export", "export", self.export)
 
     def export(self) -> Response:
-        """Serve `/export?tube=&state=&q=&format=`: the matching jobs, oldest first. Its body switches."""
+        """Serve `/export?tube=&state=&q=&format=`: the matching jobs, oldest first. Streaming the response switches."""
         try:
             query = read_query(request.args)
         except QueryError as error:
@@ -92,7 +95,7 @@ class Exports:
         return self.file(query, form)
 
     def file(self, query: Query, form: str) -> Response:
-        """Return the jobs that match *query*, oldest first, as a file of the format *form*. Its body switches."""
+        """Return the jobs that match *query*, oldest first, as a *form* file. Streaming the response switches."""
         if self._running >= MAX_EXPORTS:
             raise ServiceUnavailable(
                 f"{MAX_EXPORTS} exports are running, which is the limit. Try again when one has finished."
@@ -212,7 +215,7 @@ def encode_body(body: bytes) -> tuple[str, str]:
 
 
 def escape_formulas(cell: str | int | None) -> str | int | None:
-    """Return *cell* in a form of which a spreadsheet treats no part as a formula."""
+    """Return *cell*, escaped so that a spreadsheet treats no part of it as a formula."""
     if not isinstance(cell, str):
         return cell
     cell = _SECOND_FORMULA.sub(r"\1'", cell)

@@ -24,13 +24,13 @@ from greenstalk_server.web.metrics.history import History, Rates
 from greenstalk_server.web.pages import sparkline
 
 MAX_TUBES: Final = 100
-"""Tubes per page: about 2 ms of rendering. The filter or another order finds the others."""
+"""Tubes per page: about 2 ms of rendering. Use the filter or another sort order to find the others."""
 
 MAX_FILTER_LENGTH: Final = 200
 """Characters of a filter: the length of the longest tube name."""
 
 TUBE_BATCH: Final = 256
-"""Tubes scanned between two chances for others to run: about 0.2 ms."""
+"""Tubes scanned per batch, between two yields to the event loop: about 0.2 ms."""
 
 BY_NAME: Final = "name"
 
@@ -102,7 +102,7 @@ class Column:
 
     key             its CSS class, and its name in URLs.
     text            returns the text of a cell.
-    rank            returns the sort key, where None sorts last; None if the table cannot be sorted by this column.
+    rank            returns the sort key; a key of None sorts last. Without *rank* the column is not sortable.
     kind            `text`, `badge`, or `path` for a sparkline.
     """
 
@@ -222,7 +222,7 @@ LIMIT_LABELS: Final = {
     "connections_per_address": "Connection limit per address",
     "handshake": "Failed TLS handshakes",
     "files": "File descriptor limit",
-    "epoll": "Not pollable",
+    "epoll": "epoll watch limit",
     "jobs": "Job limit",
     "bytes": "Byte limit",
     "tube_jobs": "Job limit per tube",
@@ -230,7 +230,7 @@ LIMIT_LABELS: Final = {
     "tubes": "Tube limit",
     "watched": "Watched tubes per client",
     "rate": "Rate limited",
-    "output": "Waiting for the disk",
+    "output": "Unsynced output limit",
     "listings": "Concurrent list limit",
     "idle_timeout": "Idle timeout",
     "command_timeout": "Command timeout",
@@ -244,7 +244,7 @@ GROUPS: Final[tuple[tuple[str, tuple[tuple[str, str], ...]], ...]] = (
         "Jobs",
         (
             ("Ready", "current_jobs_ready"),
-            ("of these, urgent", "current_jobs_urgent"),
+            ("Ready and urgent", "current_jobs_urgent"),
             ("Reserved", "current_jobs_reserved"),
             ("Delayed", "current_jobs_delayed"),
             ("Buried", "current_jobs_buried"),
@@ -291,7 +291,7 @@ GROUPS: Final[tuple[tuple[str, tuple[tuple[str, str], ...]], ...]] = (
             ("Uptime", "uptime"),
             ("Draining", "draining"),
             ("Memory", "memory"),
-            ("of it, private", "memory_private"),
+            ("Private memory", "memory_private"),
             ("Memory limit for jobs", "memory_limit"),
             ("Memory used by jobs", "memory_taken"),
             ("User CPU time", "rusage_utime"),
@@ -304,7 +304,7 @@ GROUPS: Final[tuple[tuple[str, tuple[tuple[str, str], ...]], ...]] = (
         ),
     ),
 )
-"""The server's figures by group: label and field. COMMANDS has those of commands."""
+"""The server's figures by group: label and field. COMMANDS has the command counters."""
 
 COMMANDS: Final = tuple(
     (field.name.removeprefix("cmd_").replace("_", "-"), field.name)
@@ -341,7 +341,7 @@ class Order:
     def description(self) -> str:
         """The order in words: `by name`, `by “Ready”, largest first`."""
         if self.key == BY_NAME:
-            return "by name, last first" if self.is_descending else "by name"
+            return "by name, descending" if self.is_descending else "by name"
         which = "largest" if self.is_descending else "smallest"
         return f"by “{SORTS[self.key].label}”, {which} first"
 
@@ -352,12 +352,12 @@ class Overview:
 
     server          every field of ServerStats, and the other fields of GROUPS and TOTALS, as text.
     tubes           a row per tube: the name, then the COLUMNS in order.
-    summary         how many tubes are shown, of how many.
+    summary         the number of tubes shown, the total, and the order.
     query           the filter, without surrounding spaces.
     is_filtered_out no tube matches the filter.
     is_unused       there is no job, and none was ever put.
     is_draining     the server refuses puts because it drains.
-    trouble         why the journal cannot be written, so that puts are refused; empty if it can be.
+    trouble         why the journal cannot be written and puts are refused; empty if there is no such error.
     """
 
     server: Mapping[str, str]
@@ -403,7 +403,10 @@ class OverviewBuilder:
         self._role: Callable[[], ClusterStatus] | None = role
 
     def build(self, query: str, order: Order, now: int) -> Overview:
-        """Return the overview with the first tubes in *order* whose name contains *query*, in any case. May switch."""
+        """Return the overview with the first tubes in *order* whose name contains *query*, ignoring case.
+
+        May switch.
+        """
         broker, pace = self._broker, Pace()
         query = query.strip()[:MAX_FILTER_LENGTH]
         matched, first = self._first(query, order, now, pace)
@@ -412,7 +415,7 @@ class OverviewBuilder:
             top = max(top, _most(view.puts))
             pace.yield_if_due()
         for view in shown:
-            if broker.tubes.get(view.tube.name) is view.tube:  # it may have been dropped while others ran
+            if broker.tubes.get(view.tube.name) is view.tube:  # another greenlet may have dropped the tube
                 view.top = top
                 rows.append(tube_texts(view))
                 pace.yield_if_due()

@@ -28,8 +28,8 @@ class SampleList:
 
     loaded          the sample that the request names, or None.
     job             the initial values of the form.
-    own, others     names of the tube's samples, and of those of other tubes.
-    trouble         why the file lacks the last changes; empty if it has them.
+    own, others     names of this tube's samples, and names of other tubes' samples.
+    trouble         why the last changes are not in the file; empty if they are.
     """
 
     loaded: Sample | None
@@ -40,7 +40,7 @@ class SampleList:
 
 
 class Samples:
-    """Changes of the samples in *store*."""
+    """The actions that save and delete samples in *store*."""
 
     def __init__(self, store: Store, audit: Audit) -> None:
         self._store: Store = store
@@ -75,7 +75,7 @@ class Samples:
         return _redirect(tube, "deleted-sample", None)
 
     def keep(self, sample: Sample) -> None:
-        """Save *sample*, replacing one with its name; raise Conflict if the store is full. Switches."""
+        """Save *sample*, replacing any sample of the same name; raise Conflict if the store is full. Switches."""
         try:
             self._store.add_sample(sample)
         except Full as full:

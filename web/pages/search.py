@@ -27,7 +27,7 @@ from greenstalk_server.web.live.hub import LiveHub, State
 from greenstalk_server.web.operations.tasks import Task, Tasks, live_state, progress_texts
 
 MAX_MATCHES: Final = 1000
-"""Matches that the page lists; it counts all."""
+"""Matches listed on the page. All matches are counted."""
 
 PAGE_SIZE: Final = 100
 """Matches per page: about 4 ms of rendering."""
@@ -79,7 +79,10 @@ class Searches:
         live.register("search", self.live)
 
     def page(self) -> Response:
-        """Serve `/search`: start or join the search for `q`, `tube`, `state`, or show that of `task`. May switch."""
+        """Serve `/search`: start or join a search for `q`, `tube`, `state`, or show the search of `task`.
+
+        May switch.
+        """
         given = request.args.get("q", "").strip()
         try:
             query = read_query(request.args)
@@ -165,7 +168,7 @@ def match_rows(broker: Broker, ids: list[int], now: int) -> list[list[str]]:
 
 
 def job_list_values(broker: Broker, tube: Tube, state: int, args: fields.Fields, now: int) -> dict[str, Any]:
-    """Return what the page of *tube* shows of its jobs in *state*: `jobs`, `columns`, `q` and `q_error`. May switch."""
+    """Return the values that list the jobs of *tube* in *state*: `jobs`, `columns`, `q`, `q_error`. May switch."""
     shown: dict[str, Any] = {
         "q": args.get("q", "").strip(),
         "q_error": "",

@@ -56,7 +56,7 @@ def create_standby_app(role: Callable[[], ClusterStatus], hostname: str, clock: 
 def status_line(role: ClusterStatus) -> str:
     """Return one line for a load balancer or an operator: the active server, and the lag."""
     lag = behind(role) + ("" if role.behind is None else " behind")
-    line = f"standby of the journal {role.journal}: {role.leader or 'nobody'} is active, {lag}"
+    line = f"standby of the journal {role.journal}, {lag}; active server: {role.leader or 'none'}"
     return f"{line}; {role.trouble}" if role.trouble else line
 
 
@@ -75,7 +75,7 @@ def entries(role: ClusterStatus) -> list[tuple[str, str]]:
 def behind(role: ClusterStatus) -> str:
     """Return the lag of a standby as text, or why it is unknown."""
     if role.behind is None:
-        return "waiting for the database" if role.trouble else "still reading"
+        return "waiting for the database" if role.trouble else "still reading the journal"
     return f"{role.behind:.1f} s"
 
 

@@ -1,4 +1,4 @@
-"""The pages of the overview, tubes and jobs. They only read. Only what says so may switch."""
+"""The pages of the overview, tubes and jobs. They only read. Functions that may switch greenlets say so."""
 
 from __future__ import annotations
 
@@ -149,7 +149,10 @@ class Views:
         )
 
     def job_state(self, args: Fields, now: int) -> State:
-        """Return the live state of `/job`, without the body: only whether it was edited after the edit `edited`."""
+        """Return the live state of `/job`, without the body.
+
+        It reports whether the job was edited again after `edited`.
+        """
         details = job_details(self._broker, find_job(self._broker, args), now)
         names = JOB_PARTS_OF_ADMINS if visitor().is_admin else JOB_PARTS
         return {
@@ -166,7 +169,7 @@ class Views:
     def job_form(self) -> str:
         """Serve `/job/form?id=&encoding=`: the form that edits a job. May switch."""
         if not visitor().is_admin:
-            raise Forbidden("You cannot edit jobs: this takes an admin, on a dashboard that is not read-only.")
+            raise Forbidden("You cannot edit jobs. Only admins can, and only if the dashboard is not read-only.")
         job, body = load_job_with_body(self._broker, self._job)
         form = initial_form(job, body, visitor().sees_bodies, request.args.get("encoding", ""))
         return edit_page(job, body, form, self._clock())
@@ -190,7 +193,7 @@ class Views:
         return find_job(self._broker, request.args)
 
     def _reasons(self, names: Iterable[str]) -> dict[str, str]:
-        """Return the reasons for which tubes *names* are paused, by tube, where a reason was given."""
+        """Return the pause reasons of the tubes *names*, by tube name, without tubes that have no reason."""
         tubes = ((name, self._broker.tubes.get(name.encode())) for name in names)
         reasons = {name: self._store.reason(name, tube.paused_until) for name, tube in tubes if tube is not None}
         return {name: reason for name, reason in reasons.items() if reason}
@@ -225,7 +228,7 @@ class Views:
 class Head:
     """The header of a column.
 
-    href            URL of the page sorted by this column, or in reverse; empty if it cannot be sorted by it.
+    href            URL that sorts by this column, or reverses the order if already sorted by it; empty if not sortable.
     sorted          `ascending` or `descending` if the page is sorted by this column, else empty.
     """
 
