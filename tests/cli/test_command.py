@@ -375,7 +375,7 @@ def test_fifo_in_the_journal_directory_is_named_without_blocking(tmp_path: Path,
 def test_lock_that_is_a_symbolic_link_is_refused(tmp_path: Path) -> None:
     (tmp_path / "lock").symlink_to(tmp_path / "target")
     done = run(*QUIET, "-b", str(tmp_path))
-    assert done.stderr == f"greenstalk-server: -b {tmp_path}: its file lock is a symbolic link; remove it\n"
+    assert done.stderr == f"greenstalk-server: -b {tmp_path}: the file 'lock' in it is a symbolic link; remove it\n"
     assert done.returncode == 10
     assert not (tmp_path / "target").exists()
 

@@ -276,7 +276,7 @@ def test_import_needs_an_empty_unused_directory(exported: bytes, tmp_path: Path)
         done = load(tmp_path, exported)
         assert done.returncode == 10
         assert done.stderr.decode() == (
-            f"greenstalk-server: journal import: {tmp_path}: must be empty, and has journal.1\n"
+            f"greenstalk-server: journal import: {tmp_path}: must be empty, but contains journal.1\n"
         )
     missing = run("journal", "import", str(tmp_path / "missing"))
     assert missing.returncode == 10
@@ -324,7 +324,7 @@ def test_input_that_is_not_an_archive_is_not_imported(tmp_path: Path, source: st
     assert done.returncode == 1
     assert done.stderr == (
         f"greenstalk-server: journal import: {source}:1:"
-        " it must be the head of a greenstalk journal, as `journal export` writes it; nothing was imported\n"
+        " not the first line of a greenstalk journal archive, which `journal export` writes; nothing was imported\n"
     )
 
 
@@ -343,7 +343,7 @@ def test_killed_import_leaves_no_jobs(exported: bytes, tmp_path: Path) -> None:
     process.kill()
     process.stdin.close()
     assert process.wait(PATIENCE) == -signal.SIGKILL
-    assert "an import was cut short" in run("journal", "check", str(tmp_path)).stdout
+    assert "an import was interrupted" in run("journal", "check", str(tmp_path)).stdout
     assert b"an import into it was interrupted; there is nothing to export" in export(tmp_path).stderr
     with Daemon(*QUIET, "-b", str(tmp_path)) as daemon, Peer(daemon) as peer:
         assert peer.ask(b"peek 1") == b"NOT_FOUND\r\n"
@@ -393,9 +393,13 @@ def test_valid_lines_are_accepted() -> None:
 @pytest.mark.parametrize(
     ("lines", "number", "said"),
     [
-        ([PAUSE], 1, "it must be the head of a greenstalk journal, as `journal export` writes it"),
-        ([HEAD | {"format": "x"}], 1, "it must be the head of a greenstalk journal, as `journal export` writes it"),
-        ([HEAD | {"version": 2}], 1, "version 2, and this server reads 1"),
+        ([PAUSE], 1, "not the first line of a greenstalk journal archive, which `journal export` writes"),
+        (
+            [HEAD | {"format": "x"}],
+            1,
+            "not the first line of a greenstalk journal archive, which `journal export` writes",
+        ),
+        ([HEAD | {"version": 2}], 1, "archive version 2, but this server reads 1"),
         ([HEAD | {"next_id": 0}], 1, "next_id 0: must be a whole number from 1 to 4611686018427387904"),
         ([HEAD | {"next_id": 2**64 - 1}], 1, "next_id 18446744073709551615: must be a whole number from 1 to 461168"),
         ([HEAD, JOB | {"state": "buried", "deadline": 2**64 - 1}], 2, "deadline 18446744073709551615: must be a whole"),
@@ -413,14 +417,14 @@ def test_valid_lines_are_accepted() -> None:
         ([HEAD, PAUSE | {"tube": None}], 2, "tube None: must be a valid tube name"),
         ([HEAD, JOB | {"state": "reserved"}], 2, "state 'reserved': must be one of ready, delayed, buried"),
         ([HEAD, JOB | {"state": []}], 2, "state []: must be one of ready, delayed, buried"),
-        ([HEAD, JOB | {"encoding": "base64", "body": "?"}], 2, "body: must be a text in the encoding utf-8 or base64"),
-        ([HEAD, JOB | {"encoding": "hex"}], 2, "body: must be a text in the encoding utf-8 or base64, not 'hex'"),
-        ([HEAD, JOB | {"body": "\ud800"}], 2, "body: must be a text in the encoding utf-8 or base64, not 'utf-8'"),
-        ([HEAD, JOB | {"events": [[1, "x", 0]]}], 2, "events: must be at most 16, each its time, kind and client"),
+        ([HEAD, JOB | {"encoding": "base64", "body": "?"}], 2, "body: must be text encoded as utf-8 or base64"),
+        ([HEAD, JOB | {"encoding": "hex"}], 2, "body: must be text encoded as utf-8 or base64, not 'hex'"),
+        ([HEAD, JOB | {"body": "\ud800"}], 2, "body: must be text encoded as utf-8 or base64, not 'utf-8'"),
+        ([HEAD, JOB | {"events": [[1, "x", 0]]}], 2, "events: must be at most 16 lists of time, kind and client"),
         ([HEAD, JOB | {"events": [[1, "kicked", -1]]}], 2, "events: must be at most 16"),
         ([HEAD, JOB | {"events": [[1, "kicked", 0]] * 17}], 2, "events: must be at most 16"),
         ([HEAD, JOB | {"events": 3}], 2, "events: must be at most 16"),
-        ([HEAD, JOB | {"colour": 1}], 2, "'colour' is unknown here"),
+        ([HEAD, JOB | {"colour": 1}], 2, "unknown field 'colour'"),
         ([HEAD, {key: JOB[key] for key in JOB if key != "kicks"}], 2, "kicks is missing"),
     ],
 )
@@ -435,9 +439,9 @@ def test_invalid_line_is_refused(lines: list[dict[str, Any]], number: int, said:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        (b"no\n", "it must be JSON: Expecting value"),
-        (b"\xff\n", "it must be JSON: "),
-        (b"[" * 100_000 + b"\n", "it must be JSON: "),
+        (b"no\n", "not valid JSON: Expecting value"),
+        (b"\xff\n", "not valid JSON: "),
+        (b"[" * 100_000 + b"\n", "not valid JSON: "),
         (b"[]\n", "not a JSON object"),
         (b'{"type":"end","pauses":0,"jobs":0}\n', "sha256 is missing"),
     ],
@@ -449,7 +453,7 @@ def test_line_that_is_not_an_object_is_refused(line: bytes, said: str) -> None:
 
 def test_missing_or_changed_job_fails_the_checksum() -> None:
     lines = sealed(HEAD, PAUSE, JOB, JOB | {"id": 2})
-    with pytest.raises(BadLine, match="2 jobs and 1 pauses were exported, and there are 1 and 1"):
+    with pytest.raises(BadLine, match="2 jobs and 1 pauses were exported, but the archive has 1 and 1"):
         read([*lines[:3], lines[4]])
     with pytest.raises(BadLine, match="checksum mismatch: the lines differ from those that were exported"):
         read([*lines[:3], lines[3].replace(b'"pri": 0', b'"pri": 1'), lines[4]])

@@ -205,7 +205,7 @@ def test_torn_tail_is_reported_but_not_as_damage(several: Path) -> None:
     os.truncate(newest, len(newest.read_bytes().rstrip(b"\0")) - 7)
     code, said = check(several)
     assert code == 0
-    assert f"\ntorn, as a crash leaves it: {newest.name}: torn tail at offset " in said
+    assert f"\ntorn by a crash: {newest.name}: torn tail at offset " in said
     assert "\njobs: 9\n" in said
     assert shows_after_a_start(several) == 9
 
@@ -256,7 +256,7 @@ def test_missing_file_is_reported_as_a_gap(several: Path) -> None:
     second.unlink()
     code, said = check(several)
     assert code == 1
-    assert f"DAMAGE: {third.name}: follows on {first.name} with a gap at offset 0: 0 bytes, 3 records lost\n" in said
+    assert f"DAMAGE: {third.name}: records are missing after {first.name}, at offset 0: 0 bytes, 3 records lost\n" in said
     assert "\njobs: 7\n" in said
 
 
@@ -275,7 +275,7 @@ def test_torn_header_of_the_newest_file_is_not_damage(several: Path) -> None:
     torn.write_bytes(bytes(512) + b"written, but nothing before it" + bytes(512))
     code, said = check(several)
     assert code == 0
-    assert "\ntorn, as a crash leaves it: journal.99: does not start with the magic bytes of a journal segment" in said
+    assert "\ntorn by a crash: journal.99: does not start with the magic bytes of a journal segment" in said
     assert "\njobs: 10\n" in said
     assert shows_after_a_start(several) == 10
     assert not torn.exists()
@@ -304,7 +304,7 @@ def test_rewrite_after_a_failed_write_is_not_damage(tmp_path: Path) -> None:
     (tmp_path / "journal.2").write_bytes(header + rewrite.job(job, 3))
     code, said = check(tmp_path)
     assert code == 0
-    assert "\nrecorded anew, as the disk had failed: journal.1: damaged to its end at offset " in said
+    assert "\nrewritten after a disk failure: journal.1: damaged to its end at offset " in said
     assert "\njobs: 1\n" in said
 
 
@@ -315,8 +315,8 @@ def test_later_version_is_reported_and_a_start_refuses_it(several: Path) -> None
     file.write_bytes(head + crc32(head).to_bytes(4, "little") + data[record.SEGMENT_HEADER_SIZE :])
     code, said = check(several)
     assert code == 10
-    assert f"{several}: OF A LATER VERSION\n" in said
-    assert f"{file.name}: format version {record.VERSION + 1}, and this server reads 1 to {record.VERSION} " in said
+    assert f"{several}: WRITTEN BY A LATER VERSION\n" in said
+    assert f"{file.name}: format version {record.VERSION + 1}, but this server reads 1 to {record.VERSION} " in said
     assert said.endswith("\na start would fail: a later version has written the journal; start that version\n")
     assert run(*QUIET, "-b", str(several)).returncode == 10
 
@@ -331,7 +331,7 @@ def test_interrupted_import_is_ignored(tmp_path: Path) -> None:
     assert code == 0
     assert "\nrecords: 1 job, 1 import begun\n" in said
     assert said.endswith(
-        "\njobs: 0\nan import was cut short, and none of its jobs counts: repeat it, in an empty directory\n"
+        "\njobs: 0\nan import was interrupted, and its jobs are ignored: repeat it, in an empty directory\n"
     )
 
 
@@ -366,7 +366,7 @@ def test_ids_that_both_servers_gave_are_reported(beanstalkds: Path, tmp_path_fac
         shutil.copy(file, ours)
     code, said = check(ours)
     assert code == 1
-    assert "  a start would refuse: 1 of their ids are in the journal too, 1 the first\n" in said
+    assert "  a start would fail: 1 of their ids are in the journal too; the first is 1\n" in said
     assert run(*QUIET, "-b", str(ours)).returncode == 10
 
 
@@ -377,7 +377,7 @@ def test_import_that_lacks_only_its_renames_is_reported(beanstalkds: Path) -> No
         file.write_bytes(data)
     code, said = check(beanstalkds)
     assert code == 0
-    assert said.endswith("; a start would only move the files, as the journal has their 2 jobs\n")
+    assert said.endswith("; a start would only move the files: the journal has their 2 jobs\n")
     assert shows_after_a_start(beanstalkds) == 1
 
 

@@ -157,7 +157,7 @@ def test_stale_unix_socket_is_replaced_with_a_warning(tmp_path: Path) -> None:
     with Daemon("-l", f"unix:{path}", "--no-web") as daemon:
         assert ask_unix(path) == b"INSERTED 1"
         _, said = daemon.stop()
-    assert f"WARNING removing the socket at {path}, to listen there" in said
+    assert f"WARNING removing the stale socket at {path}: no server listens on it" in said
 
 
 def test_unix_socket_of_a_running_server_is_not_replaced(tmp_path: Path) -> None:

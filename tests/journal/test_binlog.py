@@ -429,7 +429,7 @@ def test_upkeep_error_is_logged_once_with_its_reason(call: str, said: str, caplo
     assert not yard.binlog.is_full
     yard.disk.before = nothing
     yard.settle()
-    assert "files can be made and removed again" in caplog.text
+    assert "files can be created and removed again" in caplog.text
     assert yard.add(1500)
 
 

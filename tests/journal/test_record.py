@@ -94,7 +94,7 @@ def test_truncated_header_is_refused() -> None:
 
 def test_header_of_a_newer_version_names_it() -> None:
     for version in (0, 4, 2**32 - 1):
-        with pytest.raises(BadSegment, match=f"version {version}, and this server reads 1 to 3"):
+        with pytest.raises(BadSegment, match=f"version {version}, but this server reads 1 to 3"):
             decode_segment_header(of_version(version))
 
 

@@ -382,7 +382,7 @@ def test_import_of_ids_that_the_journal_uses_is_refused() -> None:
     recovered(disk, START)
     other = full(V7, made(3, b"another")) + full(V7, made(99))
     files = disk.everything() | {"binlog.1": start(V7) + other}
-    with pytest.raises(StartError, match="hold 1 jobs whose ids our journal has given too, 3 the first"):
+    with pytest.raises(StartError, match="have 1 jobs whose ids are in the journal too; the first is 3"):
         recovered(Disk(files), START)
 
 
