@@ -222,9 +222,9 @@ def test_directory_is_checked_with_the_permissions_of_the_user(closed_directory:
     started, checked = run(*forbidden), run("config", "--check", *forbidden)
     assert (checked.returncode, checked.stderr) == (started.returncode, started.stderr) == (10, started.stderr)
     closed_directory.chmod(0o777)
-    assert run("config", "--check", *flags).returncode == 0
+    assert run("config", "--check", *forbidden).returncode == 0
     (closed_directory / "lock").touch(mode=0o600)
-    assert "lock: Permission denied" in run("config", "--check", *flags).stderr
+    assert "lock: Permission denied" in run("config", "--check", *forbidden).stderr
 
 
 @pytest.mark.skipif(not IS_ROOT, reason="only root can become another user")
