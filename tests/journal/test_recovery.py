@@ -252,7 +252,7 @@ def test_blank_files_below_all_others_are_damage(size: int) -> None:
     recovery = recover(STORY.segments | {1: bytes(size)})
     STORY.assert_nothing_invented(recovery)
     assert where(recovery.damage) == [("journal.1", 0, size, None, False)]
-    assert "is blank, though journal.2 goes on from it" in str(recovery.damage[0])
+    assert "is blank, though journal.2 continues it," in str(recovery.damage[0])
     recovery = recover(STORY.segments | {1: bytes(size), 2: b""})
     assert where(recovery.damage) == [("journal.1", 0, size, None, False), ("journal.2", 0, 0, None, False)]
 
@@ -395,7 +395,7 @@ def test_missing_segment_is_damage() -> None:
     recovery = recover({1: STORY.segments[1], 3: STORY.segments[3]})
     STORY.assert_nothing_invented(recovery)
     assert where(recovery.damage) == [("journal.3", 0, 0, len(STORY.places[2]), False)]
-    assert "follows on journal.1 with a gap" in str(recovery.damage[0])
+    assert "records are missing after journal.1," in str(recovery.damage[0])
 
 
 def test_missing_oldest_segments_are_not_detected() -> None:

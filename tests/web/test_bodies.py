@@ -242,7 +242,7 @@ def test_filter_of_a_list_searches_bodies_on_disk(queue: DiskQueue, client: Flas
     near = queue.broker.put_into(b"mail", 2000, 0, SECOND, b'"number": 3', queue.now)
     rows = client.get("/live?page=tube&tube=mail&state=ready&q=body:%22number%5C%22: 3%22".replace(" ", "%20")).json
     assert [row[0] for row in rows["rows"]["jobs"]] == [str(found[3]), str(near)]
-    assert rows["fields"]["summary"] == "2 that match among all 21"
+    assert rows["fields"]["summary"] == "2 matching, among all 21"
 
 
 @pytest.mark.parametrize("query", [{"tube": "mail", "state": "ready"}, {"q": "body:pad"}, {"tube": "mail"}])

@@ -99,7 +99,7 @@ def test_forced_kick_takes_a_job_from_its_worker(tab: Tab, clients: Clients) -> 
     boxes(tab).first.check()
     choose(tab, "Kick")
     press(tab, "Preview")
-    assert "1 job held by a client: not changed, unless you force it below" in tab.page.inner_text("main")
+    assert "1 job held by a client: not changed, unless you force the change below" in tab.page.inner_text("main")
     tab.page.get_by_role("checkbox", name="Force the change").check()
     tab.page.get_by_label("to confirm").fill(clients.tube)
     press(tab, "Kick by force")

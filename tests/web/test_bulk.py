@@ -116,7 +116,7 @@ def test_force_includes_held_jobs(
 ) -> None:
     id = preview(client, tube="mail", **form)
     page = look(client, id)
-    assert "1 job held by a client: not changed, unless you force it" in words(page)
+    assert "1 job held by a client: not changed, unless you force the change" in words(page)
     run(client, id, confirm="mail", force="1")
     assert states(queue, ids) == after
     if form["action"] == "move":

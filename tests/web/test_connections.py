@@ -95,9 +95,9 @@ def test_list_shows_connected_clients(queue: Queue, client: FlaskClient) -> None
     assert "default a b and 1 more" in two
     assert f"{ids[0]} 46 s {ids[1]} 46 s {ids[2]} 46 s and 2 more" in two
     assert "[::1]:5000" in three
-    assert three.endswith("4 s 56 s more at most")
+    assert three.endswith("4 s at most 56 s more")
     queue.now += 46 * SECOND
-    assert rows(look(client))[2].endswith("50 s 10 s more at most")
+    assert rows(look(client))[2].endswith("50 s at most 10 s more")
     queue.now += 1
     assert rows(look(client))[2].endswith(" 50 s"), "a wait below MIN_SHOWN_WAIT is not shown"
 
@@ -205,7 +205,7 @@ def test_connection_page_shows_every_fact(queue: Queue, client: FlaskClient) -> 
     for said in (
         f"Connection {worker.number}", "Connected for 20 s", "Holds 1 job", "Waiting –", "Watches 3 tubes",
         "Program worker.py, process 7", "Role worker", "Connected at 2027-01-15 08:00:00 UTC",
-        f"{id} 40 s 20 s 2000 4 b", "It puts jobs into out.", "reserves jobs from 3 tubes: default a b",
+        f"{id} 40 s 20 s 2000 4 b", "This connection puts jobs into out.", "reserves jobs from 3 tubes: default a b",
     ):  # fmt: skip
         assert "".join(said.split()) in shown, said
 
@@ -215,7 +215,7 @@ def test_lists_of_one_connection_are_bounded(queue: Queue, client: FlaskClient) 
     reserve(queue, worker, MAX_SCANNED_JOBS + 1)
     html = look(client, "/connection", number=worker.number)
     assert html.count('<td class="left"') == MAX_JOBS_LISTED
-    assert "the first 100 of 5,001 jobs, the next to time out first, of the first 5,000 that it reserved" in text(html)
+    assert "the first 100 of 5,001 jobs, soonest timeout first, among the first 5,000 that it reserved" in text(html)
     assert "the first 500 of 1,001 tubes" in text(html)
     assert html.count("<li>") == MAX_TUBES_LISTED
 

@@ -160,7 +160,7 @@ def test_held_job_is_not_changed_without_confirmation(
 ) -> None:
     before = jobs.look()
     said = refused(post(client, f"/{action}", id=jobs[HELD].id, **FORCED[action], **confirm), 409)
-    assert "1\xa0min more at most" in said
+    assert "for at most 1\xa0min more" in said
     assert f"Back to job {jobs[HELD].id}" in said
     assert jobs.look() == before
 
@@ -182,7 +182,7 @@ def test_edit_of_a_held_job_requires_confirmation(client: FlaskClient, jobs: Job
     response = edit(client, job.id, pri="7", body="typed")
     assert response.status_code == 409
     assert form_of(response.text) | {"body": "typed", "pri": "7"} == form_of(response.text)
-    assert "a client holds it, for 1\xa0min more at most" in Page(response.text).text
+    assert "a client holds it, for at most 1\xa0min more" in Page(response.text).text
     assert jobs.look() == before
     assert done(edit(client, job.id, pri="7", body="typed", confirm="1"), "/job") == ("edited-job", job.id)
     new = jobs[HELD]
@@ -438,9 +438,9 @@ def test_body_is_text_only_if_the_form_returns_it_unchanged(
 
 def test_line_ends_are_kept(queue: Queue, client: FlaskClient) -> None:
     for body, said, then in (
-        (b"one\r\ntwo", "with CRLF line ends, as before", b"new\r\nlines\r\n"),
-        (b"one\ntwo", "with LF line ends", b"new\nlines\n"),
-        (b"one", "with LF line ends", b"new\nlines\n"),
+        (b"one\r\ntwo", "with CRLF line endings, as before", b"new\r\nlines\r\n"),
+        (b"one\ntwo", "with LF line endings", b"new\nlines\n"),
+        (b"one", "with LF line endings", b"new\nlines\n"),
     ):
         id = queue.broker.put_into(b"mail", 5, 0, SECOND, body, queue.now)
         assert said in Page(client.get("/job/form", query_string={"id": id}).text).text

@@ -175,7 +175,7 @@ def test_job_list_can_be_filtered(queue: Queue, client: FlaskClient) -> None:
     [first] = put(queue, "mail", b"needle", pri=1)
     page = Page(client.get("/tube?tube=mail&q=needle").text)
     assert ids(page) == [first, high]
-    assert "2 that match among all 3" in page.text and low not in ids(page)
+    assert "2 matching, among all 3" in page.text and low not in ids(page)
     live = client.get("/live?page=tube&tube=mail&state=ready&q=needle").json
     assert [row[0] for row in live["rows"]["jobs"]] == [str(first), str(high)]
     assert "No match among the jobs scanned" in Page(client.get("/tube?tube=mail&q=nothing").text).text
@@ -186,7 +186,7 @@ def test_filtered_list_says_how_many_jobs_it_scanned(queue: Queue, client: Flask
     put(queue, "mail", b"needle", pri=9999)
     response = client.get("/tube?tube=mail&q=needle")
     page = Page(response.text)
-    assert ids(page) == [] and "0 that match among the first" in page.text and "of 1,201" in page.text
+    assert ids(page) == [] and "0 matching, among the first" in page.text and "of 1,201" in page.text
     link = next(
         str(a["href"])
         for tag, a in page.elements

@@ -56,7 +56,7 @@ def create_standby_app(role: Callable[[], ClusterStatus], hostname: str, clock: 
 def status_line(role: ClusterStatus) -> str:
     """Return one line for a load balancer or an operator: the active server, and the lag."""
     lag = behind(role) + ("" if role.behind is None else " behind")
-    line = f"standby of the journal {role.journal}, {lag}; active server: {role.leader or 'none'}"
+    line = f"standby of the journal {role.journal}: {role.leader or 'nobody'} is active, {lag}"
     return f"{line}; {role.trouble}" if role.trouble else line
 
 

@@ -295,7 +295,7 @@ def test_lease_is_listed_under_connections_and_can_be_closed(queue: Queue, clien
     assert "1 connection" in listed
     page = client.get(f"/connection?number={holder.number}").text
     assert "HTTP reserve request" in page
-    assert "later requests about them are refused" in page
+    assert "Later requests about these jobs are refused" in page
     assert f'number={holder.number}">' in client.get(f"/job?id={id}").text
     ours = {"Sec-Fetch-Site": "same-origin"}
     form = {"number": holder.number, "confirm": holder.number}
