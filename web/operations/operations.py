@@ -239,7 +239,7 @@ class Operations:
     def _refuse_held(self, job: Job, done: str) -> NoReturn:
         left = text.duration(max(0, job.deadline - self._clock()) // SECOND)
         raise JobHeld(
-            f"Job {job.id} was not {done}: a client holds it, for {left} more at most. Try again once the client has"
+            f"Job {job.id} was not {done}: a client holds it, for at most {left} more. Try again once the client has"
             " finished with it or its time to run has ended."
         )
 

@@ -266,7 +266,7 @@ def test_reserved_job_needs_force(queue: Queue, program: Program, ids: dict[str,
     }
     method, path, body = operations[operation]
     found = problem(program.ask(method, path, json=body), 409)
-    assert "a client holds it, for 1\N{NO-BREAK SPACE}min more at most" in found["detail"]
+    assert "a client holds it, for at most 1\N{NO-BREAK SPACE}min more" in found["detail"]
     assert "“force”" in found["detail"]
     assert state(queue, id) == "reserved"
     if operation == "delete":
