@@ -99,13 +99,13 @@ def test_help_opens_and_closes(tab: Tab) -> None:
 
 def test_shortcuts_can_be_turned_off(tab: Tab) -> None:
     tab.page.get_by_role("button", name="Keyboard shortcuts").click()
-    tab.page.get_by_label("Shortcuts are on").uncheck()
+    tab.page.get_by_label("Enable shortcuts").uncheck()
     press(tab, "Escape")
     tab.page.reload()
     press(tab, "j", "?")
     assert focused(tab) not in TUBES
     assert tab.page.get_by_role("dialog").is_hidden()
     tab.page.get_by_role("button", name="Keyboard shortcuts").click()
-    tab.page.get_by_label("Shortcuts are on").check()
+    tab.page.get_by_label("Enable shortcuts").check()
     press(tab, "Escape", "j")
     assert focused(tab) == "alpha"
