@@ -16,6 +16,7 @@ from typing import Final, Self
 
 from tests.support.cluster import Cluster
 from tests.support.daemon import COMMAND, REPOSITORY, environment
+from tests.support.pages import free_ports
 from tests.support.proxy import Proxy
 
 PATIENCE: Final = 60.0
@@ -36,8 +37,7 @@ class Node:
         self._variables: dict[str, str] = {"DATABASE_URL": url, **variables}
         self.name: str = name
         self.proxy: Proxy | None = proxy
-        self.port: int = _free_port()
-        self.web_port: int = _free_port()
+        self.port, self.web_port = free_ports(2)
         self.log_file: Path = logs / f"{name}.log"
         self._flags: tuple[str, ...] = flags
         self.process: subprocess.Popen[bytes] | None = None
@@ -185,9 +185,3 @@ def run_command(node: Node, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         arguments, cwd=REPOSITORY, env=node.environ, capture_output=True, text=True, timeout=PATIENCE, check=False
     )
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        port: int = sock.getsockname()[1]
-        return port

@@ -444,10 +444,10 @@ def test_client_that_hangs_up_during_the_wait_takes_no_job(daemon: Daemon, peer:
 def test_two_hundred_waiting_reserves_get_a_job_each(daemon: Daemon, peer: Peer) -> None:
     files = open_files(daemon)
     with ExitStack() as closing:
-        requests = [
-            closing.enter_context(Request(daemon, "/reserve", tubes=["many", "other"], wait=50)) for _ in range(200)
-        ]
-        await_waiting(peer, 200)
+        requests = list[Request]()
+        for count in range(1, 201):  # one by one: each connection has a greenlet of its own
+            requests.append(closing.enter_context(Request(daemon, "/reserve", tubes=["many", "other"], wait=50)))
+            await_waiting(peer, count)
         ids = [put(peer, "many") for _ in range(200)]
         jobs = [job for request in requests for job in request.jobs()]
         assert sorted(job["id"] for job in jobs) == ids
